@@ -1,0 +1,153 @@
+"""Every error a person can meet, in one tree; each class owns its code, HTTP status and exit code.
+
+LocalspecError                      1  500  internal_error
+├── UsageError                      2  400  usage
+├── InvalidRequest                  1  400  invalid_request
+│   ├── ContextExceeded             1  400  context_length_exceeded
+│   ├── TemplateFailed              1  400  chat_template_error
+│   └── GrammarRejected             1  400  invalid_grammar
+├── NotFound                        1  404  not_found
+│   └── ModelNotFound               1  404  model_not_found
+├── Conflict                        1  409  conflict
+├── Unavailable                     1  503  unavailable
+│   ├── QueueFull                   1  503  queue_full
+│   ├── PairSetAside                1  503  pair_set_aside
+│   └── LoadFailed                  1  503  load_failed
+├── WorkerDied                      1  500  worker_died
+│   └── WorkerOutOfMemory           1  500  out_of_memory
+├── WorkerTimeout                   1  504  worker_timeout
+├── RegistryError                   1  400  registry_error     (its own subtree: registry/errors.py)
+├── NoDaemon                        3  503  no_daemon
+├── AlreadyRunning                  1  409  already_running
+├── VersionMismatch                 1  409  version_mismatch
+└── UnsafePath                      1  500  unsafe_path
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class LocalspecError(Exception):
+    """Base of all our errors. `message` is one sentence (or two: what, and what to do next).
+
+    `param` names the request field at fault, as OpenAI error bodies do; `retry_after` is in seconds.
+    """
+
+    code = "internal_error"
+    status = 500
+    exit_code = 1
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class UsageError(LocalspecError):
+    code = "usage"
+    status = 400
+    exit_code = 2
+
+
+class InvalidRequest(LocalspecError):
+    code = "invalid_request"
+    status = 400
+
+
+class ContextExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class TemplateFailed(InvalidRequest):
+    code = "chat_template_error"
+
+
+class GrammarRejected(InvalidRequest):
+    code = "invalid_grammar"
+
+
+class NotFound(LocalspecError):
+    code = "not_found"
+    status = 404
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+
+class Conflict(LocalspecError):
+    code = "conflict"
+    status = 409
+
+
+class Unavailable(LocalspecError):
+    code = "unavailable"
+    status = 503
+
+
+class QueueFull(Unavailable):
+    code = "queue_full"
+
+
+class PairSetAside(Unavailable):
+    code = "pair_set_aside"
+
+
+class LoadFailed(Unavailable):
+    code = "load_failed"
+
+
+class WorkerDied(LocalspecError):
+    code = "worker_died"
+
+
+class WorkerOutOfMemory(WorkerDied):
+    code = "out_of_memory"
+
+
+class WorkerTimeout(LocalspecError):
+    code = "worker_timeout"
+    status = 504
+
+
+class RegistryError(LocalspecError):
+    code = "registry_error"
+    status = 400
+
+
+class NoDaemon(LocalspecError):
+    code = "no_daemon"
+    status = 503
+    exit_code = 3
+
+
+class AlreadyRunning(LocalspecError):
+    code = "already_running"
+    status = 409
+
+
+class VersionMismatch(LocalspecError):
+    code = "version_mismatch"
+    status = 409
+
+
+class UnsafePath(LocalspecError):
+    code = "unsafe_path"
+
+
+def _tree(cls: type[LocalspecError]) -> Iterator[type[LocalspecError]]:
+    yield cls
+    for child in cls.__subclasses__():
+        yield from _tree(child)
+
+
+def from_code(code: str, message: str, *, param: str | None = None) -> LocalspecError:
+    """The error a peer process named by `code`; an unknown code becomes the base class."""
+    for cls in _tree(LocalspecError):
+        if cls.code == code:
+            return cls(message, param=param)
+    return LocalspecError(message, param=param)

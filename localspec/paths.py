@@ -1,0 +1,106 @@
+"""Where things live. One place decides; `LOCALSPEC_HOME` moves everything under one folder.
+
+Platform conventions come from platformdirs. Its runtime directory falls back to a shared temporary
+folder and sets no mode, so `private_directory` creates 0700 and refuses what is not ours.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+from localspec.errors import UnsafePath
+
+# sun_path holds 104 bytes on macOS (108 on Linux), the final NUL among them.
+MAX_SOCKET_PATH = 103
+
+
+class Paths(NamedTuple):
+    """The folders of one user. Nothing is created by looking."""
+
+    runtime: Path
+    config: Path
+    data: Path
+    state: Path
+    cache: Path
+
+    @property
+    def socket(self) -> Path:
+        return self.runtime / "localspec.sock"
+
+    @property
+    def lock(self) -> Path:
+        return self.runtime / "daemon.lock"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "daemon.log"
+
+    @property
+    def config_file(self) -> Path:
+        return self.config / "config.toml"
+
+    @property
+    def user_catalogue(self) -> Path:
+        return self.config / "models.toml"
+
+    @property
+    def store(self) -> Path:
+        return self.data / "models"
+
+
+def default_paths() -> Paths:
+    """The folders for this user and environment."""
+    home = os.environ.get("LOCALSPEC_HOME")
+    if home:
+        root = Path(home).absolute()
+        return Paths(root / "run", root / "config", root / "data", root / "state", root / "cache")
+    import platformdirs  # 20 ms: not needed where LOCALSPEC_HOME decides
+
+    return Paths(
+        Path(platformdirs.user_runtime_dir("localspec", appauthor=False)),
+        Path(platformdirs.user_config_dir("localspec", appauthor=False)),
+        Path(platformdirs.user_data_dir("localspec", appauthor=False)),
+        Path(platformdirs.user_state_dir("localspec", appauthor=False)),
+        Path(platformdirs.user_cache_dir("localspec", appauthor=False)),
+    )
+
+
+def private_directory(path: Path) -> Path:
+    """Create `path` as 0700, or check that it is a directory of ours that nobody else may enter.
+
+    Raises:
+        UnsafePath: it is a symbolic link, not a directory, another user's, or open to others.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UnsafePath(f"Cannot create {path}: {error.strerror}.") from error
+    info = os.lstat(path)
+    if not stat.S_ISDIR(info.st_mode):
+        raise UnsafePath(f"{path} is not a directory (a link, perhaps); remove it and try again.")
+    if info.st_uid != os.getuid():
+        raise UnsafePath(f"{path} belongs to another user (uid {info.st_uid}); set LOCALSPEC_HOME.")
+    if info.st_mode & 0o077:
+        raise UnsafePath(f"{path} is open to other users; run: chmod 700 {path}")
+    return path
+
+
+def check_socket_path(path: Path) -> Path:
+    """Refuse a socket path the operating system would cut.
+
+    Raises:
+        UnsafePath: longer than MAX_SOCKET_PATH bytes.
+    """
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_PATH:
+        raise UnsafePath(
+            f"The socket path {path} is {length} bytes long and the limit is {MAX_SOCKET_PATH}; "
+            "set LOCALSPEC_HOME (or XDG_RUNTIME_DIR) to a shorter folder."
+        )
+    return path

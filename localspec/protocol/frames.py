@@ -1,0 +1,411 @@
+"""Frames between the daemon and its engine worker, over one socketpair.
+
+A frame is a 4-byte little-endian length and a msgpack body holding one tagged struct. Requests carry
+an `id` chosen by the daemon; every message about that request carries it back.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Literal
+
+import msgspec
+
+MAX_FRAME = 256 * 1024 * 1024  # a 1 M-token prompt is a few MB; more than this is a bug, not a request
+_HEADER = struct.Struct("<I")
+
+
+class Frame(msgspec.Struct, tag=True, omit_defaults=True):
+    """Base of all frames."""
+
+
+# ---------------------------------------------------------------------------- what a request asks
+
+
+class Message(msgspec.Struct, omit_defaults=True):
+    """One chat message as the template sees it. `extra` holds tool calls, names and so on."""
+
+    role: str
+    content: str | None = None
+    extra: dict[str, Any] = {}
+
+
+class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
+    """Rendered through the target's own chat template."""
+
+    messages: list[Message]
+    add_generation_prompt: bool = True
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
+
+
+class TextPrompt(msgspec.Struct, tag="text", omit_defaults=True):
+    """Plain text. `special` parses control tokens written in it; BOS follows the model's own flag."""
+
+    text: str
+    special: bool = True
+
+
+class TokenPrompt(msgspec.Struct, tag="tokens"):
+    """Token ids, taken as they are."""
+
+    tokens: list[int]
+
+
+class InfillPrompt(msgspec.Struct, tag="infill", omit_defaults=True):
+    """Fill-in-the-middle, assembled with the model's own FIM tokens as llama-server's /infill does.
+
+    `extra` is repository context as (file name, text) pairs; `prompt` follows the middle token.
+    """
+
+    prefix: str
+    suffix: str
+    extra: list[tuple[str, str]] = []
+    prompt: str = ""
+    n_predict: int = 0
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sampling as asked. None: the model's own default (`general.sampling.*`), else the field's.
+
+    temperature 0 is greedy. Names and meanings are llama.cpp's.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    dry_sequence_breakers: list[str] | None = None
+    seed: int | None = None
+    logit_bias: dict[int, float] = {}
+    ignore_eos: bool = False
+
+
+class Constraint(msgspec.Struct, frozen=True):
+    """A language the answer must be in. `source`: JSON Schema text, GBNF, or a regular expression."""
+
+    kind: Literal["json_object", "json_schema", "grammar", "regex"]
+    source: str = ""
+
+
+class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How to speculate. depth None: the policy decides; an int: that many, always.
+
+    `prediction` is text the caller expects in the answer (OpenAI's field), drafted from by lookup.
+    """
+
+    enabled: bool = True
+    depth: int | None = None
+    kind: Literal["auto", "draft", "ngram"] = "auto"
+    verification: Literal["auto", "match", "rejection"] = "auto"
+    prediction: str | None = None
+
+
+# ---------------------------------------------------------------------------- daemon → worker
+
+
+class PairFiles(msgspec.Struct, omit_defaults=True):
+    """A pair by name and absolute paths. `draft` None: the target alone."""
+
+    name: str
+    target: str
+    draft: str | None = None
+
+
+class EngineSettings(msgspec.Struct, omit_defaults=True):
+    """How a pair is loaded. 0 means: decide for this machine and model.
+
+    n_ctx is per sequence, in tokens. `extra_buffers` False is safe mode: llama.cpp's repacked CPU
+    kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
+    """
+
+    n_ctx: int = 0
+    parallel: int = 4
+    n_threads: int = 0
+    n_batch: int = 512
+    n_gpu_layers: int = -1
+    type_kv: Literal["f16", "q8_0"] = "f16"
+    extra_buffers: bool = True
+    exact: bool = False
+    depth: int | None = None
+    state_dir: str = ""
+
+
+class Load(Frame, omit_defaults=True):
+    """Load a pair. Answered by Loading…, then Loaded or LoadError."""
+
+    pair: PairFiles
+    settings: EngineSettings
+
+
+class Generate(Frame, omit_defaults=True):
+    """Generate one completion. Answered by Started, Delta…, then Done or Failed."""
+
+    id: int
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop: list[str] = []
+    constraint: Constraint | None = None
+    speculative: Speculative = Speculative()
+    top_logprobs: int | None = None
+    exact: bool | None = None
+    cache_prompt: bool = True
+    priority: Literal["chat", "editor"] = "chat"
+    reveal_draft: bool = False
+    max_prompt_ms: int | None = None
+    max_predict_ms: int | None = None
+    single_line_indent: int | None = None
+
+
+class Cancel(Frame):
+    """Stop request `id` within one step; it answers Done with finish_reason "cancelled"."""
+
+    id: int
+
+
+class Tokenize(Frame, omit_defaults=True):
+    """Answered by Reply with {"tokens": [...], "pieces": [bytes…]}."""
+
+    id: int
+    text: str
+    add_special: bool = False
+    parse_special: bool = True
+
+
+class Detokenize(Frame):
+    """Answered by Reply with {"content": str}; ids outside the vocabulary are refused."""
+
+    id: int
+    tokens: list[int]
+
+
+class ApplyTemplate(Frame):
+    """Answered by Reply with {"prompt": str}."""
+
+    id: int
+    prompt: ChatPrompt
+
+
+class Ping(Frame):
+    """Answered by Pong from the step loop itself, so a stuck loop is seen."""
+
+    id: int
+
+
+class Shutdown(Frame):
+    """Exit at once; the daemon has drained before."""
+
+
+# ---------------------------------------------------------------------------- worker → daemon
+
+
+class Loading(Frame):
+    """Progress of a load: stage is "target", "draft", "profile"; fraction 0…1."""
+
+    stage: str
+    fraction: float
+
+
+class PairInfo(msgspec.Struct, omit_defaults=True):
+    """What is loaded, as /props and status show it."""
+
+    name: str
+    target_description: str
+    draft_description: str | None
+    n_ctx: int
+    n_ctx_train: int
+    n_vocab: int
+    parallel: int
+    chat_template: str | None
+    bos_token: str
+    eos_token: str
+    fim: bool
+    speculation: str | None = None  # why not, when drafts are impossible
+    backend: str = "cpu"
+    sampling_defaults: dict[str, float] = {}
+    exact_width: int | None = None
+    exact_reason: str | None = None
+    profile: dict[str, Any] = {}
+
+
+class Loaded(Frame):
+    info: PairInfo
+
+
+class LoadError(Frame):
+    """The pair cannot be loaded; the worker stays empty and alive."""
+
+    message: str
+    code: str = "load_failed"
+
+
+class TokenLogprob(msgspec.Struct):
+    """One token and its log-probability under the target; `piece` are its raw bytes."""
+
+    id: int
+    piece: bytes
+    logprob: float
+    top: list[tuple[int, bytes, float]] = []
+
+
+class Started(Frame):
+    """The prompt is tokenized and has a slot."""
+
+    id: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+class Delta(Frame, omit_defaults=True):
+    """Text to show now: whole UTF-8 characters only, never part of a stop string.
+
+    `logprobs` has the tokens that produced it when asked for; `drafted` are (start, end) character
+    spans of `text` that came from the draft, when `reveal_draft` was set.
+    """
+
+    id: int
+    text: str
+    logprobs: list[TokenLogprob] = []
+    drafted: list[tuple[int, int]] = []
+    tokens: int = 0
+
+
+class Timings(msgspec.Struct):
+    """llama-server's `timings`, in its names. Milliseconds; rates are tokens per second."""
+
+    cache_n: int = 0
+    prompt_n: int = 0
+    prompt_ms: float = 0.0
+    prompt_per_token_ms: float = 0.0
+    prompt_per_second: float = 0.0
+    predicted_n: int = 0
+    predicted_ms: float = 0.0
+    predicted_per_token_ms: float = 0.0
+    predicted_per_second: float = 0.0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
+
+
+class Speculation(msgspec.Struct):
+    """What speculation did for one answer.
+
+    `rounds` counts target passes that produced tokens. `plain_tokens_per_second` is the measured
+    rate of width-1 passes at this context length; `speed_up` is the achieved rate over it.
+    """
+
+    active: bool = False
+    kind: str | None = None
+    reason: str | None = None
+    drafted: int = 0
+    accepted: int = 0
+    rounds: int = 0
+    mean_tokens_per_pass: float = 0.0
+    plain_tokens_per_second: float | None = None
+    speed_up: float | None = None
+    verification: str | None = None
+    exact: bool = False
+    predicted_accepted: int = 0
+    predicted_rejected: int = 0
+
+
+class Done(Frame, omit_defaults=True):
+    """The end of a generation.
+
+    finish_reason: "stop" (end of generation or a stop string), "length", "cancelled".
+    """
+
+    id: int
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    timings: Timings
+    speculation: Speculation
+    stop_string: str | None = None
+    truncated: bool = False
+
+
+class Failed(Frame, omit_defaults=True):
+    """Request `id` failed; the worker goes on."""
+
+    id: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Reply(Frame):
+    """The answer to a small request (tokenize, detokenize, apply-template)."""
+
+    id: int
+    value: dict[str, Any]
+
+
+class Pong(Frame):
+    id: int
+
+
+ToWorker = (
+    Load | Generate | Cancel | Tokenize | Detokenize | ApplyTemplate | Ping | Shutdown
+)
+FromWorker = (
+    Loading | Loaded | LoadError | Started | Delta | Done | Failed | Reply | Pong
+)
+
+_encoder = msgspec.msgpack.Encoder()
+to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+from_worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(frame: Frame) -> bytes:
+    """Header and body, ready to send."""
+    body = _encoder.encode(frame)
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"frame of {len(body)} bytes exceeds {MAX_FRAME}")
+    return _HEADER.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """Body length in bytes from a 4-byte header.
+
+    Raises:
+        ValueError: longer than MAX_FRAME, so the stream is not ours or out of step.
+    """
+    length: int = _HEADER.unpack(header)[0]
+    if length > MAX_FRAME:
+        raise ValueError(f"frame of {length} bytes exceeds {MAX_FRAME}")
+    return length
+
+
+HEADER_SIZE = _HEADER.size
+
+
+def read_blocking(sock: socket.socket) -> bytes | None:
+    """One body from a blocking socket, or None at a clean end of stream."""
+    header = _read_exactly(sock, HEADER_SIZE)
+    if header is None:
+        return None
+    return _read_exactly(sock, frame_length(header))
+
+
+def _read_exactly(sock: socket.socket, count: int) -> bytes | None:
+    buffer = bytearray()
+    while len(buffer) < count:
+        chunk = sock.recv(min(count - len(buffer), 1 << 20))
+        if not chunk:
+            return None
+        buffer += chunk
+    return bytes(buffer)
