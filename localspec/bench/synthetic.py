@@ -1,0 +1,255 @@
+"""Synthetic pairs with a chosen acceptance rate: real GGUFs, real passes, a known answer.
+
+A llama-architecture model whose blocks cost time but decide nothing: `attn_output` and `ffn_down` are
+scaled by 1e-5, so the last hidden state is the token's own embedding E[i]; the output row of next(i)
+is `sharpness`·E[i], so greedy decoding follows `next`, one fixed cycle over the vocabulary. A draft
+that follows the same cycle but for a fraction 1-α of it is accepted with rate α.
+
+Quantized weights are drawn as quantized blocks directly (nothing is quantized here), so that a
+gigabyte takes seconds. Q4_0 nibbles come from 1…15, whose mean is zero: 0…15 has a bias that grows
+through the layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Quant = Literal["f32", "q8_0", "q4_0"]
+Cycle = npt.NDArray[np.int64]
+Tensor = npt.NDArray[Any]
+
+_BLOCK = 32  # values per block of Q4_0 and Q8_0
+_Q4_STD = 4.3205  # standard deviation of a uniform nibble 1…15
+_Q8_STD = 73.3  # of a uniform int8 -127…127
+BURST = 40  # tokens between the changes of a bursty draft
+_SPECIALS = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>")
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>"
+    "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one model. n_embd and n_ff are multiples of 32 for quantized types."""
+
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_vocab: int
+    quant: Quant = "f32"
+    n_head_kv: int = 0  # 0: as many as heads
+    n_ctx: int = 8192
+    sharpness: float = 0.05
+
+
+def follow(cycle: Cycle, token: int, count: int) -> list[int]:
+    """The `count` tokens after `token` on a cycle."""
+    out = []
+    for _ in range(count):
+        token = int(cycle[token])
+        out.append(token)
+    return out
+
+
+def target_cycle(n_vocab: int, seed: int = 0) -> Cycle:
+    """next[i] over the normal tokens, one cycle; the special ones lead into it.
+
+    Shape (n_vocab,). The last len(_SPECIALS) ids are special and never follow anything.
+    """
+    normal = n_vocab - len(_SPECIALS)
+    order = np.random.default_rng(seed).permutation(normal)
+    cycle = np.zeros(n_vocab, dtype=np.int64)
+    cycle[order] = np.roll(order, -1)
+    cycle[normal:] = order[: len(_SPECIALS)]
+    return cycle
+
+
+def draft_cycle(cycle: Cycle, acceptance: float | tuple[float, float], seed: int = 1) -> Cycle:
+    """`cycle` with a fraction 1-α changed; a pair (high, low) alternates every BURST tokens of it."""
+    rng = np.random.default_rng(seed)
+    normal = len(cycle) - len(_SPECIALS)
+    order = np.empty(normal, dtype=np.int64)
+    token = 0
+    for k in range(normal):
+        order[k] = token
+        token = int(cycle[token])
+    if isinstance(acceptance, tuple):
+        phase = (np.arange(normal) // BURST) % 2
+        rate = np.where(phase == 0, acceptance[0], acceptance[1])
+    else:
+        rate = np.full(normal, acceptance)
+    wrong = rng.permutation(order[rng.random(normal) >= rate])
+    changed = cycle.copy()
+    # The wrong ones trade successors among themselves, so that each token still has one predecessor
+    # and no output row is wanted twice.
+    changed[wrong] = cycle[np.roll(wrong, 1)]
+    return changed
+
+
+def _blocks(rng: np.random.Generator, rows: int, cols: int, quant: Quant, std: float) -> Tensor:
+    """A (rows, cols) matrix of the given standard deviation as `quant` stores it."""
+    if quant == "f32":
+        return (rng.standard_normal((rows, cols), dtype=np.float32) * std).astype(np.float32)
+    count = rows * cols // _BLOCK
+    if quant == "q4_0":
+        high = rng.integers(1, 16, (count, 16), dtype=np.uint8)
+        body = rng.integers(1, 16, (count, 16), dtype=np.uint8) | (high << 4)
+        scale = std / _Q4_STD
+    else:
+        body = rng.integers(-127, 128, (count, 32), dtype=np.int8).view(np.uint8)
+        scale = std / _Q8_STD
+    return _with_scale(body, scale, rows)
+
+
+def _with_scale(body: npt.NDArray[np.uint8], scale: float, rows: int) -> Tensor:
+    head = np.full((len(body), 1), scale, dtype=np.float16).view(np.uint8)
+    return np.concatenate([head, body], axis=1).reshape(rows, -1)
+
+
+def _rescaled(matrix: Tensor, factor: float, quant: Quant) -> Tensor:
+    """`matrix` times `factor` without touching the quantized values."""
+    if quant == "f32":
+        return (matrix * factor).astype(np.float32)
+    size = 18 if quant == "q4_0" else 34
+    blocks = matrix.reshape(-1, size).copy()
+    scales = blocks[:, :2].copy().view(np.float16)
+    blocks[:, :2] = (scales.astype(np.float32) * factor).astype(np.float16).view(np.uint8)
+    return blocks.reshape(matrix.shape)
+
+
+def vocabulary(n_vocab: int) -> list[str]:
+    """256 byte tokens in GPT-2's spelling, generated words, then the special tokens."""
+    from gguf.vocab import bytes_to_unicode  # type: ignore[attr-defined,unused-ignore]
+
+    table: dict[int, str] = bytes_to_unicode()
+    tokens = [table[b] for b in range(256)]
+    tokens += [f"\u0120w{i}" for i in range(n_vocab - 256 - len(_SPECIALS))]
+    return tokens + list(_SPECIALS)
+
+
+def _write_vocabulary(writer: Any, n_vocab: int) -> None:
+    tokens = vocabulary(n_vocab)
+    normal = n_vocab - len(_SPECIALS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * normal + [3] * len(_SPECIALS))
+    writer.add_token_merges(["\u0120 w"])
+    writer.add_bos_token_id(normal)
+    writer.add_eos_token_id(normal + 1)
+    writer.add_eot_token_id(normal + 4)
+    writer.add_add_bos_token(True)
+    writer.add_add_eos_token(False)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+def write_model(
+    path: Path, shape: Shape, cycle: Cycle, *, seed: int = 0, name: str = "synthetic"
+) -> Path:
+    """Write one GGUF that follows `cycle` greedily. Raises ImportError without the gguf package."""
+    import gguf
+
+    kinds = {
+        "f32": None,
+        "q8_0": gguf.GGMLQuantizationType.Q8_0,
+        "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    }
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    head_kv = shape.n_head_kv or shape.n_head
+    kv_dim = shape.n_embd // shape.n_head * head_kv
+    writer.add_name(name)
+    writer.add_block_count(shape.n_layer)
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
+    writer.add_vocab_size(shape.n_vocab)
+    _write_vocabulary(writer, shape.n_vocab)
+
+    def put(tensor: str, data: Tensor) -> None:
+        writer.add_tensor(tensor, data, raw_dtype=kinds[shape.quant])
+
+    def norm(tensor: str) -> None:
+        writer.add_tensor(tensor, np.ones(shape.n_embd, dtype=np.float32))
+
+    embedding = _blocks(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
+    put("token_embd.weight", embedding)
+    _write_layers(shape, kv_dim, rng, put, norm)
+    norm("output_norm.weight")
+    # Row cycle[i] points at E[i]; specials share a successor with a normal token, which keeps it.
+    source = np.empty(shape.n_vocab, dtype=np.int64)
+    source[:] = np.arange(shape.n_vocab)
+    source[cycle[::-1]] = np.arange(shape.n_vocab)[::-1]
+    unreachable = np.setdiff1d(np.arange(shape.n_vocab), cycle)
+    output = _rescaled(embedding[source], shape.sharpness, shape.quant)
+    output[unreachable] = _rescaled(output[unreachable], 0.0, shape.quant)
+    put("output.weight", output)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_layers(
+    shape: Shape,
+    kv_dim: int,
+    rng: np.random.Generator,
+    put: Callable[[str, Tensor], None],
+    norm: Callable[[str], None],
+) -> None:
+    std = shape.n_embd**-0.5
+    for i in range(shape.n_layer):
+        matrices = {
+            "attn_q": (shape.n_embd, shape.n_embd, std),
+            "attn_k": (kv_dim, shape.n_embd, std),
+            "attn_v": (kv_dim, shape.n_embd, std),
+            "attn_output": (shape.n_embd, shape.n_embd, std * 1e-5),
+            "ffn_gate": (shape.n_ff, shape.n_embd, std),
+            "ffn_up": (shape.n_ff, shape.n_embd, std),
+            "ffn_down": (shape.n_embd, shape.n_ff, std * 1e-5),
+        }
+        norm(f"blk.{i}.attn_norm.weight")
+        norm(f"blk.{i}.ffn_norm.weight")
+        for key, (rows, cols, scale) in matrices.items():
+            put(f"blk.{i}.{key}.weight", _blocks(rng, rows, cols, shape.quant, scale))
+
+
+TINY_TARGET = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=4, n_vocab=512, n_ctx=2048)
+TINY_DRAFT = Shape(n_layer=1, n_embd=64, n_ff=64, n_head=4, n_vocab=512, n_ctx=2048)
+BIG_TARGET = Shape(16, 2048, 5632, 16, 151_936, "q4_0", n_head_kv=4)
+BIG_DRAFT = Shape(4, 512, 1408, 8, 151_936, "q4_0", n_head_kv=4)
+QUICK_TARGET = Shape(8, 1024, 2816, 16, 32_000, "q4_0", n_head_kv=4)
+QUICK_DRAFT = Shape(1, 256, 704, 4, 32_000, "q4_0")
+
+
+def write_pair(
+    folder: Path,
+    target: Shape = TINY_TARGET,
+    draft: Shape = TINY_DRAFT,
+    acceptance: float | tuple[float, float] = 0.8,
+    seed: int = 0,
+) -> tuple[Path, Path]:
+    """A pair in `folder`: (target.gguf, draft.gguf); a target already there is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cycle = target_cycle(target.n_vocab, seed)
+    label = "-".join(str(a) for a in np.atleast_1d(acceptance))
+    target_file, draft_file = folder / "target.gguf", folder / f"draft-{label}.gguf"
+    if not target_file.exists():
+        write_model(target_file, target, cycle, seed=seed, name="synthetic-target")
+    if not draft_file.exists():
+        wrong = draft_cycle(cycle, acceptance, seed + 1)
+        write_model(draft_file, draft, wrong, seed=seed + 2, name=f"synthetic-draft-{label}")
+    return target_file, draft_file
