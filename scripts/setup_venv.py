@@ -177,7 +177,7 @@ def build_wheel(host: Host, venv: Path, plan: machine.Plan, version: str, folder
         building = folder / "building"
         shutil.rmtree(building, ignore_errors=True)
         run_logged(
-            f"building llama.cpp (llama-cpp-python {version}), once for this machine",
+            "building llama.cpp, once for this machine",
             [
                 *pip(venv, "wheel"),
                 *("--verbose", "--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python"),
