@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 Backend = Literal["cpu", "cuda", "metal", "user"]
+Trial = Literal["not compiled", "fails", "works"]
 Need = Literal["compiler", "venv", "cuda"]
 
 # Nothing here answers a question about a picture, so the multimodal library is not built.
@@ -134,18 +135,19 @@ def compiler(host: Host) -> Compiler | None:
             continue
         version = host.run([*command, "--version"])
         hello = '#include <cstdio>\nint main() { return std::puts("") < 0; }\n'
-        if version.code == 0 and _runs(host, command, hello):
+        if version.code == 0 and _try_program(host, command, hello) == "works":
             return Compiler(command, version.out.partition("\n")[0].strip())
     return None
 
 
-def _runs(host: Host, compiler: Sequence[str], source: str, *flags: str) -> bool:
-    """Whether this C++ program compiles with -O2 and then ends with 0."""
+def _try_program(host: Host, compiler: Sequence[str], source: str, *flags: str) -> Trial:
+    """Compile this C++ program with -O2 and run it."""
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         program = Path(folder, "probe")
         Path(folder, "probe.cpp").write_text(source)
-        built = host.run([*compiler, "-O2", *flags, "-o", str(program), f"{program}.cpp"])
-        return built.code == 0 and host.run([str(program)]).code == 0
+        if host.run([*compiler, "-O2", *flags, "-o", str(program), f"{program}.cpp"]).code != 0:
+            return "not compiled"
+        return "works" if host.run([str(program)]).code == 0 else "fails"
 
 
 # Older GCCs take _tile_loadconfig to read 8 of its 64 bytes, so at -O2 they drop the stores of the
@@ -179,9 +181,9 @@ int main() {
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
-def amx_works(host: Host, compiler: Compiler) -> bool:
-    """Whether this compiler's code for AMX tiles does what it says, tried on this CPU."""
-    return _runs(host, compiler.command, AMX_PROBE, "-mamx-tile")
+def try_amx(host: Host, compiler: Compiler) -> Trial:
+    """Whether this compiler's code for AMX tiles does what it says on this CPU."""
+    return _try_program(host, compiler.command, AMX_PROBE, "-mamx-tile")
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,10 @@ def _choose_backend(host: Host) -> tuple[Backend, list[str], str]:
 def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[str]]:
     if "amx_tile" not in cpu(host).flags:
         return [], []
-    if amx_works(host, compiler):
+    trial = try_amx(host, compiler)
+    if trial == "not compiled":
+        return [], [f"AMX: off, {compiler.version} does not know it."]
+    if trial == "works":
         return [], [f"AMX: on, {compiler.version} compiles it correctly (tried)."]
     # The user's own CFLAGS would be lost under CMAKE_C_FLAGS, so they are joined to it.
     flags = [
@@ -344,7 +349,7 @@ def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[s
         for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))
     ]
     return flags, [
-        f"AMX: off, {compiler.version} miscompiles it (tried; llama.cpp #20824). "
+        f"AMX: off, what {compiler.version} makes of it fails (tried; llama.cpp #20824). "
         f"Install a newer compiler, {AGAIN}"
     ]
 

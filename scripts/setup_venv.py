@@ -176,6 +176,8 @@ def build_wheel(host: Host, venv: Path, plan: machine.Plan, version: str, folder
         jobs = machine.build_jobs(os.cpu_count() or 1, memory, plan.backend)
         building = folder / "building"
         shutil.rmtree(building, ignore_errors=True)
+        # Here and not in /tmp, which may be small, and where a build that was killed would stay.
+        (building / "tmp").mkdir(parents=True)
         run_logged(
             "building llama.cpp, once for this machine",
             [
@@ -184,11 +186,18 @@ def build_wheel(host: Host, venv: Path, plan: machine.Plan, version: str, folder
                 *("--wheel-dir", str(building), f"llama-cpp-python=={version}"),
             ],
             folder / "build.log",
-            {"CMAKE_BUILD_PARALLEL_LEVEL": str(jobs), **host.env, "CMAKE_ARGS": plan.cmake_args},
+            {
+                "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+                **host.env,
+                "CMAKE_ARGS": plan.cmake_args,
+                "TMPDIR": str(building / "tmp"),
+            },
         )
         (made,) = building.glob("*.whl")
         # Whole or not at all: a build that was stopped leaves nothing that passes for a wheel.
-        return made.rename(folder / made.name)
+        wheel = made.rename(folder / made.name)
+        shutil.rmtree(building)
+        return wheel
 
 
 def install(venv: Path, root: str, extras: Sequence[str], wheel: Path, replace: bool) -> None:
@@ -244,13 +253,23 @@ def run_logged(stage: str, command: Sequence[str], log: Path, env: Mapping[str, 
                     except subprocess.TimeoutExpired:
                         continue
         except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait()
+            stop(process)
             raise
         finally:
             progress.close()
     if process.returncode:
         raise SetupError(explain(stage, log))
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a command and its children; pip clears up after itself where it is interrupted."""
+    for sign in (signal.SIGINT, signal.SIGKILL):
+        os.killpg(process.pid, sign)
+        try:
+            process.wait(timeout=10)
+            return
+        except subprocess.TimeoutExpired:
+            continue
 
 
 # ninja: "[12/345] …"; make: "[ 12%] …".
@@ -299,7 +318,7 @@ class Progress:
 CAUSES = (
     (
         r"No space left on device",
-        "The disk is full. Free some space, or point TMPDIR and XDG_CACHE_HOME at another disk.",
+        "The disk is full. Free some space, or set XDG_CACHE_HOME to a folder on another disk.",
     ),
     (
         r"Killed signal|signal terminated program|: Killed|out of memory|std::bad_alloc",
