@@ -1,0 +1,299 @@
+"""From one row of logits to a small distribution, in llama.cpp's order and meaning.
+
+logit bias → repeat, frequency and presence penalties → DRY → top-k → typical → top-p → min-p →
+temperature. Everything after the penalties works on a few candidates: with top-k the row is scanned
+for its top and never sorted or exponentiated whole, so that a 150 k vocabulary costs a fraction of a
+millisecond. A sampler holds no history of its own: it is given the tokens so far, so that a rejected
+draft leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.protocol.frames import Sampling, TokenLogprob
+
+Logits = npt.NDArray[np.float32]
+
+
+class Distribution(NamedTuple):
+    """Candidate ids (n,), most probable first, and their probabilities (n,), which sum to one."""
+
+    ids: npt.NDArray[np.int64]
+    probs: npt.NDArray[np.float64]
+
+    def of(self, token: int) -> float:
+        """The probability of one token; 0 if it is no candidate."""
+        at = np.flatnonzero(self.ids == token)
+        return float(self.probs[at[0]]) if len(at) else 0.0
+
+    def pick(self, uniform: float) -> int:
+        """The token at `uniform` in [0, 1) of the cumulated probabilities."""
+        total = np.cumsum(self.probs)
+        at = int(np.searchsorted(total, uniform * total[-1], side="right"))
+        return int(self.ids[min(at, len(self.ids) - 1)])
+
+
+def residual(target: Distribution, draft: Distribution) -> Distribution:
+    """norm(max(0, p - q)): what to draw from after a rejection (Leviathan et al. 2022, Chen et al. 2023)."""
+    order = np.argsort(draft.ids)
+    at = np.searchsorted(draft.ids, target.ids, sorter=order)
+    at = order[np.minimum(at, len(order) - 1)]
+    q = np.where(draft.ids[at] == target.ids, draft.probs[at], 0.0)
+    left = np.maximum(target.probs - q, 0.0)
+    total = left.sum()
+    if total <= 0.0:  # p == q up to rounding: a rejection had probability zero
+        return target
+    return Distribution(target.ids, left / total)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sampling as it will be done; every default is llama.cpp's."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature <= 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return (
+            self.repeat_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+            or self.dry_multiplier > 0.0
+        )
+
+
+# The keys of `general.sampling.*` in a GGUF and the settings they are the defaults of.
+METADATA_KEYS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+}
+
+
+def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
+    """The settings a model's file asks for; a value that is no number is left out."""
+    found: dict[str, float] = {}
+    for key, name in METADATA_KEYS.items():
+        text = metadata(f"general.sampling.{key}")
+        if text is None:
+            continue
+        try:
+            value = float(text)
+        except ValueError:
+            continue
+        if np.isfinite(value):
+            found[name] = value
+    return found
+
+
+def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
+    """What was asked, over what the model's file says, over llama.cpp's defaults."""
+    settings = Settings()
+    for name, value in defaults.items():
+        kind = type(getattr(settings, name))
+        settings = replace(settings, **{name: kind(value)})
+    chosen = {
+        name: getattr(asked, name)
+        for name in Settings.__dataclass_fields__
+        if name not in ("logit_bias", "dry_sequence_breakers")
+        and getattr(asked, name) is not None
+    }
+    if asked.dry_sequence_breakers is not None:
+        chosen["dry_sequence_breakers"] = tuple(asked.dry_sequence_breakers)
+    return replace(settings, logit_bias=dict(asked.logit_bias), **chosen)
+
+
+class Sampler:
+    """Samples for one request: settings, a random stream, and the pieces DRY's breakers need.
+
+    One uniform number is drawn per token that is kept, so that plain and speculative decoding under
+    the `match` rule walk through the same stream.
+    """
+
+    def __init__(self, settings: Settings, piece: Callable[[int], bytes]) -> None:
+        self.settings = settings
+        self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        self._random = np.random.Generator(np.random.PCG64(self.seed & 0xFFFFFFFFFFFFFFFF))
+        self._piece = piece
+        self._gap = 10.0  # how far below the top the k-th candidate was last time, in nats
+        self._bias_ids = np.fromiter(settings.logit_bias.keys(), dtype=np.int64)
+        self._bias = np.fromiter(settings.logit_bias.values(), dtype=np.float32)
+
+    def uniform(self) -> float:
+        return float(self._random.random())
+
+    def adjusted(
+        self, row: Logits, history: Sequence[int], mask: npt.NDArray[np.bool_] | None = None
+    ) -> Logits:
+        """`row` after bias, penalties and a grammar's mask; the same array where none applies."""
+        settings = self.settings
+        if not (len(self._bias) or settings.penalised or mask is not None):
+            return row
+        row = row.copy()
+        if len(self._bias):
+            row[self._bias_ids] += self._bias
+        if settings.penalised:
+            _penalise(row, history, settings)
+            if settings.dry_multiplier > 0.0:
+                _dry(row, history, settings, self._piece)
+        if mask is not None:
+            row[~mask] = -np.inf
+        return row
+
+    def distribution(self, row: Logits) -> Distribution:
+        """The distribution to draw from, of an adjusted row; one certain token when greedy."""
+        if self.settings.greedy:
+            return Distribution(np.array([int(row.argmax())]), np.ones(1))
+        ids = self._candidates(row)
+        return _truncated(ids, row[ids].astype(np.float64), self.settings)
+
+    def sample(self, row: Logits) -> int:
+        """One token from an adjusted row; consumes one uniform number unless greedy."""
+        if self.settings.greedy:
+            return int(row.argmax())
+        return self.distribution(row).pick(self.uniform())
+
+    def _candidates(self, row: Logits) -> npt.NDArray[np.int64]:
+        """Ids of the top-k of the row, unordered; all finite ones where top-k is off."""
+        k = self.settings.top_k
+        if k <= 0 or k >= len(row):
+            return np.flatnonzero(row > -np.inf)
+        top = float(row.max())
+        ids = np.flatnonzero(row >= top - self._gap)
+        while len(ids) < k and self._gap < 1e6:
+            self._gap *= 1.5
+            ids = np.flatnonzero(row >= top - self._gap)
+        if len(ids) > k:
+            if len(ids) > 8 * k:
+                self._gap *= 0.8
+            ids = ids[np.argpartition(row[ids], -k)[-k:]]
+        return ids[row[ids] > -np.inf]
+
+
+def _truncated(
+    ids: npt.NDArray[np.int64], logits: npt.NDArray[np.float64], settings: Settings
+) -> Distribution:
+    """Sort, then typical → top-p → min-p → temperature, each on what the one before left."""
+    order = np.argsort(-logits, kind="stable")
+    ids, logits = ids[order], logits[order]
+    if settings.typical_p < 1.0:
+        probs = _softmax(logits)
+        surprise = -np.log(np.maximum(probs, 1e-300))
+        rank = np.argsort(np.abs(surprise - (probs * surprise).sum()), kind="stable")
+        count = int(np.searchsorted(np.cumsum(probs[rank]), settings.typical_p)) + 1
+        keep = np.sort(rank[:count])
+        ids, logits = ids[keep], logits[keep]
+    if settings.top_p < 1.0:
+        count = int(np.searchsorted(np.cumsum(_softmax(logits)), settings.top_p)) + 1
+        ids, logits = ids[:count], logits[:count]
+    if settings.min_p > 0.0:
+        keep = logits >= logits[0] + np.log(settings.min_p)
+        ids, logits = ids[keep], logits[keep]
+    return Distribution(ids, _softmax(logits / settings.temperature))
+
+
+def _softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
+def _penalise(row: Logits, history: Sequence[int], settings: Settings) -> None:
+    """Repeat, frequency and presence penalties over the last `repeat_last_n` tokens, in place."""
+    span = len(history) if settings.repeat_last_n < 0 else settings.repeat_last_n
+    if span == 0:
+        return
+    counts = Counter(history[-span:])
+    ids = np.fromiter(counts.keys(), dtype=np.int64)
+    times = np.fromiter(counts.values(), dtype=np.float32)
+    values = row[ids]
+    values = np.where(
+        values <= 0.0, values * settings.repeat_penalty, values / settings.repeat_penalty
+    )
+    row[ids] = values - times * settings.frequency_penalty - settings.presence_penalty
+
+
+def _dry(
+    row: Logits, history: Sequence[int], settings: Settings, piece: Callable[[int], bytes]
+) -> None:
+    """DRY (p-e-w, 2024), in place: a token that would extend a repeat of n ≥ allowed tokens loses
+    multiplier · base^(n - allowed). Repeats do not reach across a sequence breaker.
+    """
+    span = len(history) if settings.dry_penalty_last_n < 0 else settings.dry_penalty_last_n
+    if span == 0:
+        return
+    backwards = list(reversed(history[-span:]))
+    breakers = [b.encode() for b in settings.dry_sequence_breakers]
+    limit = len(backwards)
+    for at, token in enumerate(backwards):
+        if any(b in piece(token) for b in breakers):
+            limit = at
+            break
+    longest: dict[int, int] = {}
+    for at, length in enumerate(_prefix_matches(backwards)):
+        length = min(length, limit)
+        if at and length >= settings.dry_allowed_length:
+            follower = backwards[at - 1]
+            longest[follower] = max(longest.get(follower, 0), length)
+    for token, length in longest.items():
+        # 50 keeps base ** n finite; such a token is out of the question long before
+        power = min(length - settings.dry_allowed_length, 50)
+        row[token] -= settings.dry_multiplier * settings.dry_base**power
+
+
+def _prefix_matches(items: Sequence[int]) -> list[int]:
+    """Z-function: how many items from each place on equal those from the start."""
+    n = len(items)
+    z = [0] * n
+    left = right = 0
+    for i in range(1, n):
+        k = min(right - i, z[i - left]) if i < right else 0
+        while i + k < n and items[k] == items[i + k]:
+            k += 1
+        z[i] = k
+        if i + k > right:
+            left, right = i, i + k
+    return z
+
+
+def logprob(row: Logits, token: int, top: int, piece: Callable[[int], bytes]) -> TokenLogprob:
+    """The target's own log-probability of `token` (temperature 1, before any penalty), and the
+    `top` most probable tokens beside it.
+    """
+    peak = float(row.max())
+    log_total = peak + float(np.log(np.exp(row - np.float32(peak)).sum(dtype=np.float64)))
+    best: list[tuple[int, bytes, float]] = []
+    if top > 0:
+        ids = np.argpartition(row, -top)[-top:]
+        for i in ids[np.argsort(-row[ids], kind="stable")]:
+            best.append((int(i), piece(int(i)), float(row[i]) - log_total))
+    return TokenLogprob(token, piece(token), float(row[token]) - log_total, best)
