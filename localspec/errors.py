@@ -5,7 +5,8 @@ LocalspecError                      1  500  internal_error
 ├── InvalidRequest                  1  400  invalid_request
 │   ├── ContextExceeded             1  400  context_length_exceeded
 │   ├── TemplateFailed              1  400  chat_template_error
-│   └── GrammarRejected             1  400  invalid_grammar
+│   ├── GrammarRejected             1  400  invalid_grammar
+│   └── RequestTooLarge             1  413  request_too_large
 ├── NotFound                        1  404  not_found
 │   └── ModelNotFound               1  404  model_not_found
 ├── Conflict                        1  409  conflict
@@ -19,6 +20,7 @@ LocalspecError                      1  500  internal_error
 ├── RegistryError                   1  400  registry_error     (its own subtree: registry/errors.py)
 ├── NoDaemon                        3  503  no_daemon
 ├── AlreadyRunning                  1  409  already_running
+├── BadResponse                     1  502  bad_response
 ├── VersionMismatch                 1  409  version_mismatch
 └── UnsafePath                      1  500  unsafe_path
 """
@@ -68,6 +70,11 @@ class TemplateFailed(InvalidRequest):
 
 class GrammarRejected(InvalidRequest):
     code = "invalid_grammar"
+
+
+class RequestTooLarge(InvalidRequest):
+    code = "request_too_large"
+    status = 413
 
 
 class NotFound(LocalspecError):
@@ -128,6 +135,13 @@ class NoDaemon(LocalspecError):
 class AlreadyRunning(LocalspecError):
     code = "already_running"
     status = 409
+
+
+class BadResponse(LocalspecError):
+    """What answers on the daemon's socket is no daemon, or speaks no HTTP."""
+
+    code = "bad_response"
+    status = 502
 
 
 class VersionMismatch(LocalspecError):

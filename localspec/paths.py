@@ -57,10 +57,19 @@ def default_paths() -> Paths:
     if home:
         root = Path(home).absolute()
         return Paths(root / "run", root / "config", root / "data", root / "state", root / "cache")
+    import warnings
+
     import platformdirs  # 20 ms: not needed where LOCALSPEC_HOME decides
 
+    try:
+        with warnings.catch_warnings():
+            # It warns when XDG_RUNTIME_DIR is not set, as in any container; the fallback will do.
+            warnings.simplefilter("ignore")
+            runtime = platformdirs.user_runtime_dir("localspec", appauthor=False)
+    except PermissionError as error:
+        raise UnsafePath(f"There is no safe folder for the socket: {error}.") from error
     return Paths(
-        Path(platformdirs.user_runtime_dir("localspec", appauthor=False)),
+        Path(runtime),
         Path(platformdirs.user_config_dir("localspec", appauthor=False)),
         Path(platformdirs.user_data_dir("localspec", appauthor=False)),
         Path(platformdirs.user_state_dir("localspec", appauthor=False)),

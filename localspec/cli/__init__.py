@@ -1,0 +1,67 @@
+"""The command line. `main` is what the `localspec` script calls.
+
+A plain `ask` takes a short way that imports neither click nor anything else it can do without:
+every import is time before the first word. Whatever that way does not understand goes to click, so that
+there is one behaviour.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit code is 0, 1, 2 (usage), 3 (no daemon) or 130 (interrupted)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
+    return _guarded(lambda: _dispatch(arguments), debug=debug)
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["ask"]:
+        from localspec.cli import options
+
+        plain = options.parse(options.ASK, arguments[1:])
+        if plain is not None:
+            from localspec.cli import ask
+
+            return ask.run(plain)
+    elif arguments == ["--version"]:
+        import localspec
+
+        sys.stdout.write(f"localspec {localspec.__version__}\n")
+        return 0
+    from localspec.cli import app
+
+    return app.run(arguments)
+
+
+def _guarded(command: Callable[[], int], *, debug: bool) -> int:
+    """`command`'s exit code; errors become one sentence, an interrupt or a closed pipe nothing."""
+    from localspec.errors import LocalspecError
+
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `| head -1` has what it wants. Python would complain once more when it flushes at exit.
+        import os
+
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except LocalspecError as error:
+        if debug:
+            raise
+        from localspec.cli import render
+
+        render.error(error.message)
+        return error.exit_code

@@ -1,0 +1,60 @@
+"""The click side of the command line: help, usage errors, and every command but a plain `ask`."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+import localspec
+
+# name → (module, what it does). A command is imported when it is run or asked for help.
+COMMANDS = {
+    "ask": ("localspec.cli.commands.ask", "Ask one question; stdin comes first."),
+    "start": ("localspec.cli.commands.start", "Start the daemon."),
+    "status": ("localspec.cli.commands.status", "Show what the daemon is doing."),
+    "stop": ("localspec.cli.commands.stop", "End the daemon when it has finished its answers."),
+}
+
+
+class Commands(click.Group):
+    """A group that reads `COMMANDS` instead of importing every command for its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+@click.group(
+    cls=Commands,
+    help="A local assistant that decodes speculatively and says what it did.",
+    epilog='Example: localspec ask "What does shutil.copytree do?"',
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(localspec.__version__, prog_name="localspec", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+def app(debug: bool) -> None:
+    del debug  # `cli.main` looks for it before click does
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command line; click's own errors print themselves."""
+    try:
+        code = app.main(arguments, prog_name="localspec", standalone_mode=False)
+    except click.exceptions.Abort:
+        raise KeyboardInterrupt from None
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return code if isinstance(code, int) else 0
+
+

@@ -1,0 +1,26 @@
+"""`localspec stop`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import render
+from localspec.client import autostart
+from localspec.client.api import Client
+from localspec.errors import NoDaemon
+
+
+@click.command(
+    help="End the daemon. Answers that are being written are finished first, for a few seconds.",
+    epilog="Example: localspec stop",
+)
+def command() -> int:
+    client = Client(autostart=False)
+    try:
+        client.shutdown()
+    except NoDaemon:
+        render.line("No daemon is running.")
+        return 0
+    autostart.wait_gone(client.socket_path)
+    render.line("The daemon has ended.")
+    return 0

@@ -1,0 +1,85 @@
+"""The options of `ask`, declared once: click's command and the short parser are both built from here."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Option:
+    """`kind` is bool for a flag, else what the value is read as; `low` is the least it may be."""
+
+    __slots__ = ("flags", "help", "kind", "low", "metavar", "name")
+
+    def __init__(
+        self,
+        name: str,
+        flags: tuple[str, ...],
+        kind: type[bool] | type[str] | type[int] | type[float],
+        help: str,
+        metavar: str = "",
+        low: int = 0,
+    ) -> None:
+        self.name = name
+        self.flags = flags
+        self.kind = kind
+        self.help = help
+        self.metavar = metavar
+        self.low = low
+
+
+ASK = (
+    Option("model", ("-m", "--model"), str, "The pair to ask instead of the configured one.", "PAIR"),
+    Option("system", ("-s", "--system"), str, "A system message.", "SYSTEM"),
+    Option("tokens", ("-n", "--tokens"), int, "At most so many tokens.", "TOKENS", low=1),
+    Option("temperature", ("--temperature",), float, "0: always the likeliest token.", "T"),
+    Option("usage", ("-u", "--usage"), bool, "Statistics on stderr when the answer is complete."),
+    Option("no_stream", ("--no-stream",), bool, "Print the answer when it is complete."),
+    Option("json", ("--json",), bool, "Print the whole response as one line of JSON."),
+    Option("no_daemon_start", ("--no-daemon-start",), bool, "Fail when no daemon is running."),
+    Option("debug", ("--debug",), bool, "Show a traceback with an error."),
+)
+
+
+def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
+    return {option.name: False if option.kind is bool else None for option in table}
+
+
+def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | None:
+    """The values by name, and `words`; None for anything but whole flags and good values.
+
+    None is no error: click reads the arguments again, and says what is wrong where something is.
+    """
+    known = {flag: option for option in table for flag in option.flags}
+    values = defaults(table)
+    words: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            words.extend(rest)
+        elif not argument.startswith("-") or argument == "-":
+            words.append(argument)
+        elif argument not in known:
+            return None
+        elif known[argument].kind is bool:
+            values[known[argument].name] = True
+        else:
+            value = _read(known[argument], next(rest, "-"))
+            if value is None:
+                return None
+            values[known[argument].name] = value
+    values["words"] = words
+    return values
+
+
+def _read(option: Option, text: str) -> str | int | float | None:
+    if text.startswith("-"):
+        return None
+    if option.kind is str:
+        return text
+    try:
+        value: int | float = int(text) if option.kind is int else float(text)
+    except ValueError:
+        return None
+    return value if value >= option.low else None

@@ -1,0 +1,133 @@
+"""One method per endpoint of the daemon."""
+
+from __future__ import annotations
+
+import json
+
+import localspec
+from localspec import errors
+from localspec.client import transport, where
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from typing import Any
+
+# A daemon of another API version refuses a request that carries this header, before any work.
+API_HEADER = "X-Localspec-Api"
+
+
+class Client:
+    """Talks to this user's daemon, and starts it when it is not running and `autostart` is set."""
+
+    def __init__(self, socket_path: str | None = None, *, autostart: bool = True) -> None:
+        self.socket_path = socket_path or where.socket_path()
+        self.autostart = autostart
+
+    # ------------------------------------------------------------------ endpoints
+
+    def chat(self, request: dict[str, Any]) -> dict[str, Any]:
+        """A whole chat completion."""
+        return self._json("POST", "/v1/chat/completions", {**request, "stream": False})
+
+    def stream_chat(self, request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
+        """The chunks of a chat completion, as they arrive. Closing the iterator cancels it.
+
+        Raises:
+            LocalspecError: the error the daemon answered with, at the start or in the middle.
+        """
+        body = json.dumps({**request, "stream": True}).encode()
+        connection, response = self._open("POST", "/v1/chat/completions", body)
+        try:
+            for data in transport.events(response.chunks()):
+                if data == "[DONE]":
+                    return
+                chunk: dict[str, Any] = json.loads(data)
+                if "error" in chunk:
+                    raise _error(chunk["error"])
+                yield chunk
+            raise errors.NoDaemon("The daemon's answer ended before it was complete.")
+        finally:
+            connection.close()
+
+    def models(self) -> dict[str, Any]:
+        return self._json("GET", "/v1/models")
+
+    def health(self) -> dict[str, Any]:
+        return self._json("GET", "/health")
+
+    def status(self) -> dict[str, Any]:
+        return self._json("GET", "/localspec/status")
+
+    def shutdown(self) -> dict[str, Any]:
+        """Ask the daemon to finish what it is doing and end."""
+        return self._json("POST", "/localspec/shutdown", {})
+
+    def reset(self) -> dict[str, Any]:
+        """Use again a pair that was set aside after crashes; forget that safe mode was needed."""
+        return self._json("POST", "/localspec/reset", {})
+
+    def connect(self) -> transport.Connection:
+        """A connection, with a daemon started for it if need be."""
+        try:
+            return transport.Connection(self.socket_path)
+        except errors.NoDaemon:
+            if not self.autostart:
+                raise
+        from localspec.client import autostart
+
+        autostart.start(self.socket_path)
+        return transport.Connection(self.socket_path)
+
+    # ------------------------------------------------------------------ underneath
+
+    def _json(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
+        data = b"" if body is None else json.dumps(body).encode()
+        connection, response = self._open(method, target, data)
+        try:
+            value: dict[str, Any] = json.loads(response.read())
+            return value
+        except ValueError as error:
+            raise errors.BadResponse("The daemon's answer is not valid JSON.") from error
+        finally:
+            connection.close()
+
+    def _open(
+        self, method: str, target: str, body: bytes
+    ) -> tuple[transport.Connection, transport.Response]:
+        """Send a request; a response that is not an error, or the error it carries."""
+        try:
+            return self._try(method, target, body)
+        except errors.VersionMismatch:
+            from localspec.client import autostart
+
+            autostart.replace(self)
+            return self._try(method, target, body)
+
+    def _try(
+        self, method: str, target: str, body: bytes
+    ) -> tuple[transport.Connection, transport.Response]:
+        connection = self.connect()
+        try:
+            headers = {API_HEADER: str(localspec.API_VERSION)}
+            response = connection.request(method, target, body, headers)
+            if response.status >= 400:
+                raise _from_body(response.status, response.read())
+            return connection, response
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _from_body(status: int, body: bytes) -> errors.LocalspecError:
+    try:
+        return _error(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        text = body[:200].decode("utf-8", "replace").strip()
+        return errors.BadResponse(f"The daemon answered with HTTP {status}: {text or 'nothing'}")
+
+
+def _error(detail: dict[str, Any]) -> errors.LocalspecError:
+    """The exception behind an OpenAI error object."""
+    code, message = detail.get("code"), detail.get("message")
+    return errors.from_code(str(code), str(message), param=detail.get("param"))

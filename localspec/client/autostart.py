@@ -1,0 +1,149 @@
+"""Starting the daemon for a client that found none, and replacing one of another version.
+
+Imported only then: `ask` with a warm daemon never comes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import localspec
+from localspec import errors, paths
+from localspec.client import transport
+
+if TYPE_CHECKING:
+    from localspec.client.api import Client
+
+# Start-up takes 0.4 s; the rest is for a machine that is busy compiling.
+START_SECONDS = 30.0
+STOP_SECONDS = 30.0
+_POLL = 0.01
+
+
+def start(socket_path: str) -> None:
+    """Start the daemon and return when it listens. Of many clients at once, one starts it.
+
+    Raises:
+        NoDaemon: it ended or did not listen in time, with the reason it gave.
+        UnsafePath: its folder is not ours alone.
+    """
+    locations = paths.default_paths()
+    paths.private_directory(locations.runtime)
+    deadline = time.monotonic() + START_SECONDS
+    with _one_starter(locations.runtime / "start.lock", deadline):
+        if not listens(socket_path):
+            _spawn(socket_path, locations, deadline)
+
+
+def replace(client: Client) -> None:
+    """End an idle daemon of another version and start ours.
+
+    Raises:
+        VersionMismatch: it is working for somebody; nothing was done.
+    """
+    socket_path = client.socket_path
+    found = _bare(socket_path, "GET", "/localspec/status")
+    theirs, ours = found.get("version"), localspec.__version__
+    if found.get("running") or found.get("waiting") or not client.autostart:
+        raise errors.VersionMismatch(
+            f"The running daemon is localspec {theirs} and this is {ours}; it is busy or may not "
+            "be restarted from here. Once it is idle: localspec stop && localspec start"
+        )
+    _bare(socket_path, "POST", "/localspec/shutdown")
+    wait_gone(socket_path)
+    start(socket_path)
+
+
+def wait_gone(socket_path: str) -> None:
+    """Wait until nobody listens any more; NoDaemon when that takes longer than STOP_SECONDS."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while listens(socket_path):
+        if time.monotonic() > deadline:
+            raise errors.Unavailable(f"The daemon did not end within {STOP_SECONDS:.0f} seconds.")
+        time.sleep(_POLL)
+
+
+def listens(socket_path: str) -> bool:
+    """Whether a daemon accepts connections on the socket."""
+    try:
+        transport.Connection(socket_path, timeout=5.0).close()
+    except errors.NoDaemon:
+        return False
+    return True
+
+
+def _bare(socket_path: str, method: str, target: str) -> dict[str, object]:
+    """A request without the version header: these two endpoints answer every version."""
+    import json
+
+    connection = transport.Connection(socket_path, timeout=10.0)
+    try:
+        value = json.loads(connection.request(method, target).read())
+    except ValueError as error:
+        raise errors.BadResponse("The daemon's answer is not valid JSON.") from error
+    finally:
+        connection.close()
+    return value if isinstance(value, dict) else {}
+
+
+@contextlib.contextmanager
+def _one_starter(lock: Path, deadline: float) -> Iterator[None]:
+    """Hold the starters' lock; the daemon's own lock still decides who may run."""
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise errors.NoDaemon(
+                        f"Another client has been starting the daemon for {START_SECONDS:.0f} s."
+                    ) from None
+                time.sleep(_POLL)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _spawn(socket_path: str, locations: paths.Paths, deadline: float) -> None:
+    """Start a detached daemon and wait for its socket."""
+    locations.state.mkdir(parents=True, exist_ok=True)
+    said = locations.state / "daemon.start"
+    home = os.environ.get("LOCALSPEC_HOME")
+    environment = {**os.environ, "LOCALSPEC_HOME": os.path.abspath(home)} if home else None
+    with said.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "localspec.daemon"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # a Ctrl-C in this terminal is not for the daemon
+            cwd="/",  # no file system kept busy; and `-m` would import from the caller's folder
+            env=environment,
+        )
+    while not listens(socket_path):
+        if process.poll() is not None:
+            if listens(socket_path):
+                return  # another daemon held the lock and is ready now
+            raise errors.NoDaemon(f"The daemon did not start: {_reason(said)}")
+        if time.monotonic() > deadline:
+            raise errors.NoDaemon(
+                f"The daemon did not listen within {START_SECONDS:.0f} s; its log: {locations.log}"
+            )
+        time.sleep(_POLL)
+    process.returncode = 0  # detached on purpose: no ResourceWarning when `process` is collected
+
+
+def _reason(said: Path) -> str:
+    """The last line the daemon wrote before it ended."""
+    lines = said.read_text("utf-8", "replace").strip().splitlines()
+    return lines[-1].removeprefix("localspec: ") if lines else "it gave no reason."

@@ -1,0 +1,64 @@
+"""What every handler needs, and how it reads a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.config import Config
+from localspec.daemon import pairs
+from localspec.daemon.supervisor import Supervisor
+from localspec.errors import RequestTooLarge
+from localspec.paths import Paths
+from localspec.protocol import http
+from localspec.protocol.frames import PairFiles
+
+MAX_BODY = 64 * 1024 * 1024  # bytes; the longest context there is, in characters, fits ten times
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+@dataclass
+class Context:
+    """The parts of a running daemon. `stop` begins the drain."""
+
+    config: Config
+    paths: Paths
+    supervisor: Supervisor
+    stop: Callable[[], None]
+    draining: bool = False
+    started: float = field(default_factory=time.monotonic)
+
+    def pair(self, name: str) -> PairFiles:
+        return pairs.resolve(name, self.config, self.paths)
+
+
+def context(request: Request) -> Context:
+    return cast(Context, request.app.state.context)
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The body as `kind`; BadBody or RequestTooLarge otherwise."""
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > MAX_BODY:
+        raise _too_large()
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise _too_large()
+    return http.decode(bytes(body), kind)
+
+
+def _too_large() -> RequestTooLarge:
+    return RequestTooLarge(f"The request body may have at most {MAX_BODY >> 20} MiB.")
+
+
+def answer(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,108 @@
+"""When a pair is set aside, and what the end of a worker means. Pure decisions, no processes."""
+
+from __future__ import annotations
+
+import signal
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+from localspec.errors import (
+    LocalspecError,
+    PairSetAside,
+    WorkerDied,
+    WorkerOutOfMemory,
+    WorkerTimeout,
+)
+
+LIMIT = 3
+WINDOW = 600.0  # seconds
+
+# A kernel compiled for another CPU, or wrongly, ends a process in one of these ways (FACTS: AMX).
+KERNEL_SIGNALS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
+
+Ending = Literal["crash", "watchdog", "unload"]
+_NO_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "failed to allocate")
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a worker ended. `returncode` as subprocess has it; `last_words` its last line on stderr.
+
+    `oom_kill`: the kernel counted an out-of-memory kill while the worker lived (None: not known).
+    """
+
+    ending: Ending
+    returncode: int
+    last_words: str = ""
+    oom_kill: bool | None = None
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        try:
+            return signal.Signals(-self.returncode) if self.returncode < 0 else None
+        except ValueError:
+            return None
+
+    @property
+    def by_kernels(self) -> bool:
+        return self.ending == "crash" and self.signal in KERNEL_SIGNALS
+
+    @property
+    def for_memory(self) -> bool:
+        if self.ending != "crash":
+            return False
+        if any(words in self.last_words.lower() for words in _NO_MEMORY):
+            return True
+        return self.signal is signal.SIGKILL and bool(self.oom_kill)
+
+    def error(self, watchdog: float) -> LocalspecError:
+        """What the requests that were running are told."""
+        if self.ending == "watchdog":
+            return WorkerTimeout(
+                f"The engine answered nothing for {watchdog:g} s and was ended; "
+                "the next request starts a new one."
+            )
+        if self.for_memory:
+            return WorkerOutOfMemory(
+                "The engine ran out of memory and was ended. Use a smaller pair or a smaller "
+                f"`context` in config.toml.{self._words()}"
+            )
+        how = f"signal {self.signal.name}" if self.signal else f"exit status {self.returncode}"
+        return WorkerDied(
+            f"The engine died ({how}); the next request starts a new one.{self._words()}"
+        )
+
+    def _words(self) -> str:
+        return f" Its last words: {self.last_words}" if self.last_words else ""
+
+
+class CrashHistory:
+    """Crashes per pair. A pair that crashed LIMIT times within WINDOW is not tried again until reset."""
+
+    def __init__(self) -> None:
+        self._crashes: dict[str, list[float]] = defaultdict(list)
+        self._aside: dict[str, str] = {}
+
+    def record(self, pair: str, now: float, reason: str) -> None:
+        """Note a crash at monotonic time `now`."""
+        recent = [at for at in self._crashes[pair] if now - at < WINDOW] + [now]
+        self._crashes[pair] = recent
+        if len(recent) >= LIMIT:
+            self._aside[pair] = reason
+
+    def is_set_aside(self, pair: str) -> bool:
+        return pair in self._aside
+
+    def check(self, pair: str) -> None:
+        """Raise PairSetAside when `pair` may not be tried."""
+        if pair in self._aside:
+            raise PairSetAside(
+                f"The pair '{pair}' is set aside: its engine crashed {LIMIT} times within "
+                f"{WINDOW / 60:.0f} minutes ({self._aside[pair]}). "
+                "To try it again: localspec start --reset"
+            )
+
+    def reset(self) -> None:
+        self._crashes.clear()
+        self._aside.clear()

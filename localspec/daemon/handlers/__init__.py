@@ -1,0 +1,1 @@
+"""One small module per group of endpoints; `routes.py` joins them in one table."""

@@ -1,0 +1,40 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon import translate
+from localspec.daemon.answers import ChatComposer, Composer, TextComposer
+from localspec.daemon.context import Context, context, read
+from localspec.daemon.generation import ClientGone, EventStream, events_of, unless_gone, whole
+from localspec.protocol.frames import Generate
+from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRequest
+
+
+async def chat(request: Request) -> Response:
+    body = await read(request, ChatRequest)
+    return await _respond(request, body, translate.chat(body), ChatComposer)
+
+
+async def complete(request: Request) -> Response:
+    body = await read(request, CompletionRequest)
+    return await _respond(request, body, translate.completion(body), TextComposer)
+
+
+async def _respond(
+    request: Request, body: GenerationRequest, wanted: list[Generate], shape: type[Composer]
+) -> Response:
+    daemon: Context = context(request)
+    pair = daemon.pair(body.model)
+    composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
+    events = events_of(daemon.supervisor, pair, wanted)
+    if body.stream:
+        options = body.stream_options
+        return EventStream(events, composer, usage=bool(options and options.include_usage))
+    try:
+        data = await unless_gone(request.receive, whole(events, composer))
+    except ClientGone:
+        return Response(status_code=499)  # nobody reads it; nginx's number for this
+    return Response(data, media_type="application/json")

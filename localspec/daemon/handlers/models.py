@@ -1,0 +1,59 @@
+"""GET /v1/models, /health and /props."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon.context import answer, context
+from localspec.protocol.http import Model, ModelList
+
+
+async def models(request: Request) -> Response:
+    """The configured pair, and the loaded one when that is another."""
+    daemon = context(request)
+    names = [daemon.config.pair]
+    info = daemon.supervisor.info
+    if info and info.name not in names:
+        names.append(info.name)
+    began = int(time.time() - (time.monotonic() - daemon.started))
+    return answer(ModelList([Model(name, began) for name in names]))
+
+
+async def health(request: Request) -> Response:
+    """llama-server's shape; a daemon with nothing loaded is well, it loads on demand."""
+    daemon = context(request)
+    if daemon.draining:
+        return answer(_unavailable("Shutting down"), 503)
+    if daemon.supervisor.pair_status(daemon.config.pair).state == "loading":
+        return answer(_unavailable("Loading model"), 503)
+    return answer({"status": "ok"})
+
+
+def _unavailable(message: str) -> dict[str, Any]:
+    return {"error": {"code": 503, "message": message, "type": "unavailable_error"}}
+
+
+async def props(request: Request) -> Response:
+    """llama-server's /props, loading the configured pair if nothing is loaded."""
+    daemon = context(request)
+    info = daemon.supervisor.info or await daemon.supervisor.ready(daemon.pair(""))
+    return answer(
+        {
+            "default_generation_settings": {
+                "n_ctx": info.n_ctx,
+                "params": info.sampling_defaults,
+            },
+            "total_slots": info.parallel,
+            "model_alias": info.name,
+            "model_path": daemon.pair(info.name).target,
+            "chat_template": info.chat_template or "",
+            "bos_token": info.bos_token,
+            "eos_token": info.eos_token,
+            "build_info": info.backend,
+            "modalities": {"vision": False, "audio": False},
+        }
+    )

@@ -1,0 +1,53 @@
+"""POST /tokenize, /detokenize and /apply-template, as llama-server has them."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon import translate
+from localspec.daemon.context import answer, context, read
+from localspec.protocol import frames
+from localspec.protocol.http import DetokenizeRequest, TemplateRequest, TokenizeRequest
+
+
+async def tokenize(request: Request) -> Response:
+    body = await read(request, TokenizeRequest)
+    daemon = context(request)
+    reply = await daemon.supervisor.ask(
+        daemon.pair(""),
+        lambda id: frames.Tokenize(id, body.content, body.add_special, body.parse_special),
+    )
+    tokens: list[int] = reply.value["tokens"]
+    if not body.with_pieces:
+        return answer({"tokens": tokens})
+    pieces = [_piece(piece) for piece in reply.value["pieces"]]
+    pairs = zip(tokens, pieces, strict=True)
+    return answer({"tokens": [{"id": token, "piece": piece} for token, piece in pairs]})
+
+
+def _piece(piece: bytes) -> str | list[int]:
+    """Text where it is text, else the bytes."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(request: Request) -> Response:
+    body = await read(request, DetokenizeRequest)
+    daemon = context(request)
+    reply = await daemon.supervisor.ask(
+        daemon.pair(""), lambda id: frames.Detokenize(id, body.tokens)
+    )
+    return answer({"content": reply.value["content"]})
+
+
+async def apply_template(request: Request) -> Response:
+    body = await read(request, TemplateRequest)
+    prompt = translate.chat_prompt(body)
+    daemon = context(request)
+    reply = await daemon.supervisor.ask(
+        daemon.pair(""), lambda id: frames.ApplyTemplate(id, prompt)
+    )
+    return answer({"prompt": reply.value["prompt"]})

@@ -1,0 +1,67 @@
+"""Which daemon may run: the one that holds the lock. A pid proves nothing, pids are reused.
+
+Imports little, so that the loser of a race among many ends before it has loaded a web server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from localspec.daemon import probe
+from localspec.errors import AlreadyRunning, UnsafePath
+
+# How long a daemon that is just starting or draining may hold the lock without listening.
+HANDOVER_SECONDS = 20.0
+_POLL = 0.02
+
+
+class Lock:
+    """An exclusive lock on a file, held until `release` or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            # O_NOFOLLOW: a link here would let somebody choose which file we truncate.
+            self._handle = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        except OSError as error:
+            raise UnsafePath(f"The lock {path} cannot be opened: {error.strerror}.") from error
+
+    def try_acquire(self) -> bool:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        os.ftruncate(self._handle, 0)
+        os.write(self._handle, f"{os.getpid()}\n".encode())  # for people; nothing reads it
+        return True
+
+    def release(self) -> None:
+        os.close(self._handle)
+
+
+def acquire(path: Path, socket: Path, patience: float = HANDOVER_SECONDS) -> Lock:
+    """The daemon's lock.
+
+    Raises:
+        AlreadyRunning: another daemon has it and answers on `socket`, or has had it for `patience`
+            seconds without answering.
+    """
+    lock = Lock(path)
+    deadline = time.monotonic() + patience
+    while not lock.try_acquire():
+        if probe.answers(socket):
+            lock.release()
+            raise AlreadyRunning("A daemon is already running; see: localspec status")
+        if time.monotonic() > deadline:
+            lock.release()
+            raise AlreadyRunning(
+                f"Another daemon holds {path} and has not answered for {patience:.0f} s; "
+                "end it with: localspec stop"
+            )
+        time.sleep(_POLL)
+    return lock

@@ -1,0 +1,29 @@
+"""The daemon's log: one file, rotated. Prompts are not in it unless `log_prompts` is set."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+from pathlib import Path
+
+MAX_BYTES = 1 << 20
+KEPT = 3
+
+
+def start(file: Path, *, verbose: bool = False) -> None:
+    """Send every log record to `file`. A disk that is full or read-only does not stop the daemon."""
+    logging.raiseExceptions = False
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handler: logging.Handler = logging.handlers.RotatingFileHandler(
+            file, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8", delay=True
+        )
+    except OSError:
+        handler = logging.NullHandler()
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(name)s[%(process)d]: %(message)s")
+    )
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,0 +1,63 @@
+"""The table of endpoints and the ASGI application made of it."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+import localspec
+from localspec.daemon import faults
+from localspec.daemon.context import Context
+from localspec.daemon.handlers import completions, control, models, tokens
+from localspec.errors import LocalspecError, VersionMismatch
+from localspec.protocol.http import BadBody
+
+ROUTES = (
+    ("POST", "/v1/chat/completions", completions.chat),
+    ("POST", "/v1/completions", completions.complete),
+    ("GET", "/v1/models", models.models),
+    ("GET", "/health", models.health),
+    ("GET", "/props", models.props),
+    ("POST", "/tokenize", tokens.tokenize),
+    ("POST", "/detokenize", tokens.detokenize),
+    ("POST", "/apply-template", tokens.apply_template),
+    ("GET", "/localspec/status", control.status),
+    ("POST", "/localspec/shutdown", control.shutdown),
+    ("POST", "/localspec/reset", control.reset),
+)
+
+API_HEADER = b"x-localspec-api"
+
+
+class SameVersion:
+    """Refuses our own clients of another API version before any work; others send no version."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            theirs = dict(scope["headers"]).get(API_HEADER)
+            if theirs not in (None, str(localspec.API_VERSION).encode()):
+                refusal = VersionMismatch(
+                    f"This daemon is localspec {localspec.__version__} with API "
+                    f"{localspec.API_VERSION}, not {theirs.decode('latin-1')}."
+                )
+                await faults.response(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def application(context: Context) -> ASGIApp:
+    app = Starlette(
+        routes=[Route(path, handler, methods=[method]) for method, path, handler in ROUTES],
+        exception_handlers={
+            LocalspecError: faults.on_ours,
+            BadBody: faults.on_body,
+            HTTPException: faults.on_http,
+        },
+    )
+    app.state.context = context
+    return SameVersion(app)

@@ -1,0 +1,109 @@
+"""Which machines need llama.cpp's repacked kernels switched off, remembered between runs.
+
+Some compilers build kernels that end the process at the first decode. A worker that dies that way is tried
+once more without them; what helped is kept per CPU and build of llama.cpp, so that a rebuilt one is
+trusted again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+log = logging.getLogger("localspec.safe_mode")
+
+VERSION = 1
+
+
+class Record(msgspec.Struct):
+    """`reasons`: why safe mode was needed, by machine and build."""
+
+    version: int
+    reasons: dict[str, str] = {}
+
+
+class Memory:
+    """The file that remembers. A file of a newer release is neither read nor touched."""
+
+    def __init__(self, file: Path, key: str | None = None) -> None:
+        self._file = file
+        self._key = key
+
+    def recall(self) -> str | None:
+        """Why this machine and build need safe mode, or None."""
+        record = self._read()
+        return record.reasons.get(self._identity()) if record else None
+
+    def remember(self, reason: str) -> None:
+        record = self._read()
+        if record:
+            record.reasons[self._identity()] = reason
+            self._write(record)
+
+    def forget(self) -> None:
+        record = self._read()
+        if record and record.reasons.pop(self._identity(), None):
+            self._write(record)
+
+    def _write(self, record: Record) -> None:
+        try:
+            _replace(self._file, msgspec.json.encode(record))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._file, error)  # serving goes on
+
+    def _read(self) -> Record | None:
+        try:
+            record = msgspec.json.decode(self._file.read_bytes(), type=Record)
+        except (OSError, msgspec.MsgspecError):
+            return Record(VERSION)
+        if record.version > VERSION:
+            log.warning("%s is of a newer release; it is left alone", self._file)
+            return None
+        return record
+
+    def _identity(self) -> str:
+        if self._key is None:
+            self._key = f"{_cpu()} / {_build()}"
+        return self._key
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else f"{platform.system()} {platform.machine()}"
+
+
+def _build() -> str:
+    """The installed llama.cpp by its libraries, without importing it."""
+    spec = importlib.util.find_spec("llama_cpp")
+    digest = hashlib.sha256()
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for file in sorted(Path(folder, "lib").glob("*")):
+            info = file.stat()
+            digest.update(f"{file.name} {info.st_size} {info.st_mtime_ns}\n".encode())
+    return f"llama.cpp {digest.hexdigest()[:16]}"
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Write the whole file or leave the old one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
+    try:
+        with os.fdopen(handle, "wb") as output:
+            output.write(data)
+            output.flush()
+            os.fsync(output.fileno())
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,212 @@
+"""A scripted engine: a real process that speaks frames and does what the prompt tells it to.
+
+Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the last message or prompt:
+
+    say WORD…      answer with these words (the default: the prompt itself)
+    slow N         N pieces, one each 20 ms
+    forever        pieces until cancelled
+    stall          answer nothing more, not even pings, but stay alive
+    die SIGNAL     two pieces, then die by that signal
+    exit N         leave with this status
+    refuse CODE    Failed with this code
+    echo           answer with the Generate frame as JSON
+    running        answer with the number of requests that are active
+
+`--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in safe mode
+too; `--load-delay S` loads slowly; `--load-error` refuses to load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import msgspec
+
+from localspec.protocol import frames
+
+
+class FakeWorker:
+    def __init__(self, sock: socket.socket, options: argparse.Namespace) -> None:
+        self.sock = sock
+        self.options = options
+        self.cancelled: set[int] = set()
+        self.active: set[int] = set()
+        self.lock = threading.Lock()
+        self.safe = False
+
+    def send(self, frame: frames.Frame) -> None:
+        with self.lock:
+            try:
+                self.sock.sendall(frames.encode(frame))
+            except OSError:
+                os._exit(0)
+
+    def run(self) -> None:
+        while (body := frames.read_blocking(self.sock)) is not None:
+            frame = frames.to_worker_decoder.decode(body)
+            match frame:
+                case frames.Load():
+                    self.load(frame)
+                case frames.Generate():
+                    self.active.add(frame.id)
+                    threading.Thread(target=self.generate, args=(frame,), daemon=True).start()
+                case frames.Cancel():
+                    self.cancelled.add(frame.id)
+                case frames.Ping():
+                    self.send(frames.Pong(frame.id))
+                case frames.Tokenize():
+                    data = frame.text.encode()
+                    pieces = [bytes([byte]) for byte in data]
+                    self.send(frames.Reply(frame.id, {"tokens": list(data), "pieces": pieces}))
+                case frames.Detokenize():
+                    text = bytes(token % 256 for token in frame.tokens).decode("utf-8", "replace")
+                    self.send(frames.Reply(frame.id, {"content": text}))
+                case frames.ApplyTemplate():
+                    text = "".join(f"<{m.role}>{m.content}" for m in frame.prompt.messages)
+                    self.send(frames.Reply(frame.id, {"prompt": text}))
+                case frames.Shutdown():
+                    os._exit(0)
+        os._exit(0)
+
+    def load(self, frame: frames.Load) -> None:
+        self.safe = not frame.settings.extra_buffers
+        self.send(frames.Loading("target", 0.5))
+        time.sleep(self.options.load_delay)
+        if self.options.load_error:
+            self.send(frames.LoadError("The file is no GGUF."))
+            return
+        info = frames.PairInfo(
+            name=frame.pair.name,
+            target_description="fake target",
+            draft_description="fake draft",
+            n_ctx=4096,
+            n_ctx_train=4096,
+            n_vocab=256,
+            parallel=frame.settings.parallel,
+            chat_template=None,
+            bos_token="<s>",
+            eos_token="</s>",
+            fim=True,
+        )
+        self.send(frames.Loaded(info))
+
+    def generate(self, frame: frames.Generate) -> None:
+        started = time.monotonic()
+        prompt = text_of(frame.prompt)
+        self.send(frames.Started(frame.id, prompt_tokens=len(prompt.split()), cached_tokens=1))
+        if self.options.always or (self.options.first_decode and not self.safe):
+            die(self.options.always or self.options.first_decode)
+        words = prompt.split()
+        command, argument = words[0], words[1] if len(words) > 1 else ""
+        if command == "refuse":
+            self.send(frames.Failed(frame.id, argument, "Refused as told.", "messages"))
+            return
+        sent = 0
+        reason = "stop"
+        for piece in self.pieces(frame, command, argument, prompt):
+            if frame.id in self.cancelled:
+                reason = "cancelled"
+                break
+            if frame.max_tokens is not None and sent >= frame.max_tokens:
+                reason = "length"
+                break
+            logprobs = []
+            if frame.top_logprobs is not None:
+                raw = piece.encode()
+                top = [(7, raw, -0.5), (8, b"\xff", -1.5)][: frame.top_logprobs]
+                logprobs = [frames.TokenLogprob(7, raw, -0.5, top)]
+            self.send(frames.Delta(frame.id, piece, logprobs, tokens=1))
+            sent += 1
+        spent = (time.monotonic() - started) * 1000
+        timings = frames.Timings(
+            prompt_n=len(words),
+            prompt_ms=1.0,
+            predicted_n=sent,
+            predicted_ms=spent,
+            predicted_per_second=1000 * sent / max(spent, 0.001),
+            draft_n=4,
+            draft_n_accepted=3,
+        )
+        speculation = frames.Speculation(
+            active=True,
+            kind="draft",
+            drafted=4,
+            accepted=3,
+            rounds=2,
+            mean_tokens_per_pass=2.5,
+            plain_tokens_per_second=10.0,
+            speed_up=1.8,
+            predicted_accepted=2 if frame.speculative.prediction else 0,
+        )
+        self.active.discard(frame.id)
+        self.send(frames.Done(frame.id, reason, len(words), sent, timings, speculation))
+
+    def pieces(self, frame: frames.Generate, command: str, argument: str, prompt: str):  # noqa: ANN201
+        match command:
+            case "say":
+                words = prompt.split()[1:]
+                yield from (word if index == 0 else f" {word}" for index, word in enumerate(words))
+            case "slow" | "forever":
+                count = int(argument) if command == "slow" else 1_000_000
+                for index in range(count):
+                    yield f"{index} "
+                    time.sleep(0.02)
+            case "stall":
+                self.lock.acquire()  # pings go unanswered too
+                time.sleep(3600)
+            case "die":
+                yield "one "
+                yield "two "
+                die(argument)
+            case "exit":
+                sys.stderr.write("the last words of the engine\n")
+                sys.stderr.flush()
+                os._exit(int(argument))
+            case "echo":
+                yield msgspec.json.encode(frame).decode()
+            case "running":
+                yield str(len(self.active - {frame.id}))
+            case _:
+                yield prompt
+
+
+def text_of(prompt: frames.Prompt) -> str:
+    match prompt:
+        case frames.ChatPrompt():
+            return prompt.messages[-1].content or ""
+        case frames.TextPrompt():
+            return prompt.text
+        case frames.TokenPrompt():
+            return "say " + " ".join(map(str, prompt.tokens))
+        case frames.InfillPrompt():
+            return f"say {prompt.prefix}|{prompt.suffix}"
+
+
+def die(name: str) -> None:
+    number = signal.Signals[name]
+    sys.stderr.write(f"about to die by {name}\n")
+    sys.stderr.flush()
+    signal.signal(number, signal.SIG_DFL) if number is not signal.SIGKILL else None
+    os.kill(os.getpid(), number)
+    time.sleep(10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--first-decode")
+    parser.add_argument("--always")
+    parser.add_argument("--load-delay", type=float, default=0.0)
+    parser.add_argument("--load-error", action="store_true")
+    options = parser.parse_args()
+    FakeWorker(socket.socket(fileno=options.fd), options).run()
+
+
+if __name__ == "__main__":
+    main()
