@@ -1,8 +1,8 @@
 """The command line. `main` is what the `localspec` script calls.
 
 A plain `ask` takes a short way that imports neither click nor anything else it can do without:
-every import is time before the first word. Whatever that way does not understand goes to click, so that
-there is one behaviour.
+every import is time before the first word. Whatever that way does not understand goes to click, so
+that there is one behaviour.
 """
 
 from __future__ import annotations

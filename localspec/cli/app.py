@@ -56,5 +56,3 @@ def run(arguments: list[str]) -> int:
         error.show()
         return error.exit_code
     return code if isinstance(code, int) else 0
-
-

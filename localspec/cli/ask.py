@@ -13,7 +13,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-EXAMPLE = '  localspec ask "What does shutil.copytree do?"\n  git diff | localspec ask "review this"'
+EXAMPLE = """\
+  localspec ask "What does shutil.copytree do?"
+  git diff | localspec ask "review this"
+"""
 
 
 def run(options: dict[str, Any]) -> int:
@@ -41,14 +44,16 @@ def run(options: dict[str, Any]) -> int:
 
 
 def _stream(client: Client, request: dict[str, Any]) -> dict[str, Any]:
-    """Print the answer as it comes; its chunk with the statistics, and the usage of the last one."""
+    """Print the answer as it comes. Its statistics: timings, localspec and usage."""
     last: dict[str, Any] = {}
     chunks = client.stream_chat({**request, "stream_options": {"include_usage": True}})
     try:
         for chunk in chunks:
             for choice in chunk["choices"]:
                 render.text(choice["delta"].get("content") or "")
-            last.update({key: chunk[key] for key in ("timings", "localspec", "usage") if key in chunk})
+            for key in ("timings", "localspec", "usage"):
+                if key in chunk:
+                    last[key] = chunk[key]
     finally:
         chunks.close()  # the daemon sees it and stops generating
         render.end_of_text()
@@ -80,7 +85,7 @@ def _question(words: list[str]) -> str:
     parts = [_piped(), _clean(" ".join(words))]
     question = "\n\n".join(part for part in parts if part.strip())
     if not question:
-        raise UsageError(f"There is nothing to ask. For example:\n{EXAMPLE}")
+        raise UsageError(f"There is nothing to ask. For example:\n{EXAMPLE.rstrip()}")
     return question
 
 

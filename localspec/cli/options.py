@@ -1,4 +1,4 @@
-"""The options of `ask`, declared once: click's command and the short parser are both built from here."""
+"""The options of `ask`, declared once, for click's command and for the short parser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Option:
 
 
 ASK = (
-    Option("model", ("-m", "--model"), str, "The pair to ask instead of the configured one.", "PAIR"),
+    Option("model", ("-m", "--model"), str, "Ask this pair, not the configured one.", "PAIR"),
     Option("system", ("-s", "--system"), str, "A system message.", "SYSTEM"),
     Option("tokens", ("-n", "--tokens"), int, "At most so many tokens.", "TOKENS", low=1),
     Option("temperature", ("--temperature",), float, "0: always the likeliest token.", "T"),

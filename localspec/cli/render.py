@@ -31,7 +31,7 @@ def end_of_text() -> None:
         text("\n")
 
 
-def record(value: Any) -> None:
+def record(value: object) -> None:
     """One line of JSON."""
     import json
 
@@ -81,14 +81,16 @@ def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
         return ""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     seconds = timings.get("prompt_ms", 0.0) / 1000
-    return f"prompt: {usage['prompt_tokens']} tokens, {cached} of them cached, read in {seconds:.2f} s"
+    read = usage["prompt_tokens"]
+    return f"prompt: {read} tokens, {cached} of them cached, read in {seconds:.2f} s"
 
 
 def status(value: dict[str, Any]) -> None:
     """`localspec status` for a person."""
     pair, counts = value["pair"], value["counts"]
+    up = _span(value["uptime"])
     rows = [
-        ("daemon", f"localspec {value['version']}, pid {value['pid']}, up {_span(value['uptime'])}"),
+        ("daemon", f"localspec {value['version']}, pid {value['pid']}, up {up}"),
         ("pair", _pair(pair)),
         ("target", pair.get("target")),
         ("draft", pair.get("draft")),

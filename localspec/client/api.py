@@ -81,7 +81,7 @@ class Client:
 
     # ------------------------------------------------------------------ underneath
 
-    def _json(self, method: str, target: str, body: Any = None) -> dict[str, Any]:
+    def _json(self, method: str, target: str, body: object = None) -> dict[str, Any]:
         data = b"" if body is None else json.dumps(body).encode()
         connection, response = self._open(method, target, data)
         try:

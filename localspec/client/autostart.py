@@ -119,7 +119,7 @@ def _spawn(socket_path: str, locations: paths.Paths, deadline: float) -> None:
     locations.state.mkdir(parents=True, exist_ok=True)
     said = locations.state / "daemon.start"
     home = os.environ.get("LOCALSPEC_HOME")
-    environment = {**os.environ, "LOCALSPEC_HOME": os.path.abspath(home)} if home else None
+    environment = {**os.environ, "LOCALSPEC_HOME": str(Path(home).absolute())} if home else None
     with said.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "localspec.daemon"],

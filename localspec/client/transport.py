@@ -1,7 +1,7 @@
 """HTTP/1.1 over a Unix socket, as much of it as our own daemon speaks.
 
-http.client costs 40 ms to import on a slow machine, which is half of what `ask` may add; this module
-needs only `socket`. One connection carries one request.
+http.client costs 40 ms to import on a slow machine, half of what `ask` may add; this module needs
+only `socket`. One connection carries one request.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _number(text: bytes, base: int) -> int:
 
 
 def events(chunks: Iterator[bytes]) -> Iterator[str]:
-    """The `data` of each server-sent event. An event the stream ends in the middle of is dropped."""
+    """The `data` of each server-sent event. One that the stream ends within is dropped."""
     buffer = b""
     data: list[bytes] = []
     for chunk in chunks:
@@ -168,7 +168,7 @@ class Connection:
         lines = [f"{method} {target} HTTP/1.1", "Host: localspec", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: application/json", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-        try:
+        try:  # noqa: SIM105 - contextlib would be an import more
             self._socket.sendall("\r\n".join([*lines, "", ""]).encode("ascii") + body)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the daemon may have answered (413, draining) without reading everything

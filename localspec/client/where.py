@@ -4,6 +4,7 @@ Only the two cases that need no thought are decided here; `paths.default_paths` 
 and a test holds both to the same answer.
 """
 
+# ruff: noqa: PTH100, PTH118 - pathlib is what is avoided here
 from __future__ import annotations
 
 import os

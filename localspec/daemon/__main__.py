@@ -1,7 +1,8 @@
 """`python -m localspec.daemon`: run the daemon here until SIGTERM, SIGINT or /localspec/shutdown.
 
-LOCALSPEC_ENGINE, split like a shell does, replaces the command that starts the engine worker; `--fd N`
-is appended. It is there to run the daemon with an engine under a debugger, or with another engine.
+LOCALSPEC_ENGINE, split like a shell does, replaces the command that starts the engine worker;
+`--fd N` is appended. It is there to run the daemon with an engine under a debugger, or with another
+engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may generate now: at most `parallel` requests at once, the others wait in order, up to a limit."""
+"""Who may generate now: `parallel` requests at once; the others wait in order, up to a limit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """From frames to HTTP answers, in OpenAI's shapes.
 
-A composer knows one shape (chat or text completion) and turns the frames of each choice into chunks, or
-collects them into one whole answer.
+A composer knows one shape (chat or text completion) and turns the frames of each choice into
+chunks, or collects them into one whole answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -22,6 +22,7 @@ from localspec.protocol.http import (
     ChatDelta,
     ChatLogprob,
     ChatLogprobs,
+    Choices,
     ChunkChoice,
     Completion,
     CompletionTokensDetails,
@@ -116,7 +117,7 @@ class Composer:
         """Everything in one answer."""
         raise NotImplementedError
 
-    def _completion(self, choices: Any, *, streamed: bool) -> Completion:
+    def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
         raise NotImplementedError
 
     def _ended(self, completion: Completion, done: list[frames.Done]) -> Completion:
@@ -177,13 +178,13 @@ class ChatComposer(Composer):
                     _shown(token.piece),
                     token.logprob,
                     list(token.piece),
-                    [TopLogprob(_shown(piece), value, list(piece)) for _, piece, value in token.top],
+                    [TopLogprob(_shown(raw), value, list(raw)) for _, raw, value in token.top],
                 )
                 for token in tokens
             ]
         )
 
-    def _completion(self, choices: Any, *, streamed: bool) -> Completion:
+    def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
         kind: Literal["chat.completion", "chat.completion.chunk"]
         kind = "chat.completion.chunk" if streamed else "chat.completion"
         return Completion(self.id, kind, self.created, self.model, FINGERPRINT, choices)
@@ -226,7 +227,7 @@ class TextComposer(Composer):
         ]
         return TextLogprobs(shown, [token.logprob for token in tokens], top, offsets)
 
-    def _completion(self, choices: Any, *, streamed: bool) -> Completion:
+    def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
         del streamed  # OpenAI gives whole and chunk the same name here
         return Completion(
             self.id, "text_completion", self.created, self.model, FINGERPRINT, choices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
@@ -60,5 +60,5 @@ def _too_large() -> RequestTooLarge:
     return RequestTooLarge(f"The request body may have at most {MAX_BODY >> 20} MiB.")
 
 
-def answer(value: Any, status: int = 200) -> Response:
+def answer(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")

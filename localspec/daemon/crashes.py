@@ -78,7 +78,7 @@ class Death:
 
 
 class CrashHistory:
-    """Crashes per pair. A pair that crashed LIMIT times within WINDOW is not tried again until reset."""
+    """Crashes per pair. After LIMIT of them within WINDOW a pair is not tried until reset."""
 
     def __init__(self) -> None:
         self._crashes: dict[str, list[float]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Running a request for an HTTP client: all its choices at once, streamed or whole, ended when it leaves."""
+"""Running a request for an HTTP client: streamed or whole, and ended when the client leaves."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def whole(events: AsyncGenerator[Indexed, None], composer: Composer) -> by
 
 
 class EventStream(Response):
-    """Server-sent events. The head is sent with the first event, so what fails before has a status."""
+    """Server-sent events. The head waits for the first event: what fails before has a status."""
 
     media_type = "text/event-stream"
 
@@ -115,9 +115,7 @@ class EventStream(Response):
     async def _stream(self, send: Send) -> None:
         async with contextlib.aclosing(self._events):
             first = await anext(self._events)
-            await send(
-                {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            )
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for line in self._lines(first):
                 await send(_body(line, more=True))
         await send(_body(b"", more=False))

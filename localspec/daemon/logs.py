@@ -11,7 +11,7 @@ KEPT = 3
 
 
 def start(file: Path, *, verbose: bool = False) -> None:
-    """Send every log record to `file`. A disk that is full or read-only does not stop the daemon."""
+    """Send every log record to `file`. A full or read-only disk does not stop the daemon."""
     logging.raiseExceptions = False
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -16,7 +16,8 @@ CONFIGURED = ("", "default", "localspec")
 
 
 def resolve(name: str, config: Config, paths: Paths) -> PairFiles:
-    """The files of the pair `name`: a configured default, "builtin", "file.gguf" or "target.gguf,draft.gguf".
+    """The files of the pair `name`: "" for the configured one, "builtin", or absolute paths of
+    "target.gguf" or "target.gguf,draft.gguf".
 
     Raises:
         ModelNotFound: nothing of that name, or a file of it is missing.
@@ -49,7 +50,7 @@ def _from_files(name: str) -> PairFiles:
     files = [Path(part).expanduser() for part in name.split(",")]
     if len(files) > 2 or not all(file.is_absolute() for file in files):
         raise ModelNotFound(
-            f"'{name}' is neither an absolute path nor two, target and draft, with a comma between.",
+            f"'{name}' is neither an absolute path nor two with a comma, target and draft.",
             param="model",
         )
     for file in files:

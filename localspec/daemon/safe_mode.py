@@ -1,8 +1,8 @@
 """Which machines need llama.cpp's repacked kernels switched off, remembered between runs.
 
-Some compilers build kernels that end the process at the first decode. A worker that dies that way is tried
-once more without them; what helped is kept per CPU and build of llama.cpp, so that a rebuilt one is
-trusted again.
+Some compilers build kernels that end the process at the first decode. A worker that dies that way
+is tried once more without them; what helped is kept per CPU and build of llama.cpp, so that a
+rebuilt one is trusted again.
 """
 
 from __future__ import annotations

@@ -148,9 +148,10 @@ class Supervisor:
         self.counts.requests += 1
         finished = False
         try:
-            async with self.admission.place(), contextlib.aclosing(
-                self._replayed(pair, request)
-            ) as events:
+            async with (
+                self.admission.place(),
+                contextlib.aclosing(self._replayed(pair, request)) as events,
+            ):
                 async for event in events:
                     if isinstance(event, frames.Done):
                         finished = True
@@ -218,7 +219,7 @@ class Supervisor:
     async def _replayed(
         self, pair: frames.PairFiles, request: frames.Generate
     ) -> AsyncGenerator[Event, None]:
-        """The request's events; when its worker died at the first decode, those of the second try."""
+        """The request's events; after a death at the first decode, those of the second try."""
         started = False
         while True:
             try:
@@ -266,16 +267,17 @@ class Supervisor:
     # ------------------------------------------------------------------ the worker
 
     async def _worker_for(self, pair: frames.PairFiles) -> Worker:
-        """A live worker that has loaded `pair`; the many that ask while it loads wait for one load."""
+        """A live worker that has loaded `pair`; many that ask while it loads wait for one load."""
         while True:
             if self._loading is None:
                 self.history.check(pair.name)
                 if self._worker and self._worker.alive and self._pair == pair:
                     return self._worker
                 if self._worker and self._running:
+                    assert self._pair is not None
                     raise errors.Unavailable(
-                        f"The daemon is busy with the pair '{self._pair.name if self._pair else ''}' "
-                        f"and loads '{pair.name}' only when it is idle; try again.",
+                        f"The daemon is busy with the pair '{self._pair.name}' and loads "
+                        f"'{pair.name}' only when it is idle; try again.",
                         retry_after=2,
                     )
                 self._loading = asyncio.create_task(self._load(pair))
@@ -336,10 +338,7 @@ class Supervisor:
             case frames.Loaded():
                 self._settle(frame.info)
             case frames.LoadError():
-                error = errors.from_code(frame.code, frame.message)
-                self._settle(
-                    error if isinstance(error, errors.LoadFailed) else errors.LoadFailed(frame.message)
-                )
+                self._settle(errors.LoadFailed(frame.message))
             case frames.Pong():
                 pass
             case _:

@@ -41,7 +41,7 @@ def chat(request: ChatRequest) -> list[frames.Generate]:
 
 
 def completion(request: CompletionRequest) -> list[frames.Generate]:
-    """One Generate per prompt and choice, in OpenAI's order: all choices of the first prompt first."""
+    """One Generate per prompt and choice; all choices of the first prompt come first."""
     return _choices(request, _prompts(request), request.logprobs)
 
 
@@ -72,7 +72,7 @@ def _choices(
 
 
 def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:
-    """The sampling fields; choices after the first get seeds of their own, or all would be equal."""
+    """The sampling fields; later choices get seeds of their own, or all would be equal."""
     seed = request.seed
     if seed is not None:
         seed = None if seed == -1 else (seed + choice) % _SEEDS
@@ -192,7 +192,8 @@ def _one_prompt(item: str | int | list[int], index: int, suffix: str | None) -> 
         raise InvalidRequest("'prompt' mixes token ids with other prompts.", param="prompt")
     if not item or min(item) < 0 or max(item) >= 1 << 31:
         raise InvalidRequest(
-            f"'prompt[{index}]' must hold token ids, whole numbers from 0.", param=f"prompt[{index}]"
+            f"'prompt[{index}]' must hold token ids, whole numbers from 0.",
+            param=f"prompt[{index}]",
         )
     if suffix is not None:
         raise InvalidRequest("'suffix' needs a 'prompt' of text.", param="suffix")

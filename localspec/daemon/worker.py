@@ -28,7 +28,7 @@ _GRACE = 2.0  # seconds between asking a worker to end and ending it
 
 
 class Worker:
-    """A running engine. `on_frame` gets every frame; `on_death` is called once, when it has exited."""
+    """A running engine. `on_frame` gets every frame; `on_death` is called once, after its exit."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ async def spawn(
     on_frame: Callable[[Worker, frames.FromWorker], None],
     on_death: Callable[[Worker, Death], None],
 ) -> Worker:
-    """Start an engine in its own session: a Ctrl-C meant for a daemon in a terminal is not for it."""
+    """Start an engine, in a session of its own: a Ctrl-C in the daemon's terminal is not for it."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:

@@ -1,7 +1,7 @@
 """HTTP bodies: what clients may send, checked strictly, and what they get back.
 
-Requests take OpenAI's names and llama-server's. A field of the wrong type or out of range is refused
-with its name and its limit; fields nobody here knows are ignored, as every such server does.
+Requests take OpenAI's names and llama-server's. A field of the wrong type or out of range is
+refused with its name and its limit; fields nobody here knows are ignored, as everywhere.
 Responses have OpenAI's shapes, plus llama-server's `timings` and ours under one key, `localspec`.
 """
 
@@ -153,7 +153,7 @@ class TemplateRequest(Struct):
     chat_template_kwargs: dict[str, Any] = {}
 
 
-class BadBody(ValueError):
+class BadBody(ValueError):  # noqa: N818 - named as our other errors are
     """A request body that is not what was declared. `param` is the field, when one is to blame."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -201,7 +201,7 @@ _TYPE_NAMES = {
 
 
 def _refused(message: str) -> BadBody:
-    """msgspec says "Expected `float` <= 2.0 - at `$.temperature`"; a person reads the name first."""
+    """msgspec says "Expected `float` <= 2.0 - at `$.temperature`"; people read the name first."""
     found = _AT.match(message)
     what, path = (found["what"], found["path"] or "") if found else (message, "")
     path = path.replace("key in ", "").removeprefix("$").lstrip(".")
@@ -220,7 +220,7 @@ def _readable(kinds: str) -> str:
 
 
 def _malformed(body: bytes, error: Exception) -> BadBody:
-    """Why `body` is no JSON: Python's own reader accepts NaN and lone surrogates, so it finds them."""
+    """Why `body` is no JSON. Python's reader takes NaN and lone surrogates, so it finds them."""
     try:
         value = json.loads(body)
     except RecursionError:
@@ -237,7 +237,7 @@ def _malformed(body: bytes, error: Exception) -> BadBody:
     return BadBody(f"The request body is not valid JSON: {error}.")
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every key and scalar in `value` with its path, without recursion."""
     rest = [(path, value)]
     while rest:
@@ -331,11 +331,14 @@ class TextChoice(Struct):
 
 
 class Extra(Struct):
-    """Ours. `drafted`: (start, end) character spans of this chunk's text that came from the draft."""
+    """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft."""
 
     speculation: Speculation | UnsetType = UNSET
     note: str | UnsetType = UNSET
     drafted: list[tuple[int, int]] | UnsetType = UNSET
+
+
+Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]
 
 
 class Completion(Struct):
@@ -346,7 +349,7 @@ class Completion(Struct):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[ChatChoice] | list[ChunkChoice] | list[TextChoice]
+    choices: Choices
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
     localspec: Extra | UnsetType = UNSET

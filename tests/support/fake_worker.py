@@ -1,6 +1,6 @@
 """A scripted engine: a real process that speaks frames and does what the prompt tells it to.
 
-Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the last message or prompt:
+Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the last message:
 
     say WORD…      answer with these words (the default: the prompt itself)
     slow N         N pieces, one each 20 ms
@@ -12,8 +12,8 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     echo           answer with the Generate frame as JSON
     running        answer with the number of requests that are active
 
-`--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in safe mode
-too; `--load-delay S` loads slowly; `--load-error` refuses to load.
+`--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
+safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def _click_option(option: options.Option) -> click.Option:
     return click.Option(names, type=kind, metavar=option.metavar, help=option.help)
 
 
-def _run(words: tuple[str, ...], **values: Any) -> int:
+def _run(words: tuple[str, ...], **values: object) -> int:
     return ask.run({**values, "words": list(words)})
 
 
@@ -32,6 +32,6 @@ command = click.Command(
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
         *map(_click_option, options.ASK),
     ],
-    help="Ask one question. What comes on stdin is put before the words, with a blank line between.",
+    help="Ask one question. What comes on stdin precedes the words, with a blank line between.",
     epilog=f"Examples:\n\n\b\n{ask.EXAMPLE}",
 )
