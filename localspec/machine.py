@@ -150,10 +150,11 @@ def _try_program(host: Host, compiler: Sequence[str], source: str, *flags: str) 
         return "works" if host.run([str(program)]).code == 0 else "fails"
 
 
-# Older GCCs take _tile_loadconfig to read 8 of its 64 bytes, so at -O2 they drop the stores of the
-# rest, and the tiles get whatever shape lay on the stack: SIGSEGV at the first decode (llama.cpp
-# #20824). A version number would not tell, distributions carry fixes back; a try does.
-# _tile_storeconfig has the same flaw, so `got` is made known to the outside before and after it.
+# Older GCCs take _tile_loadconfig to read 8 of its 64 bytes, so at -O2 they drop or delay the stores
+# of the rest, and the tiles get whatever shape lay in memory: SIGSEGV at the first decode (llama.cpp
+# #20824). A version number would not tell, distributions carry fixes back; a try does. The shape is
+# set in a function of its own, where nothing but the intrinsic could need it; on a compiler that
+# is wrong those stores are gone from the program.
 AMX_PROBE = """
 #include <immintrin.h>
 #include <string.h>
@@ -164,17 +165,22 @@ struct Tiles {
     unsigned short bytes[16];
     unsigned char rows[16];
 };
+static void load() {
+    Tiles tiles = {};
+    tiles.palette = 1;
+    for (int i = 0; i < 8; i++) { tiles.bytes[i] = 64; tiles.rows[i] = 16; }
+    _tile_loadconfig(&tiles);
+}
+static void store(Tiles *tiles) { _tile_storeconfig(tiles); }
 int main() {
     if (syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */)) return 2;
-    Tiles set, got;
-    asm volatile("" : : "r"(&got) : "memory");
-    memset(&set, 0, sizeof set);
-    set.palette = 1;
-    for (int i = 0; i < 8; i++) { set.bytes[i] = 64; set.rows[i] = 16; }
-    _tile_loadconfig(&set);
-    _tile_storeconfig(&got);
-    asm volatile("" : : "r"(&got) : "memory");
-    for (int i = 0; i < 8; i++) if (got.bytes[i] != 64 || got.rows[i] != 16) return 1;
+    void (*volatile not_inlined_load)() = load;
+    void (*volatile not_inlined_store)(Tiles *) = store;
+    Tiles tiles;
+    memset(&tiles, 0, sizeof tiles);
+    not_inlined_load();
+    not_inlined_store(&tiles);
+    for (int i = 0; i < 8; i++) if (tiles.bytes[i] != 64 || tiles.rows[i] != 16) return 1;
     return 0;
 }
 """

@@ -17,7 +17,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -241,9 +241,13 @@ def run_logged(stage: str, command: Sequence[str], log: Path, env: Mapping[str, 
     with log.open("w+", errors="replace") as output:
         # A group of its own: when setup is stopped, every compiler below is stopped with it.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output.fileno(), stderr=subprocess.STDOUT,
-            env=env, process_group=0,
-        )  # fmt: skip
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output.fileno(),
+            stderr=subprocess.STDOUT,
+            env=env,
+            process_group=0,
+        )
         try:
             with log.open(errors="replace") as tail:
                 while process.poll() is None:
@@ -262,14 +266,13 @@ def run_logged(stage: str, command: Sequence[str], log: Path, env: Mapping[str, 
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a command and its children; pip clears up after itself where it is interrupted."""
-    for sign in (signal.SIGINT, signal.SIGKILL):
-        os.killpg(process.pid, sign)
-        try:
-            process.wait(timeout=10)
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """End a command and all its children; an interrupt first, on which pip clears up."""
+    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=10)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 # ninja: "[12/345] …"; make: "[ 12%] …".
@@ -330,13 +333,19 @@ CAUSES = (
         "The package index cannot be reached. Check the network or set HTTPS_PROXY.",
     ),
     (
+        r"No matching distribution found|Could not find a version",
+        "No package index has it for this Python and system. Check pip's settings and the network.",
+    ),
+    (
         r"unsupported GNU version|Failed to detect a default CUDA architecture|nvcc fatal",
         "The CUDA compiler does not work here. Build for the CPU with CMAKE_ARGS=-DGGML_CUDA=OFF, "
         "or set CUDAHOSTCXX to a compiler that CUDA supports.",
     ),
 )
 UNKNOWN_CAUSE = "The lines above, or the log, tell the cause."
-COMPLAINT = re.compile(r"error\b|fatal|Killed|No space left|undefined reference", re.IGNORECASE)
+COMPLAINT = re.compile(
+    r"error\b|fatal|failed to|Killed|No space left|undefined reference", re.IGNORECASE
+)
 
 
 def explain(stage: str, log: Path) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from localspec.machine import (
+    AMX_PROBE,
     BUILD_VARIABLES,
     NO_AMX,
     Backend,
@@ -199,6 +201,23 @@ def test_amx_is_left_out_where_the_probe_fails() -> None:
     plan = plan_build(pose(cpuinfo=XEON, amx=False), GCC)
     assert f"'-DCMAKE_C_FLAGS={NO_AMX}' '-DCMAKE_CXX_FLAGS={NO_AMX}'" in plan.cmake_args
     assert plan.reasons[1].startswith(f"AMX: off, what {GCC.version} makes of it fails (tried")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86-64")
+def test_amx_probe_loses_its_stores_under_a_flawed_intrinsic(tmp_path: Path) -> None:
+    """The probe can only tell if the flaw shows in it, whatever the CPU this test runs on."""
+    # The operand as GCC 12 declares it, and the one that names all 64 bytes.
+    operands = {"flawed": "*(const void *const *)&tiles", "right": "tiles"}
+    instructions = {}
+    for name, operand in operands.items():
+        source = tmp_path / f"{name}.cpp"
+        loaded = f'__asm__ volatile ("ldtilecfg %0" :: "m" ({operand}))'
+        source.write_text(AMX_PROBE.replace("_tile_loadconfig(&tiles)", loaded))
+        made = run_command(["c++", "-O2", "-mamx-tile", "-S", "-o", "-", str(source)])
+        if made.code:
+            pytest.skip("this compiler does not know AMX")
+        instructions[name] = made.out.split("load", 1)[1].count("\n")
+    assert instructions["flawed"] < instructions["right"]
 
 
 def test_a_compiler_that_does_not_know_amx_is_not_told_to_leave_it_out() -> None:

@@ -1,0 +1,309 @@
+"""scripts/setup and what calls it: real runs in a copy of the checkout, on a PATH of its own."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import setup_venv
+
+ROOT = Path(__file__).parents[2]
+# The Python a .venv would be made of; the one that runs this test is .venv's own.
+PYTHON = getattr(sys, "_base_executable", sys.executable)
+
+
+class Checkout:
+    """A copy of what setup reads, with a PATH that holds only what a test puts there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.bin = root / "path"
+        self.bin.mkdir()
+        for name in ("pyproject.toml", "localspec/__init__.py", "localspec/machine.py"):
+            self.copy(name)
+        for name in ("setup", "setup_venv.py", "ask", "test"):
+            self.copy(f"scripts/{name}")
+        self.tool("python3", PYTHON)
+        for name in ("dirname", "readlink"):
+            self.tool(name)
+
+    def copy(self, name: str) -> None:
+        (self.root / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, self.root / name)
+
+    def tool(self, name: str, real: str | None = None) -> None:
+        """Put a command of this machine, or a stand-in for one, on the PATH."""
+        (self.bin / name).symlink_to(real or shutil.which(name) or "/nonexistent")
+
+    def run(
+        self, *argv: str, cwd: Path | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.root / argv[0]), *argv[1:]],
+            cwd=cwd,
+            env={"PATH": str(self.bin), "HOME": str(self.root / "home"), **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    def finish_venv(self, **differences: str) -> None:
+        """A .venv that passes for one made by setup, but for these entries of its stamp."""
+        entry = load_entry(self.root / "scripts/setup")
+        binaries = self.root / ".venv/bin"
+        binaries.mkdir(parents=True)
+        (binaries / "python").symlink_to(PYTHON)
+        facts = {**entry.fingerprint(), "extras": "", "flags": "cpu", "cmake_args": "-DX=1"}
+        setup_venv.write_stamp(self.root / ".venv/localspec.stamp", {**facts, **differences})
+
+
+def load_entry(path: Path) -> ModuleType:
+    """scripts/setup as a module; it has no suffix to import it by."""
+    loader = importlib.machinery.SourceFileLoader("localspec_setup_entry", str(path))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+# --- whether there is anything to do
+
+
+def test_a_finished_venv_is_left_alone(checkout: Checkout) -> None:
+    checkout.finish_venv()
+    done = checkout.run("scripts/setup")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "localspec setup: nothing to do, .venv is up to date.\n"
+    assert checkout.run("scripts/setup", "--quiet").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [
+        pytest.param({"python": "3.11.0"}, id="another Python"),
+        pytest.param({"cpu": "x86_64 00000000"}, id="another CPU"),
+        pytest.param({"pyproject": "00000000"}, id="other dependencies"),
+    ],
+)
+def test_a_venv_made_of_something_else_is_out_of_date(
+    checkout: Checkout, stamp: dict[str, str]
+) -> None:
+    checkout.finish_venv(**stamp)
+    # Without a compiler setup ends where it would begin to work.
+    assert "no working C++ compiler" in checkout.run("scripts/setup").stderr
+
+
+def test_a_venv_without_a_stamp_is_not_complete(checkout: Checkout) -> None:
+    checkout.finish_venv()
+    (checkout.root / ".venv/localspec.stamp").unlink()
+    assert checkout.run("scripts/setup", "--quiet").returncode == 1
+
+
+def test_extras_are_kept_and_a_missing_one_is_installed(checkout: Checkout) -> None:
+    checkout.finish_venv(extras="test")
+    assert checkout.run("scripts/setup").returncode == 0
+    assert checkout.run("scripts/setup", "test").returncode == 0
+    assert "no working C++ compiler" in checkout.run("scripts/setup", "train").stderr
+
+
+def test_flags_once_given_hold_until_others_are_given(checkout: Checkout) -> None:
+    checkout.finish_venv(flags="user")
+    assert checkout.run("scripts/setup").returncode == 0
+    assert checkout.run("scripts/setup", CMAKE_ARGS="-DX=1").returncode == 0
+    assert checkout.run("scripts/setup", CMAKE_ARGS="-DX=2").returncode == 1
+
+
+def test_the_check_costs_milliseconds(checkout: Checkout) -> None:
+    checkout.finish_venv()
+
+    def seconds(*argv: str) -> float:
+        began = time.perf_counter()
+        subprocess.run([checkout.root / ".venv/bin/python", "-IS", *argv], check=True)
+        return time.perf_counter() - began
+
+    # Against Python's own start, so that a busy machine slows both.
+    pairs = [(seconds(str(checkout.root / "scripts/setup"), "--quiet"), seconds("-c", ""))]
+    pairs += [(seconds(str(checkout.root / "scripts/setup"), "--quiet"), seconds("-c", ""))] * 4
+    assert min(run - start for run, start in pairs) < 0.05
+
+
+# --- what a new user may lack
+
+
+def test_no_compiler(checkout: Checkout) -> None:
+    checkout.tool("apt-get", "/bin/true")
+    done = checkout.run("scripts/setup")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "localspec setup: there is no working C++ compiler, "
+        "and llama.cpp is built on the machine it runs on. "
+        "Run `sudo apt-get install build-essential`, then run this again.\n"
+    )
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_a_cxx_that_makes_no_program(checkout: Checkout) -> None:
+    done = checkout.run("scripts/setup", CXX="no-such-compiler")
+    assert done.stderr == (
+        "localspec setup: CXX is `no-such-compiler`, and that makes no C++ program. "
+        "Correct or unset CXX.\n"
+    )
+
+
+def test_the_answer_of_ask_does_not_begin_where_setup_failed(checkout: Checkout) -> None:
+    done = checkout.run("scripts/ask", "hello")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no working C++ compiler" in done.stderr
+
+
+def test_an_unknown_option_or_extra_is_a_usage_error(checkout: Checkout) -> None:
+    for word in ("--agian", "tests"):
+        done = checkout.run("scripts/setup", word)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("usage: scripts/setup")
+
+
+def test_an_old_python_can_read_the_script_to_its_message() -> None:
+    import ast
+
+    ast.parse((ROOT / "scripts/setup").read_text(), feature_version=(3, 7))
+
+
+@pytest.mark.slow
+def test_a_setup_that_fails_leaves_no_venv_that_looks_complete(checkout: Checkout) -> None:
+    for name in ("c++", "as", "ld"):
+        checkout.tool(name)
+    done = checkout.run("scripts/setup", PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    assert done.returncode == 1
+    assert "building llama.cpp, once for this machine failed.\n" in done.stderr
+    assert "No matching distribution found" in done.stderr
+    log = done.stderr.rsplit("The whole output: ", 1)[1].strip()
+    assert "llama-cpp-python" in Path(log).read_text()
+    assert not (checkout.root / ".venv/localspec.stamp").exists()
+    assert not list(Path(log).parent.glob("*.whl"))
+
+
+# --- ask
+
+
+def test_ask_hands_over_the_words_from_any_folder(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.finish_venv()
+    program = checkout.root / ".venv/bin/localspec"
+    program.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\nexit 7\n')
+    program.chmod(0o755)
+    (tmp_path / "linked-ask").symlink_to(checkout.root / "scripts/ask")
+    elsewhere = tmp_path / "some where"
+    elsewhere.mkdir()
+    done = checkout.run("linked-ask", "-u", "two  words", "*", cwd=elsewhere)
+    assert done.stdout == "<ask>\n<-u>\n<two  words>\n<*>\n"
+    assert (done.returncode, done.stderr) == (7, "")
+
+
+# --- running what takes long
+
+
+@pytest.mark.parametrize(
+    ("output", "step"),
+    [
+        ("[1/140] c++ a\n  [26/140] c++ b\nwarning: [x]\n", "26/140"),
+        ("[ 12%] Building CXX object\n", "12%"),
+        ("Collecting click [1/2]\n", None),
+    ],
+)
+def test_progress_is_read_off_the_builds_own_lines(output: str, step: str | None) -> None:
+    assert setup_venv.last_step(output) == step
+
+
+@pytest.mark.parametrize(
+    ("output", "cure"),
+    [
+        ("c++: fatal error: Killed signal terminated program cc1plus", "Memory ran out."),
+        ("OSError: [Errno 28] No space left on device", "The disk is full."),
+        ("Failed to establish a new connection: [Errno 101]", "The package index cannot be"),
+        ("nvcc fatal : Unsupported gpu architecture", "The CUDA compiler does not work here."),
+        ("x.cpp:1: error: no", "The lines above, or the log, tell the cause."),
+    ],
+)
+def test_a_failure_shows_its_line_its_cure_and_the_log(
+    tmp_path: Path, output: str, cure: str
+) -> None:
+    log = tmp_path / "build.log"
+    log.write_text(f"much\nado\n{output}\nabout\n× Building wheel did not run successfully.\n")
+    told = setup_venv.explain("building", log)
+    assert f"building failed.\n    {output}\n{cure}" in told
+    assert "ado" not in told
+    assert told.endswith(f"The whole output: {log}")
+
+
+def test_a_stop_reaches_the_commands_below(tmp_path: Path) -> None:
+    """A child of the command is gone once setup was told to stop."""
+    began = tmp_path / "began"
+    program = (
+        "import signal, sys, setup_venv\n"
+        "from pathlib import Path\n"
+        "signal.signal(signal.SIGTERM, setup_venv._interrupt)\n"
+        f"setup_venv.run_logged('x', ['sh', '-c', 'sleep 60 & echo $! > {began}; wait'], "
+        f"Path({str(tmp_path / 'log')!r}), {{'PATH': '/usr/bin:/bin'}})\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 30
+    while not (began.exists() and began.read_text().strip()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=30)
+    child = int(began.read_text())
+    while running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def running(pid: int) -> bool:
+    """Whether a process still runs; one that ended but was not yet reaped does not."""
+    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return told.stdout.strip()[:1] not in ("", "Z")
+
+
+def test_a_second_setup_waits_for_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "lock"
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+            "print('held', flush=True)\nsys.stdin.read(1)",
+            str(lock),
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with holder:
+        assert holder.stdout
+        assert holder.stdin
+        holder.stdout.readline()
+        threading.Timer(0.3, holder.stdin.close).start()
+        with setup_venv.locked(lock, "the other one"):
+            assert holder.stdin.closed
+    assert capsys.readouterr().err == "localspec setup: waiting for the other one to end.\n"
