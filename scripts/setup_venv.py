@@ -105,8 +105,11 @@ def refresh(request: Request) -> None:
     (venv / "localspec.stamp").unlink(missing_ok=True)
     if request.again or stamp.get("python") != facts["python"]:
         make_venv(host, venv)
+        stamp = {}
     wheel = build_wheel(host, venv, plan, version, cache_folder(host) / "wheels" / key)
-    install(venv, request.root, extras, wheel, replace=stamp.get("wheel") != key)
+    if stamp.get("wheel", key) != key:
+        remove_other_build(venv)
+    install(venv, request.root, extras, wheel)
 
     write_stamp(
         venv / "localspec.stamp",
@@ -200,16 +203,17 @@ def build_wheel(host: Host, venv: Path, plan: machine.Plan, version: str, folder
         return wheel
 
 
-def install(venv: Path, root: str, extras: Sequence[str], wheel: Path, replace: bool) -> None:
+def remove_other_build(venv: Path) -> None:
+    """Take llama-cpp-python out; pip takes another build of the same version for the one it has."""
+    command = [*pip(venv, "uninstall"), "--yes", "llama-cpp-python"]
+    run_logged("removing the former build of llama.cpp", command, venv / "setup.log", os.environ)
+
+
+def install(venv: Path, root: str, extras: Sequence[str], wheel: Path) -> None:
     """The package, editable, with its dependencies."""
-    log = venv / "setup.log"
-    if replace:
-        # pip takes another build of the same version for the one it has.
-        command = [*pip(venv, "uninstall"), "--yes", "llama-cpp-python"]
-        run_logged("making room for another build", command, log, os.environ)
     package = f"{root}[{','.join(extras)}]" if extras else root
     command = [*pip(venv, "install"), str(wheel), "--editable", package]
-    run_logged("installing packages", command, log, os.environ)
+    run_logged("installing packages", command, venv / "setup.log", os.environ)
 
 
 def pip(venv: Path, verb: str) -> list[str]:
@@ -298,7 +302,7 @@ class Progress:
 
     def show(self, step: str | None) -> None:
         """Draw the state; `step` where there is news of it."""
-        self.step = step or self.step
+        self.step = f"{step} " if step else self.step
         now = time.monotonic()
         if self.live or now - self.said >= LINE_EVERY_S:
             self.said = now
@@ -306,7 +310,7 @@ class Progress:
 
     def _line(self, now: float) -> str:
         minutes, seconds = divmod(int(now - self.started), 60)
-        text = f"localspec setup: {self.stage} … {self.step} {minutes}:{seconds:02}"
+        text = f"localspec setup: {self.stage} … {self.step}{minutes}:{seconds:02}"
         if not self.live:
             return text
         width = shutil.get_terminal_size().columns - 1
