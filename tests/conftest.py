@@ -1,0 +1,43 @@
+"""Fixtures for everybody: a home of one's own, a running daemon."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    """A short path: a socket's may have 103 bytes, and pytest's own folders are long."""
+    root = Path(tempfile.mkdtemp(prefix="ls-"))
+    made = Home(root)
+    yield made
+    made.end()
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def start_daemon(home: Home) -> Iterator[Callable[..., RunningDaemon]]:
+    """Start a daemon with the scripted engine: arguments for the engine, configuration by key."""
+    started: list[RunningDaemon] = []
+
+    def start(*engine: str, **config: object) -> RunningDaemon:
+        home.use_fake(*engine, **config)
+        started.append(RunningDaemon(home))
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        daemon.stop()
+
+
+@pytest.fixture
+def daemon(start_daemon: Callable[..., RunningDaemon]) -> RunningDaemon:
+    """A daemon with the scripted engine."""
+    return start_daemon()

@@ -1,0 +1,245 @@
+"""What happens when processes die: the worker's, the daemon's. Cases of RELIABILITY by number."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, alive, wait_for
+
+Start = Callable[..., RunningDaemon]
+
+
+def test_p1_a_worker_killed_mid_stream_ends_the_answer_with_an_error_and_the_next_one_works(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    with home.streaming("forever") as response:
+        assert response.readline().startswith(b"data: ")
+        os.kill(daemon.worker_pid(), signal.SIGKILL)
+        last = response.read().decode().strip().split("\n\n")[-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["code"] == "worker_died"
+    assert "SIGKILL" in error["message"]
+    assert "next request starts a new one" in error["message"]
+    assert home.chat("say again").text == "again"
+    assert home.status()["counts"]["worker_deaths"] == 1
+
+
+def test_a_death_is_explained_with_the_workers_last_words(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    answer = home.chat("exit 7")
+    assert answer.status == 500
+    assert "exit status 7" in answer.error["message"]
+    assert "the last words of the engine" in answer.error["message"]
+
+
+def test_p2_a_stopped_worker_is_ended_by_the_watchdog(home: Home, start_daemon: Start) -> None:
+    daemon = start_daemon(watchdog=1)
+    assert home.chat("say warm").status == 200
+    os.kill(daemon.worker_pid(), signal.SIGSTOP)
+    answer = home.chat("say anything")
+    assert answer.status == 504
+    assert answer.error["code"] == "worker_timeout"
+    assert home.chat("say again").text == "again"
+
+
+def test_p3_a_killed_daemon_takes_its_worker_along_and_the_next_takes_the_socket(
+    home: Home, start_daemon: Start
+) -> None:
+    first = start_daemon()
+    with home.streaming("forever") as response:
+        response.readline()
+        worker = first.worker_pid()
+        first.process.kill()
+        first.process.communicate()
+    wait_for(lambda: not alive(worker), "the worker's end")
+    assert home.socket.exists()  # P8: stale, and replaced
+    start_daemon()
+    assert home.chat("say hello").text == "hello"
+
+
+def test_p4_sigterm_lets_a_running_answer_finish_and_exits_with_0(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    with home.streaming("slow 20") as response:
+        response.readline()
+        worker = daemon.worker_pid()
+        daemon.process.send_signal(signal.SIGTERM)
+        body = response.read().decode()
+    assert "19 " in body
+    assert body.endswith("data: [DONE]\n\n")
+    assert daemon.stop() == 0
+    assert not alive(worker)
+    assert not home.socket.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_idle_daemon_ends_cleanly_on(
+    number: signal.Signals, home: Home, daemon: RunningDaemon
+) -> None:
+    daemon.process.send_signal(number)
+    assert daemon.stop() == 0
+    assert not home.socket.exists()
+
+
+def test_p5_a_pair_that_crashed_three_times_is_set_aside_until_reset(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    for _ in range(3):
+        assert home.chat("die SIGABRT").status == 500
+    refused = home.chat("say hello")
+    assert refused.status == 503
+    assert refused.error["code"] == "pair_set_aside"
+    assert str(home.model) in refused.error["message"]
+    assert "localspec start --reset" in refused.error["message"]
+    assert home.status()["pair"]["state"] == "set_aside"
+    assert home.run("start", "--reset").returncode == 0
+    assert home.chat("say hello").text == "hello"
+
+
+def test_p7_a_second_daemon_says_that_one_is_running(home: Home, daemon: RunningDaemon) -> None:
+    second = home.spawn_daemon()
+    output, _ = second.communicate(timeout=30)
+    assert second.returncode == 1
+    assert "already running" in output
+    assert home.chat("say hello").status == 200
+
+
+def test_p8_a_stale_socket_is_replaced(home: Home, start_daemon: Start) -> None:
+    home.socket.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(home.socket))
+    start_daemon()
+    assert home.chat("say hello").status == 200
+
+
+def test_p9_a_lock_file_with_the_pid_of_a_living_process_stops_nobody(
+    home: Home, start_daemon: Start
+) -> None:
+    home.socket.parent.mkdir(mode=0o700)
+    (home.socket.parent / "daemon.lock").write_text(f"{os.getpid()}\n")
+    start_daemon()
+    assert home.status()["pid"] != os.getpid()
+
+
+def test_d7_a_link_in_place_of_the_lock_is_refused(home: Home) -> None:
+    home.socket.parent.mkdir(mode=0o700)
+    victim = home.root / "victim"
+    victim.write_text("precious")
+    (home.socket.parent / "daemon.lock").symlink_to(victim)
+    process = home.spawn_daemon()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "daemon.lock cannot be opened" in output
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL"])
+def test_p10_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
+    name: str, home: Home, start_daemon: Start
+) -> None:
+    first = start_daemon("--first-decode", name)
+    answer = home.chat("say hello")
+    assert answer.text == "hello"
+    assert "Safe mode" in answer.json["localspec"]["note"]
+    status = home.status()
+    assert status["safe_mode"] is True
+    assert status["counts"]["worker_starts"] == 2
+    first.stop()
+    assert "SIG" in (home.root / "state" / "safe-mode.json").read_text()
+
+    start_daemon("--first-decode", name)  # remembered: no death this time
+    assert home.chat("say hello").text == "hello"
+    assert home.status()["counts"]["worker_deaths"] == 0
+
+
+def test_p10_streamed_the_second_try_is_not_seen(home: Home, start_daemon: Start) -> None:
+    start_daemon("--first-decode", "SIGSEGV")
+    with home.streaming("say a b") as response:
+        chunks = [json.loads(line[6:]) for line in response if line.startswith(b"data: {")]
+    roles = [chunk for chunk in chunks if chunk["choices"][0]["delta"].get("role")]
+    assert len(roles) == 1
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "a b"
+
+
+def test_p10_safe_mode_that_does_not_help_is_tried_once_and_not_remembered(
+    home: Home, start_daemon: Start
+) -> None:
+    start_daemon("--always", "SIGSEGV")
+    answer = home.chat("say hello")
+    assert answer.status == 500
+    assert answer.error["code"] == "worker_died"
+    status = home.status()
+    assert status["counts"]["worker_starts"] == 2
+    assert status["safe_mode"] is False
+    assert not (home.root / "state" / "safe-mode.json").exists()
+
+
+def test_a_later_segmentation_fault_is_no_reason_for_safe_mode(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    assert home.chat("die SIGSEGV").error["code"] == "worker_died"
+    assert home.status()["safe_mode"] is False
+
+
+def test_r5_twenty_clients_at_once_start_one_daemon(home: Home) -> None:
+    home.use_fake()
+    with ThreadPoolExecutor(20) as pool:
+        runs = list(pool.map(lambda _: home.run("ask", "say hello"), range(20)))
+    assert {(run.returncode, run.stdout, run.stderr) for run in runs} == {(0, "hello\n", "")}
+    assert home.log.read_text().count("listens on") == 1
+
+
+def test_c3_a_pair_unloaded_after_an_idle_time_is_loaded_again(
+    home: Home, start_daemon: Start
+) -> None:
+    daemon = start_daemon(idle_unload=0.05)
+    assert home.chat("say hello").text == "hello"
+    wait_for(lambda: home.status()["worker_pid"] is None, "the unload")
+    assert home.status()["pair"]["state"] == "unloaded"
+    assert home.chat("say again").text == "again"
+    assert home.status()["counts"]["worker_deaths"] == 0
+    assert daemon.process.poll() is None
+
+
+def test_a_pair_that_cannot_be_loaded_is_explained(home: Home, start_daemon: Start) -> None:
+    start_daemon("--load-error")
+    answer = home.chat("say hello")
+    assert answer.status == 503
+    assert answer.error["code"] == "load_failed"
+    assert answer.error["message"] == "The file is no GGUF."
+    assert home.status()["worker_pid"] is None
+
+
+def test_health_is_503_while_the_pair_is_loading(home: Home, start_daemon: Start) -> None:
+    start_daemon("--load-delay", "0.5")
+    assert home.request("GET", "/health").json == {"status": "ok"}
+    with ThreadPoolExecutor(1) as pool:
+        chat = pool.submit(home.chat, "say hello")
+        wait_for(lambda: home.status()["pair"]["progress"], "progress")
+        answer = home.request("GET", "/health")
+        assert answer.status == 503
+        assert answer.error["message"] == "Loading model"
+        assert chat.result().text == "hello"
+
+
+def test_the_socket_is_for_its_owner_only(home: Home, daemon: RunningDaemon) -> None:
+    assert stat.S_IMODE(home.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.socket.parent.stat().st_mode) == 0o700
+
+
+def test_a_runtime_folder_open_to_others_is_refused(home: Home) -> None:
+    home.socket.parent.mkdir(mode=0o755)
+    home.socket.parent.chmod(0o755)
+    process = home.spawn_daemon()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "chmod 700" in output

@@ -1,0 +1,199 @@
+"""Real daemons for tests, each in a home folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from localspec.client import autostart
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_WORKER = ROOT / "tests" / "support" / "fake_worker.py"
+PATIENCE = 30.0  # seconds; only a bug waits so long
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """The first true result of `condition`; a failure that names `what` when there is none."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        if result := condition():
+            return result
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
+        time.sleep(0.005)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    """http.client over a Unix socket: another reader of HTTP than our own."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localspec", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(PATIENCE)
+        self.sock.connect(str(self._path))
+
+
+class Answer:
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.getheaders()}
+        self.body = response.read()
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
+    @property
+    def text(self) -> str:
+        content: str = self.json["choices"][0]["message"]["content"]
+        return content
+
+    @property
+    def events(self) -> list[str]:
+        """The data of the server-sent events, split as the standard says."""
+        parts = self.body.decode().split("\n\n")
+        return [part.removeprefix("data: ") for part in parts if part]
+
+
+class Home:
+    """A folder for one user's daemon, and the environment that leads there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.socket = root / "run" / "localspec.sock"
+        self.log = root / "state" / "daemon.log"
+        self.model = root / "fake.gguf"
+        self.model.touch()
+        self.environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("LOCALSPEC_")},
+            "PYTHONPATH": str(ROOT),
+            "LOCALSPEC_HOME": str(root),
+        }
+
+    def use_fake(self, *arguments: str, **config: object) -> None:
+        """Let daemons of this home start the scripted engine."""
+        command = [sys.executable, str(FAKE_WORKER), *arguments]
+        self.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
+        self.environment["LOCALSPEC_PAIR"] = str(self.model)
+        for key, value in config.items():
+            self.environment[f"LOCALSPEC_{key.upper()}"] = str(value)
+
+    def run(self, *arguments: str, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run `localspec` with these arguments."""
+        return subprocess.run(
+            [sys.executable, "-m", "localspec", *arguments],
+            env=self.environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            **options,
+        )
+
+    def spawn_daemon(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "localspec.daemon"],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd="/",
+        )
+
+    def request(self, method: str, target: str, body: Any = None) -> Answer:
+        """One request through http.client. `body` is sent as it is, or as JSON."""
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request(method, target, data, {"Content-Type": "application/json"})
+            return Answer(connection.getresponse())
+        finally:
+            connection.close()
+
+    def chat(self, prompt: str, **fields: Any) -> Answer:
+        messages = [{"role": "user", "content": prompt}]
+        return self.request("POST", "/v1/chat/completions", {"messages": messages, **fields})
+
+    def status(self) -> Any:
+        return self.request("GET", "/localspec/status").json
+
+    @contextlib.contextmanager
+    def streaming(self, prompt: str, **fields: Any) -> Iterator[http.client.HTTPResponse]:
+        """A streamed chat whose head has been read; leaving closes the connection."""
+        connection = UnixConnection(self.socket)
+        messages = [{"role": "user", "content": prompt}]
+        body = json.dumps({"messages": messages, "stream": True, **fields})
+        connection.request("POST", "/v1/chat/completions", body)
+        response = connection.getresponse()
+        try:
+            yield response
+        finally:
+            response.close()
+            connection.close()
+
+    def end(self) -> None:
+        """No daemon of this home survives."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((self.root / "run" / "daemon.lock").read_text())
+            if autostart.listens(str(self.socket)):
+                os.kill(pid, signal.SIGTERM)
+                wait_for(lambda: not alive(pid), "the daemon's end")
+
+
+class RunningDaemon:
+    """A daemon that this test started and waits for."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.process = home.spawn_daemon()
+        wait_for(lambda: autostart.listens(str(home.socket)) or self.process.poll() is not None, "it")
+        if self.process.poll() is not None:
+            raise AssertionError(self.process.communicate()[0])
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def worker_pid(self) -> int:
+        pid: int = wait_for(lambda: self.home.status()["worker_pid"], "a worker")
+        return pid
+
+    def stop(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        assert not output, output
+        return self.process.returncode
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits for its parent does not."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
+            return stat.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
+    except FileNotFoundError:
+        if sys.platform == "linux":
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
