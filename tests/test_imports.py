@@ -1,4 +1,4 @@
-"""Imports go one way, each rule with its reason. One that no longer fits is changed here, openly."""
+"""Imports go one way. Each rule says why; one that no longer fits is changed here, openly."""
 
 from __future__ import annotations
 
