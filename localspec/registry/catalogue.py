@@ -1,0 +1,256 @@
+"""models.toml: which pairs there are. The shipped file, and the user's own laid over it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from localspec.errors import ModelNotFound
+from localspec.registry.errors import CatalogueError
+
+VERSION = 1
+GIB = 1 << 30
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+# The hub's own rules for repositories (huggingface_hub, validate_repo_id): no "--", no "..".
+REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])")
+FILE = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
+_MEMORY = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
+
+
+class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One file on the hub, the first of a sharded one. Hash and size where they are known."""
+
+    repo: str
+    file: str
+    verified: str = ""  # where the names were seen
+    revision: str = "main"
+    sha256: str = ""
+    size_gib: float = 0
+
+
+class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One entry of the catalogue. `memory`: GB of GPU memory it is meant for, or "cpu"."""
+
+    summary: str
+    target: Weights
+    draft: Weights | None = None
+    aliases: tuple[str, ...] = ()
+    roles: tuple[Literal["chat", "fim"], ...] = ("chat",)
+    licence: str = "unknown"
+    memory: str = "cpu"
+    hybrid: bool = False
+    reported: str = ""
+
+    def estimated_bytes(self) -> int:
+        """Memory this pair wants, from the catalogue alone: sizes where known, else the class.
+
+        A fifth on top of the weights and 1 GiB stand for the caches; a header says it better.
+        """
+        sizes = [each.size_gib for each in (self.target, self.draft) if each]
+        if all(sizes):
+            return int((sum(sizes) * 1.2 + 1) * GIB)
+        least = self.memory.split("-")[0]
+        return int(least if least.isdigit() else 4) * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Pairs by name, and the other names people type for them."""
+
+    pairs: Mapping[str, Pair]
+    aliases: Mapping[str, str]
+
+    def find(self, name: str) -> tuple[str, Pair]:
+        """The pair's own name and the pair.
+
+        Raises:
+            ModelNotFound: with the nearest names there are.
+        """
+        wanted = name.strip().lower()
+        own = wanted if wanted in self.pairs else self.aliases.get(wanted)
+        if own is not None:
+            return own, self.pairs[own]
+        near = difflib.get_close_matches(wanted, [*self.pairs, *self.aliases], n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise ModelNotFound(
+            f"There is no pair '{name}' in the catalogue.{hint} See: localspec catalogue",
+            param="model",
+        )
+
+    def fitting(self, free: int) -> Mapping[str, bool]:
+        """For each pair whether about `free` bytes of memory hold it."""
+        return {name: pair.estimated_bytes() <= free for name, pair in self.pairs.items()}
+
+
+def shipped_catalogue() -> Path:
+    """models.toml: inside the package when installed, at the top of a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "models.toml"
+    return inside if inside.exists() else package.parent / "models.toml"
+
+
+def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
+    """The shipped catalogue with the user's own (which need not exist) laid over it.
+
+    Raises:
+        CatalogueError: naming file, line and key, and what is allowed.
+    """
+    pairs: dict[str, Pair] = {}
+    aliases: dict[str, str] = {}
+    for path in (shipped or shipped_catalogue(), user):
+        if path == user and not path.exists():
+            continue
+        for name, pair in read_catalogue(path).items():
+            aliases = {alias: own for alias, own in aliases.items() if own != name}
+            pairs[name] = pair
+            aliases.update(dict.fromkeys(pair.aliases, name))
+    return Catalogue(pairs, aliases)
+
+
+def read_catalogue(path: Path) -> dict[str, Pair]:
+    """One file's pairs, strictly checked."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except FileNotFoundError:
+        raise CatalogueError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise CatalogueError(f"{path} cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CatalogueError(f"{path}: {error}.") from error  # names line and column itself
+    place = _Place(path, text)
+    for key in table:
+        if key not in ("version", "pairs"):
+            raise place.error((key,), f"unknown key '{key}'; the keys are version and pairs")
+    if table.get("version", VERSION) != VERSION:
+        raise place.error(("version",), f"version must be {VERSION}")
+    entries = table.get("pairs", {})
+    if not isinstance(entries, dict):
+        raise place.error(("pairs",), "pairs must be a table: [pairs.NAME]")
+    pairs = {name: _read_pair(place, name, entry) for name, entry in entries.items()}
+    _check_names(place, pairs)
+    return pairs
+
+
+class _Place:
+    """Finds the line of a key. tomllib keeps no positions, so on an error the text is searched."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.lines = text.splitlines()
+
+    def error(self, keys: tuple[str, ...], what: str) -> CatalogueError:
+        dotted = ".".join(keys)
+        return CatalogueError(f"{self.path}, line {self._line(keys)}, {dotted}: {what}.")
+
+    def _line(self, keys: tuple[str, ...]) -> int:
+        """The line of the key itself, else of the innermost table around it that has a header."""
+        for depth in range(len(keys), -1, -1):
+            start = self._header(keys[:depth])
+            if start is None:
+                continue
+            if depth == len(keys):
+                return start + 1
+            key = re.compile(rf'\s*["\']?{re.escape(keys[depth])}["\']?\s*[=.]')
+            for number, line in enumerate(self.lines[start + (depth > 0) :], start + (depth > 0)):
+                if line.lstrip().startswith("["):
+                    break
+                if key.match(line):
+                    return number + 1
+            if depth:
+                return start + 1
+        return 1
+
+    def _header(self, keys: tuple[str, ...]) -> int | None:
+        if not keys:
+            return 0
+        dotted = ".".join(keys)
+        for number, line in enumerate(self.lines):
+            found = re.match(r"\s*\[([^\[\]]+)\]", line)
+            if found and re.sub(r"[\s\"']", "", found[1]) == dotted:
+                return number
+        return None
+
+
+def _read_pair(place: _Place, name: str, entry: object) -> Pair:
+    try:
+        pair = msgspec.convert(entry, Pair, strict=True)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        keys = tuple(re.findall(r"\w+", where))
+        field = re.search(r"field `(\w+)`", what)
+        if field:
+            keys += (field[1],)
+        what = what.replace("Object", "the table").replace("`", "'")
+        raise place.error(("pairs", name, *keys), what[:1].lower() + what[1:]) from None
+    for keys, pattern, value, shape in _patterns(name, pair):
+        if value and not pattern.fullmatch(value):
+            raise place.error(("pairs", name, *keys), f"'{value}' is not {shape}")
+    for key, value in (("summary", pair.summary), ("target.repo", pair.target.repo)):
+        if not value:
+            raise place.error(("pairs", name, *key.split(".")), "must not be empty")
+    return pair
+
+
+def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], str, str]]:
+    """Every string with a fixed shape: where it is, its pattern, its value, what it should be."""
+    yield (), NAME, name, "a name (small letters, digits, '.', '_', '-')"
+    for alias in pair.aliases:
+        yield ("aliases",), NAME, alias, "a name (small letters, digits, '.', '_', '-')"
+    yield ("memory",), _MEMORY, pair.memory, "a number of GB, a range such as 16-24, or cpu"
+    for role, weights in (("target", pair.target), ("draft", pair.draft)):
+        if weights:
+            yield (role, "repo"), REPO, weights.repo, "a repository (OWNER/NAME)"
+            yield (role, "file"), FILE, weights.file or "?", "the name of a .gguf file"
+            yield (role, "sha256"), SHA256, weights.sha256, "64 small hexadecimal digits"
+            yield (role, "revision"), REVISION, weights.revision or "?", "a branch, tag or commit"
+
+
+def _check_names(place: _Place, pairs: Mapping[str, Pair]) -> None:
+    """No name may mean two pairs."""
+    owner: dict[str, str] = {name: name for name in pairs}
+    for name, pair in pairs.items():
+        for alias in pair.aliases:
+            if owner.setdefault(alias, name) != name:
+                raise place.error(
+                    ("pairs", name, "aliases"), f"'{alias}' already means '{owner[alias]}'"
+                )
+
+
+class LiveCatalogue:
+    """The catalogue as it is now; a broken edit keeps the last good one, `problem` says so."""
+
+    def __init__(self, user: Path, shipped: Path | None = None) -> None:
+        self._user = user
+        self._shipped = shipped or shipped_catalogue()
+        self.problem = ""
+        try:
+            self.current = load_catalogue(user, self._shipped)
+        except CatalogueError as error:
+            # At start there is no last good one: the shipped file alone keeps the pairs usable.
+            self.problem = f"{error.message} Your file is left out until it is corrected."
+            self.current = load_catalogue(self._shipped, self._shipped)
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        """The files to watch."""
+        return self._shipped, self._user
+
+    def reload(self) -> bool:
+        """Read both files again; False when they are broken and the last good ones stay."""
+        try:
+            self.current = load_catalogue(self._user, self._shipped)
+        except CatalogueError as error:
+            self.problem = f"{error.message} The last good catalogue stays in use."
+            return False
+        self.problem = ""
+        return True

@@ -1,0 +1,167 @@
+"""Files that must not be half-written, followed through a link, or touched by two at once."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from localspec.errors import UnsafePath
+from localspec.registry.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly
+
+CHUNK = 4 << 20
+_LOCK_POLL = 0.2  # seconds between two tries, so that a waiting pull can be cancelled
+
+
+def store_error(
+    error: OSError, path: Path, *, needed: int | None = None
+) -> StoreError | UnsafePath:
+    """What the operating system refused, in our words; `needed` bytes were still to be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        want = f"{needed} more bytes are needed and " if needed is not None else ""
+        return DiskFull(
+            f"The disk is full: {want}{free_sentence(path)}. What was written of {path.name} is "
+            "kept; make room and try again."
+        )
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return StoreReadOnly(f"{path} cannot be written ({error.strerror}).")
+    if error.errno == errno.ELOOP:
+        return UnsafePath(f"{path} is a symbolic link; remove it and try again.")
+    return StoreError(f"{path}: {error.strerror}.")
+
+
+def free_sentence(path: Path) -> str:
+    """How much is free on the disk of `path`, for a message."""
+    try:
+        info = os.statvfs(path if path.exists() else path.parent)
+    except OSError:
+        return "it is unknown how many are free"
+    return f"{info.f_bavail * info.f_frsize} bytes are free"
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file of the store: never through a symbolic link, never anything but a file.
+
+    Raises:
+        UnsafePath, StoreError
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        raise store_error(error, path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UnsafePath(f"{path} is not a file; remove it and try again.")
+    return descriptor
+
+
+def make_folder(path: Path) -> Path:
+    """Create a folder of the store, for its owner only.
+
+    Raises:
+        UnsafePath: a symbolic link is in its place.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise UnsafePath(f"{path} is a symbolic link; remove it and try again.")
+    except OSError as error:
+        raise store_error(error, path) from error
+    return path
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames in this folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` so that after a crash there is the old file or the new one, never a part.
+
+    Raises:
+        DiskFull, StoreReadOnly, StoreError, UnsafePath
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    try:
+        descriptor = open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+    except OSError as error:
+        raise store_error(error, path) from error
+
+
+@contextmanager
+def locked(
+    path: Path,
+    *,
+    shared: bool = False,
+    wait: bool = True,
+    cancel: threading.Event | None = None,
+    waiting: Callable[[], None] | None = None,
+) -> Iterator[bool]:
+    """Hold a lock between processes and between threads; yields False when it is taken and not
+    waited for. The kernel lets go of it when the holder dies.
+
+    `waiting` is called now and again while waiting.
+    """
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
+    mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, mode)
+                break
+            except BlockingIOError:
+                if not wait:
+                    yield False
+                    return
+            check_cancel(cancel)
+            if waiting:
+                waiting()
+            time.sleep(_LOCK_POLL)
+        yield True
+    finally:
+        os.close(descriptor)
+
+
+def check_cancel(cancel: threading.Event | None) -> None:
+    """Raise PullCancelled once `cancel` is set."""
+    if cancel is not None and cancel.is_set():
+        raise PullCancelled("The pull was cancelled; what was fetched is kept for the next one.")
+
+
+def sha256_of(
+    path: Path,
+    *,
+    progress: Callable[[int], None] | None = None,
+    cancel: threading.Event | None = None,
+) -> str:
+    """Hash of a whole file as hexadecimal digits; `progress` hears the bytes read so far."""
+    digest, done = hashlib.sha256(), 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(CHUNK):
+            digest.update(piece)  # without the interpreter's lock: others go on
+            done += len(piece)
+            if progress:
+                progress(done)
+            check_cancel(cancel)
+    return digest.hexdigest()

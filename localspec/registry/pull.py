@@ -1,0 +1,350 @@
+"""Pulling a pair: look at the headers first, fetch both files, show it when both are whole."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localspec.registry import fit
+from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.errors import DiskFull, FileChanged, PullCancelled
+from localspec.registry.files import check_cancel, free_sentence, sha256_of
+from localspec.registry.found import cached_file
+from localspec.registry.gguf import FileSource, Source
+from localspec.registry.hub import Hub, RemoteFile, RemoteSource
+from localspec.registry.journal import bytes_there
+from localspec.registry.model import Model, read_model, shard_names
+from localspec.registry.pairing import check_pair
+from localspec.registry.records import Part, Record, StoredModel
+from localspec.registry.retry import patiently
+from localspec.registry.store import Store
+from localspec.registry.transfer import Transfer, Tuning
+
+# Left free on the disk beyond the files themselves: logs, state and other programs live there too.
+DISK_RESERVE = 64 << 20
+_TICK = 0.25  # seconds between two reports of progress
+_CHANGES = 3  # how often a file may change on the hub during one pull
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A target or draft before its weights are fetched; several `remotes` when it is sharded."""
+
+    weights: Weights
+    remotes: tuple[RemoteFile, ...]
+    model: Model
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A pair that passed every check that headers allow.
+
+    `fetch`: bytes still to come; `header_bytes`: bytes the checks themselves fetched.
+    """
+
+    name: str
+    pair: Pair
+    target: PlannedModel
+    draft: PlannedModel | None
+    remotes: tuple[RemoteFile, ...]
+    fit: fit.Fit | None
+    fetch: int
+    header_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileProgress:
+    """One file: bytes there, bytes hashed, bytes in all."""
+
+    file: str
+    done: int
+    hashed: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a pull stands."""
+
+    files: tuple[FileProgress, ...]
+
+    @property
+    def done(self) -> int:
+        return sum(file.done for file in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def verifying(self) -> bool:
+        return self.done == self.size
+
+
+@dataclass(slots=True)
+class Puller:
+    """Pulls pairs into a store. `memory` None leaves the memory check out."""
+
+    store: Store
+    hub: Hub = field(default_factory=Hub)
+    tuning: Tuning = field(default_factory=Tuning)
+    memory: Callable[[], fit.Memory] | None = None
+
+    def pull(
+        self,
+        name: str,
+        pair: Pair,
+        progress: Callable[[Progress], None] | None = None,
+        cancel: threading.Event | None = None,
+        planned: Callable[[Plan], None] | None = None,
+    ) -> Record:
+        """Check, fetch, verify, show. Blocks; call it in a thread.
+
+        Raises:
+            RegistryError and below: one sentence; what was fetched is kept for the next try.
+        """
+        cancel = cancel or threading.Event()
+        self.hub.check_online()
+        self.store.prepare()
+        with self.store.pulling():
+            for change in range(_CHANGES):
+                plan = self.preflight(name, pair, cancel)
+                if planned:
+                    planned(plan)
+                try:
+                    return self.run(plan, progress, cancel)
+                except FileChanged:
+                    if change + 1 == _CHANGES:
+                        raise
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    def preflight(self, name: str, pair: Pair, cancel: threading.Event | None = None) -> Plan:
+        """Everything that headers can tell, before any weight is fetched.
+
+        Raises:
+            NotMatched, CannotRollBack, DoesNotFit, DiskFull, BadGguf, HubError and below.
+        """
+        self.hub.check_online()
+        wanted = [pair.target, pair.draft] if pair.draft else [pair.target]
+        with ThreadPoolExecutor(len(wanted), thread_name_prefix="header") as pool:
+            looked = list(pool.map(lambda weights: self._look(weights, cancel), wanted))
+        models = [model for model, _ in looked]
+        target, draft = models[0], models[1] if len(models) > 1 else None
+        notes = list(check_pair(target.model, draft.model if draft else None))
+        chosen = self._fits(target.model, draft.model if draft else None)
+        notes += chosen.notes if chosen else ()
+        notes += [note for model in models for note in _differs_from_catalogue(model)]
+        remotes = _distinct(models)
+        fetch = sum(self._missing(remote) for remote in remotes)
+        self._check_disk(fetch)
+        return Plan(
+            name=name,
+            pair=pair,
+            target=target,
+            draft=draft,
+            remotes=remotes,
+            fit=chosen,
+            fetch=fetch,
+            header_bytes=sum(read for _, read in looked),
+            notes=tuple(notes),
+        )
+
+    def run(
+        self, plan: Plan, progress: Callable[[Progress], None] | None, cancel: threading.Event
+    ) -> Record:
+        """Fetch what a plan lacks; the record appears last."""
+        used: dict[str, Path] = {}
+        transfers: list[Transfer] = []
+        stop = _Either(cancel)
+        for remote in plan.remotes:
+            path = self._whole_in_cache(remote, cancel)
+            if path:
+                used[remote.sha256] = path
+            else:
+                transfers.append(Transfer(self.hub, self.store, remote, self.tuning, stop))
+        if transfers:
+            self._transfer(plan, transfers, used, progress, stop)
+        record = self._record(plan, used)
+        self.store.put_new(record)
+        return record
+
+    def _transfer(
+        self,
+        plan: Plan,
+        transfers: list[Transfer],
+        used: dict[str, Path],
+        progress: Callable[[Progress], None] | None,
+        stop: _Either,
+    ) -> None:
+        """All files at once; when one fails the others stop and keep what they have."""
+
+        def report() -> None:
+            if progress:
+                progress(_progress(plan, transfers, used))
+
+        with ThreadPoolExecutor(len(transfers), thread_name_prefix="file") as pool:
+            futures: list[Future[None]] = [pool.submit(each.run) for each in transfers]
+            pending: set[Future[None]] = set(futures)
+            try:
+                while pending:
+                    done, pending = wait(pending, timeout=_TICK, return_when=FIRST_EXCEPTION)
+                    if any(future.exception() for future in done):
+                        stop.mine.set()
+                    report()
+            except BaseException:  # a callback failed, or the program is ending
+                stop.mine.set()
+                raise
+        failures = [error for future in futures if (error := future.exception())]
+        failures.sort(key=lambda error: isinstance(error, PullCancelled))  # the cause first
+        if failures:
+            raise failures[0]
+
+    def _look(self, weights: Weights, cancel: threading.Event | None) -> tuple[PlannedModel, int]:
+        """Resolve a model's files and read their headers; also the bytes read over the network."""
+        remotes = tuple(
+            patiently(
+                lambda file=file: self.hub.resolve(  # type: ignore[misc]
+                    weights.repo, file, weights.revision
+                ),
+                self.tuning.patience,
+                cancel,
+            )
+            for file in _files(weights.file)
+        )
+        sources = [self._source(remote) for remote in remotes]
+        model = read_model(sources)
+        read = sum(each.fetched for each in sources if isinstance(each, RemoteSource))
+        return PlannedModel(weights, remotes, model), read
+
+    def _source(self, remote: RemoteFile) -> Source:
+        """Where to read a header: the disk when the file is there, else the hub."""
+        for path in (self.store.blob(remote.sha256), _cached(remote)):
+            if path and path.is_file() and path.stat().st_size == remote.size:
+                source = FileSource(path)
+                source.name = remote.name
+                return source
+        return self.hub.source(remote)
+
+    def _fits(self, target: Model, draft: Model | None) -> fit.Fit | None:
+        return fit.fit(target, draft, self.memory()) if self.memory else None
+
+    def _missing(self, remote: RemoteFile) -> int:
+        """Bytes of a file that neither the store nor the Hugging Face cache has."""
+        blob = self.store.blob(remote.sha256)
+        if _cached(remote) or (blob.is_file() and blob.stat().st_size == remote.size):
+            return 0
+        part = self.store.parts / f"{remote.sha256}.part"
+        return remote.size - bytes_there(part, remote.size)
+
+    def _check_disk(self, fetch: int) -> None:
+        folder = self.store.root
+        while not folder.exists():
+            folder = folder.parent
+        info = os.statvfs(folder)
+        free = info.f_bavail * info.f_frsize
+        if fetch and fetch + DISK_RESERVE > free:
+            raise DiskFull(
+                f"The disk is too full: {fetch} more bytes are needed (and {DISK_RESERVE} in "
+                f"reserve), {free_sentence(folder)}. Make room (localspec gc) and pull again."
+            )
+
+    def _whole_in_cache(self, remote: RemoteFile, cancel: threading.Event) -> Path | None:
+        """The file in the Hugging Face cache, hash checked: its own download does not check it."""
+        path = _cached(remote)
+        if path is None or self.store.blob(remote.sha256).exists():
+            return None
+        check_cancel(cancel)
+        return path if sha256_of(path, cancel=cancel) == remote.sha256 else None
+
+    def _record(self, plan: Plan, used: dict[str, Path]) -> Record:
+        return Record(
+            name=plan.name,
+            target=self._stored(plan.target, used),
+            draft=self._stored(plan.draft, used) if plan.draft else None,
+            created=time.time(),
+            summary=plan.pair.summary,
+            licence=plan.pair.licence,
+            roles=plan.pair.roles,
+            notes=plan.notes,
+            template_sha256=plan.target.model.template_hash,
+        )
+
+    def _stored(self, planned: PlannedModel, used: dict[str, Path]) -> StoredModel:
+        return StoredModel(
+            parts=tuple(self._part(remote, used) for remote in planned.remotes),
+            architecture=planned.model.architecture,
+            repo=planned.weights.repo,
+            revision=planned.remotes[0].commit,
+            parameters=planned.model.parameters,
+        )
+
+    def _part(self, remote: RemoteFile, used: dict[str, Path]) -> Part:
+        path = used.get(remote.sha256)
+        return Part(
+            file=remote.file,
+            size=remote.size,
+            sha256=remote.sha256,
+            path=str(path.absolute()) if path else "",
+            checked=(path or self.store.blob(remote.sha256)).stat().st_mtime_ns,
+        )
+
+
+class _Either(threading.Event):
+    """Set when the person cancels, or when another file of the same pull failed."""
+
+    def __init__(self, theirs: threading.Event) -> None:
+        super().__init__()
+        self.theirs = theirs
+        self.mine = threading.Event()
+
+    def is_set(self) -> bool:
+        return self.theirs.is_set() or self.mine.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until either is set or `timeout` seconds are over."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.is_set() and (end is None or time.monotonic() < end):
+            time.sleep(min(0.1, max(0.0, end - time.monotonic())) if end else 0.1)
+        return self.is_set()
+
+
+def _files(file: str) -> list[str]:
+    """All parts of a file on the hub, in its folder there."""
+    folder, slash, name = file.rpartition("/")
+    return [f"{folder}{slash}{part}" for part in shard_names(name)]
+
+
+def _distinct(models: list[PlannedModel]) -> tuple[RemoteFile, ...]:
+    """Every file once, even if target and draft share one."""
+    files = {remote.sha256: remote for model in models for remote in model.remotes}
+    return tuple(files.values())
+
+
+def _cached(remote: RemoteFile) -> Path | None:
+    return cached_file(remote.repo, remote.file, remote.commit, remote.sha256, remote.size)
+
+
+def _differs_from_catalogue(model: PlannedModel) -> list[str]:
+    stated, found = model.weights.sha256, model.remotes[0].sha256
+    if not stated or stated == found:
+        return []
+    return [
+        f"{model.weights.file} is not the file the catalogue knows (SHA-256 {stated[:12]}… there, "
+        f"{found[:12]}… on the hub); the hub's is verified and used."
+    ]
+
+
+def _progress(plan: Plan, transfers: list[Transfer], used: dict[str, Path]) -> Progress:
+    under_way = {each.remote.sha256: each for each in transfers}
+    files = []
+    for remote in plan.remotes:
+        each = under_way.get(remote.sha256)
+        done, hashed = (each.done, each.hashed) if each else (remote.size, remote.size)
+        files.append(FileProgress(remote.name, done, hashed, remote.size))
+    return Progress(tuple(files))

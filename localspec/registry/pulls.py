@@ -1,0 +1,182 @@
+"""The pulls under way in this process: started once, watched by many, cancelled by name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from localspec.errors import LocalspecError, NotFound
+from localspec.registry.catalogue import Pair
+from localspec.registry.pull import FileProgress, Plan, Progress, Puller
+
+State = Literal["checking", "downloading", "verifying", "done", "failed", "cancelled"]
+RUNNING = ("checking", "downloading", "verifying")
+_RATE_SECONDS = 5.0
+_KEPT = 32  # finished pulls that can still be asked about
+
+
+class FileState(msgspec.Struct, frozen=True):
+    """One file of a pull, in bytes."""
+
+    file: str
+    done: int
+    size: int
+
+
+class PullState(msgspec.Struct, frozen=True, kw_only=True):
+    """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown.
+
+    `message` is the error's sentence and `code` its code; `notes` are what the checks found.
+    """
+
+    name: str
+    state: State
+    done: int = 0
+    size: int = 0
+    rate: float = 0
+    seconds_left: float | None = None
+    files: tuple[FileState, ...] = ()
+    notes: tuple[str, ...] = ()
+    message: str = ""
+    code: str = ""
+
+
+class Pull:
+    """One pull in its own thread. It goes on whoever watches or leaves."""
+
+    def __init__(self, puller: Puller, name: str, pair: Pair, ended: Callable[[], None]) -> None:
+        self.name = name
+        self.error: LocalspecError | None = None
+        self._puller, self._pair, self._ended = puller, pair, ended
+        self._cancel = threading.Event()
+        self._finished = threading.Event()
+        self._samples: deque[tuple[float, int]] = deque()
+        self._state = PullState(name=name, state="checking")
+        self._thread = threading.Thread(target=self._run, name=f"pull-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> PullState:
+        """A snapshot; cheap, from any thread."""
+        return self._state
+
+    def cancel(self) -> None:
+        """Ask it to stop; what was fetched is kept."""
+        self._cancel.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it has ended; False when `timeout` seconds were not enough."""
+        return self._finished.wait(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._puller.pull(self.name, self._pair, self._progress, self._cancel, self._planned)
+            self._change(state="done", seconds_left=0.0, rate=0.0, done=self._state.size)
+        except LocalspecError as error:
+            cancelled = error.code == "pull_cancelled"
+            self._fail(error, "cancelled" if cancelled else "failed")
+        except Exception as error:  # a fault of ours must not leave the pull running for ever
+            self._fail(LocalspecError(f"The pull failed: {type(error).__name__}."), "failed")
+        finally:
+            self._finished.set()
+            self._ended()
+
+    def _fail(self, error: LocalspecError, state: State) -> None:
+        self.error = error
+        self._change(
+            state=state, rate=0.0, seconds_left=None, message=error.message, code=error.code
+        )
+
+    def _planned(self, plan: Plan) -> None:
+        files = tuple(FileState(each.name, 0, each.size) for each in plan.remotes)
+        size = sum(each.size for each in plan.remotes)
+        self._change(
+            state="downloading", files=files, size=size, done=size - plan.fetch, notes=plan.notes
+        )
+
+    def _progress(self, progress: Progress) -> None:
+        """From the pull's own thread, four times a second."""
+        now = time.monotonic()
+        self._samples.append((now, progress.done))
+        while now - self._samples[0][0] > _RATE_SECONDS:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        rate = max(0.0, (progress.done - before) / (now - since)) if now > since else 0.0
+        self._change(
+            state="verifying" if progress.verifying else "downloading",
+            done=progress.done,
+            size=progress.size,
+            rate=rate,
+            seconds_left=(progress.size - progress.done) / rate if rate else None,
+            files=tuple(_file_state(file) for file in progress.files),
+        )
+
+    def _change(self, **values: object) -> None:
+        self._state = msgspec.structs.replace(self._state, **values)
+
+
+class Pulls:
+    """All pulls of a daemon."""
+
+    def __init__(self, puller: Puller, changed: Callable[[], None] = lambda: None) -> None:
+        self._puller = puller
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._pulls: dict[str, Pull] = {}
+
+    def start(self, name: str, pair: Pair) -> Pull:
+        """Start a pull, or join the one of this pair that is running."""
+        with self._lock:
+            running = self._pulls.get(name)
+            if running and running.state.state in RUNNING:
+                return running
+            self._pulls.pop(name, None)
+            while len(self._pulls) >= _KEPT and self._forget_oldest():
+                pass
+            pull = self._pulls[name] = Pull(self._puller, name, pair, self._changed)
+            return pull
+
+    def states(self) -> tuple[PullState, ...]:
+        """Every pull running or lately ended, oldest first."""
+        with self._lock:
+            return tuple(pull.state for pull in self._pulls.values())
+
+    def get(self, name: str) -> Pull:
+        """Raises NotFound."""
+        with self._lock:
+            pull = self._pulls.get(name)
+        if pull is None:
+            raise NotFound(f"There is no pull of '{name}'; see: localspec pulls")
+        return pull
+
+    def cancel(self, name: str) -> PullState:
+        """Ask a pull to stop. Raises NotFound."""
+        pull = self.get(name)
+        pull.cancel()
+        return pull.state
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Cancel all and wait up to `timeout` seconds; for the daemon's end."""
+        with self._lock:
+            pulls = list(self._pulls.values())
+        for pull in pulls:
+            pull.cancel()
+        end = time.monotonic() + timeout
+        for pull in pulls:
+            pull.wait(max(0.0, end - time.monotonic()))
+
+    def _forget_oldest(self) -> bool:
+        for name, pull in self._pulls.items():
+            if pull.state.state not in RUNNING:
+                del self._pulls[name]
+                return True
+        return False
+
+
+def _file_state(file: FileProgress) -> FileState:
+    return FileState(file.file, file.done, file.size)

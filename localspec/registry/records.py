@@ -1,0 +1,101 @@
+"""What the store remembers of a pair: one JSON file each, versioned."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from localspec.registry.errors import RecordTooNew, StoreError
+
+VERSION = 1
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a model.
+
+    `path` is where a file lies that is used in place; without it the file is the store's own, named
+    by its hash. `checked` is the modification time (ns) at which the hash was last found right;
+    0: not since it was written down, so it is hashed again before it is used.
+    """
+
+    file: str
+    size: int
+    sha256: str = ""
+    path: str = ""
+    checked: int = 0
+
+
+class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A target or draft: where it came from, and its parts (more than one when sharded)."""
+
+    parts: tuple[Part, ...]
+    architecture: str
+    repo: str = ""
+    revision: str = ""
+    parameters: int = 0
+
+    @property
+    def file(self) -> str:
+        return self.parts[0].file
+
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A pair that is there. `created` is Unix time; `notes` are harmless differences."""
+
+    name: str
+    target: StoredModel
+    draft: StoredModel | None = None
+    version: int = VERSION
+    source: Literal["hub", "own"] = "hub"
+    created: float = 0
+    summary: str = ""
+    licence: str = ""
+    roles: tuple[str, ...] = ("chat",)
+    notes: tuple[str, ...] = ()
+    template_sha256: str = ""
+
+    @property
+    def models(self) -> tuple[StoredModel, ...]:
+        return (self.target, self.draft) if self.draft else (self.target,)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(part for model in self.models for part in model.parts)
+
+    @property
+    def size(self) -> int:
+        return sum(model.size for model in self.models)
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+def encode(record: Record) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def decode(name: str, data: bytes) -> Record:
+    """A record from its file.
+
+    Raises:
+        RecordTooNew: a newer localspec wrote it. StoreError: it is not a record.
+    """
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if version > VERSION:
+            raise RecordTooNew(
+                f"The pair '{name}' was written by a newer localspec (record version {version}, "
+                f"this one knows {VERSION}); it is left untouched. Upgrade localspec to use it."
+            )
+        record = msgspec.json.decode(data, type=Record)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"The record of the pair '{name}' is broken: {error}.") from error
+    if record.name != name or not all(model.parts for model in record.models):
+        raise StoreError(f"The record of the pair '{name}' is broken: it names another pair.")
+    return record

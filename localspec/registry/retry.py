@@ -1,0 +1,74 @@
+"""Trying again, with patience and an end."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from localspec.registry.errors import Unreachable
+from localspec.registry.files import check_cancel
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """The request may be tried again: the line broke, stalled, or the server asked for patience."""
+
+    def __init__(self, why: str, retry_after: float | None = None) -> None:
+        super().__init__(why)
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How often to try without getting a byte further, and how long to wait between (seconds)."""
+
+    tries: int = 8
+    first_pause: float = 1.0
+    longest_pause: float = 30.0
+
+
+def patiently(
+    action: Callable[[], T],
+    patience: Patience | None = None,
+    cancel: threading.Event | None = None,
+) -> T:
+    """Call `action` until it is not Interrupted.
+
+    Raises:
+        Unreachable: after all tries. PullCancelled. Whatever else `action` raises.
+    """
+    patience = patience or Patience()
+    for attempt in range(patience.tries):
+        try:
+            return action()
+        except Interrupted as error:
+            if attempt + 1 == patience.tries:
+                raise gave_up(error) from None
+            pause(attempt, error, patience, cancel)
+    raise AssertionError("tries is at least 1")
+
+
+def gave_up(error: Interrupted) -> Unreachable:
+    return Unreachable(
+        f"The hub cannot be reached: {error}; what was fetched is kept, try again later."
+    )
+
+
+def pause(
+    attempt: int, error: Interrupted, patience: Patience, cancel: threading.Event | None
+) -> None:
+    """Wait as long as the server asked, else twice as long each time, with some jitter."""
+    seconds = min(patience.first_pause * 2**attempt, patience.longest_pause)
+    seconds = seconds * random.uniform(0.8, 1.2)
+    if error.retry_after is not None:
+        seconds = error.retry_after
+    if cancel is None:
+        time.sleep(seconds)
+    else:
+        cancel.wait(seconds)
+        check_cancel(cancel)

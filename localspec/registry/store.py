@@ -1,0 +1,385 @@
+"""The pairs that are here. Files are named by their hash, a pair is one JSON record.
+
+models/pairs/NAME.json        a pair exists exactly when its record does, and that comes last
+models/blobs/SHA256.gguf      whole, verified files, shared between pairs
+models/parts/                 files under way, their journals and locks (transfer.py)
+models/shards/SHA256/         links with the names llama.cpp expects of a sharded model
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from localspec.errors import Conflict, ModelNotFound, RegistryError, UnsafePath
+from localspec.registry import records
+from localspec.registry.catalogue import NAME
+from localspec.registry.errors import Damaged, RecordTooNew, StoreReadOnly
+from localspec.registry.files import (
+    locked,
+    make_folder,
+    sha256_of,
+    store_error,
+    sync_folder,
+    write_whole,
+)
+from localspec.registry.model import shard_paths
+from localspec.registry.records import Part, Record, StoredModel
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All pairs, and one sentence for each record that cannot be read."""
+
+    records: tuple[Record, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartReport:
+    """What `verify` found for one file; `problem` is empty when it is whole."""
+
+    role: str
+    file: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What `remove` freed, in bytes, and which files stay although the pair is gone."""
+
+    freed: int
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What `collect` deleted, or would: bytes and file names."""
+
+    freed: int
+    files: tuple[str, ...] = ()
+
+
+class Store:
+    """The folder of one user's models. Nothing is created before something is written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pairs = root / "pairs"
+        self.blobs = root / "blobs"
+        self.parts = root / "parts"
+        self.shards = root / "shards"
+
+    def prepare(self) -> None:
+        """Create the folders.
+
+        Raises:
+            StoreReadOnly, UnsafePath
+        """
+        for folder in (self.root, self.pairs, self.blobs, self.parts):
+            make_folder(folder)
+            if not os.access(folder, os.W_OK):
+                raise StoreReadOnly(
+                    f"The store {folder} is read-only; pairs in it can be used, not added."
+                )
+
+    # reading
+
+    def listing(self) -> Listing:
+        """Every pair; broken and newer records are told, not fatal."""
+        found: list[Record] = []
+        problems: list[str] = []
+        for path in sorted(self.pairs.glob("*.json")) if self.pairs.is_dir() else []:
+            try:
+                found.append(self.get(path.stem))
+            except RegistryError as error:
+                problems.append(error.message)
+            except (UnsafePath, ModelNotFound) as error:
+                problems.append(error.message)
+        return Listing(tuple(found), tuple(problems))
+
+    def get(self, name: str) -> Record:
+        """The record of one pair.
+
+        Raises:
+            ModelNotFound, RecordTooNew, StoreError
+        """
+        path = self._record_path(name)
+        if path.is_symlink():
+            raise UnsafePath(f"{path} is a symbolic link; remove it and try again.")
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise ModelNotFound(
+                f"There is no pair '{name}' here; run: localspec pull {name}", param="model"
+            ) from None
+        except OSError as error:
+            raise store_error(error, path) from error
+        return records.decode(name, data)
+
+    def blob(self, sha256: str) -> Path:
+        """Where a file with this hash lies, or would lie."""
+        return self.blobs / f"{sha256}.gguf"
+
+    def part_path(self, part: Part) -> Path:
+        """The file of one part."""
+        return Path(part.path) if part.path else self.blob(part.sha256)
+
+    def model_path(self, model: StoredModel) -> Path:
+        """The path to hand to llama.cpp; for a sharded model the first of properly named links."""
+        first = self.part_path(model.parts[0])
+        if len(model.parts) == 1 or model.parts[0].path:
+            return first
+        folder = self.shards / model.parts[0].sha256
+        links = [folder / Path(part.file).name for part in model.parts]
+        try:
+            make_folder(folder)
+            for link, part in zip(links, model.parts, strict=True):
+                if not link.exists():
+                    os.link(self.part_path(part), link)
+        except OSError as error:
+            raise store_error(error, folder) from error
+        return links[0]
+
+    def ready(self, name: str) -> Record:
+        """The pair, ready to load: every file there, of its size, unchanged since it was hashed.
+
+        A file whose hash was never taken, or whose modification time moved, is hashed now.
+
+        Raises:
+            Damaged: naming the file and what to do.
+        """
+        record = self.get(name)
+        stale = False
+        for part in record.parts:
+            problem = self._quick_problem(part)
+            if problem:
+                raise Damaged(f"{problem} {_remedy(record)}")
+            stale = stale or self._mtime(part) != part.checked or not part.sha256
+        if stale:
+            bad = [report.problem for report in self.verify(name) if report.problem]
+            if bad:
+                raise Damaged(f"{bad[0]} {_remedy(record)}")
+            record = self.get(name)
+        return record
+
+    def verify(
+        self, name: str, progress: Callable[[int, int], None] | None = None
+    ) -> tuple[PartReport, ...]:
+        """Hash every file of a pair and remember the outcome; `progress(done, total)` in bytes."""
+        record = self.get(name)
+        reports: list[PartReport] = []
+        done = 0
+        checked: dict[str, StoredModel] = {}
+        for role, model in _roles(record):
+            parts: list[Part] = []
+            for part in model.parts:
+                part, problem = self._verify_part(part, _shifted(progress, done, record.size))
+                done += part.size
+                parts.append(part)
+                reports.append(PartReport(role, part.file, problem))
+            checked[role] = msgspec.structs.replace(model, parts=tuple(parts))
+        updated = msgspec.structs.replace(
+            record, target=checked["target"], draft=checked.get("draft")
+        )
+        if updated != record:
+            with suppress(StoreReadOnly):  # the answer counts; next time they are hashed again
+                self.put(updated)
+        return tuple(reports)
+
+    def _verify_part(self, part: Part, progress: Callable[[int], None]) -> tuple[Part, str]:
+        """The part with its new `checked` mark, and what is wrong with it."""
+        unchecked = msgspec.structs.replace(part, checked=0)
+        problem = self._quick_problem(part)
+        if problem:
+            return unchecked, problem
+        mtime = self._mtime(part)
+        try:
+            found = sha256_of(self.part_path(part), progress=progress)
+        except OSError as error:
+            return unchecked, f"{part.file} cannot be read: {error.strerror}."
+        if part.sha256 and found != part.sha256:
+            return unchecked, f"{part.file} is damaged: its SHA-256 is not the one recorded."
+        return msgspec.structs.replace(part, sha256=found, checked=mtime), ""
+
+    def _quick_problem(self, part: Part) -> str:
+        """What a look at the directory says against a file; empty when nothing does."""
+        path = self.part_path(part)
+        try:
+            info = path.stat() if part.path else path.lstat()
+        except OSError:
+            return f"{part.file} is missing ({path})."
+        if not stat.S_ISREG(info.st_mode):
+            return f"{path} is not a file (a link, perhaps)."
+        if info.st_size != part.size:
+            return f"{part.file} has {info.st_size} bytes and should have {part.size}."
+        return ""
+
+    def _mtime(self, part: Part) -> int:
+        return self.part_path(part).stat().st_mtime_ns
+
+    # writing
+
+    def put(self, record: Record) -> None:
+        """Make a pair visible: its record, whole or not at all.
+
+        Raises:
+            DiskFull, StoreReadOnly, StoreError
+        """
+        self.prepare()
+        write_whole(self._record_path(record.name), records.encode(record))
+
+    def put_new(self, record: Record) -> None:
+        """The same, refusing to write over a pair of a newer localspec."""
+        try:
+            self.get(record.name)
+        except RecordTooNew:
+            raise
+        except (ModelNotFound, RegistryError):
+            pass  # none yet, or a broken one, which this mends
+        self.put(record)
+
+    def pulling(self) -> AbstractContextManager[bool]:
+        """Held by every pull: while it is, no file is collected."""
+        return locked(self.parts / ".pulls.lock", shared=True)
+
+    def remove(self, name: str, in_use: Callable[[str], bool] = lambda _: False) -> Removed:
+        """Forget a pair and delete the store's files that no other pair needs.
+
+        Raises:
+            Conflict: `in_use` says that the pair is loaded.
+        """
+        record = self.get(name)
+        if in_use(name):
+            raise Conflict(
+                f"The pair '{name}' is in use; run: localspec unload, or wait until it is idle."
+            )
+        self.prepare()
+        try:
+            self._record_path(name).unlink()
+            sync_folder(self.pairs)
+        except OSError as error:
+            raise store_error(error, self._record_path(name)) from error
+        with locked(self.parts / ".pulls.lock", wait=False) as alone:
+            if not alone:
+                return Removed(0, ("its files, until the running pull ends: localspec gc",))
+            return self._delete(record)
+
+    def _delete(self, record: Record) -> Removed:
+        """The files of a removed pair."""
+        needed = self._needed()
+        freed, kept = 0, []
+        for part in {part.sha256 or part.path: part for part in record.parts}.values():
+            if part.path:
+                kept.append(f"{part.path} (not ours)")
+            elif part.sha256 in needed:
+                kept.append(f"{part.file} (used by {', '.join(needed[part.sha256])})")
+            else:
+                freed += _delete_file(self.blob(part.sha256))
+                shutil.rmtree(self.shards / part.sha256, ignore_errors=True)
+        return Removed(freed, tuple(kept))
+
+    def collect(self, *, dry_run: bool = False) -> Collected:
+        """Delete what no pair needs: files, unfinished downloads, temporary ones.
+
+        Raises:
+            Conflict: a pull is running, or a record cannot be read (its files might be needed).
+        """
+        if not self.root.is_dir():
+            return Collected(0)
+        problems = self.listing().problems
+        if problems:
+            raise Conflict(f"Nothing was deleted: {problems[0]}")
+        self.prepare()
+        with locked(self.parts / ".pulls.lock", wait=False) as alone:
+            if not alone:
+                raise Conflict("A pull is running; wait for its end or cancel it, then try again.")
+            freed, gone = 0, []
+            for path in list(self._garbage()):
+                size = path.lstat().st_blocks * 512  # unfinished files have holes
+                if path.suffix != ".lock":
+                    gone.append(path.name)
+                freed += size
+                if not dry_run:
+                    _delete_file(path)
+            return Collected(freed, tuple(gone))
+
+    def _garbage(self) -> Iterator[Path]:
+        needed = self._needed()
+        for path in sorted(self.blobs.glob("*.gguf")):
+            if path.stem not in needed:
+                yield path
+        yield from (path for path in sorted(self.parts.iterdir()) if path.name != ".pulls.lock")
+        yield from sorted(self.pairs.glob(".*.tmp"))
+        for folder in sorted(self.shards.glob("*")):
+            if folder.name not in needed:
+                yield from sorted(folder.iterdir())
+
+    def _needed(self) -> dict[str, list[str]]:
+        """Hash → names of the pairs that need the file."""
+        needed: dict[str, list[str]] = {}
+        for record in self.listing().records:
+            for part in record.parts:
+                if not part.path:
+                    needed.setdefault(part.sha256, []).append(record.name)
+        return needed
+
+    def _record_path(self, name: str) -> Path:
+        if not NAME.fullmatch(name):
+            raise ModelNotFound(f"'{name[:80]}' is not the name of a pair.", param="model")
+        return self.pairs / f"{name}.json"
+
+
+def local_parts(path: Path, *, hash_now: bool = True) -> tuple[Part, ...]:
+    """The parts of a model used where it lies; hashing reads it once, whole."""
+    parts = []
+    for each in shard_paths(path):
+        info = each.stat()
+        parts.append(
+            Part(
+                file=each.name,
+                size=info.st_size,
+                sha256=sha256_of(each) if hash_now else "",
+                path=str(each.absolute()),
+                checked=info.st_mtime_ns if hash_now else 0,
+            )
+        )
+    return tuple(parts)
+
+
+def _shifted(
+    progress: Callable[[int, int], None] | None, start: int, total: int
+) -> Callable[[int], None]:
+    """Progress within one file as progress within the pair."""
+    return lambda done: progress(start + done, total) if progress else None
+
+
+def _roles(record: Record) -> Iterator[tuple[str, StoredModel]]:
+    yield "target", record.target
+    if record.draft:
+        yield "draft", record.draft
+
+
+def _remedy(record: Record) -> str:
+    if record.source == "own":
+        return f"Restore it, or run: localspec rm {record.name}"
+    return f"Run: localspec rm {record.name}; localspec pull {record.name}"
+
+
+def _delete_file(path: Path) -> int:
+    """Delete one file of the store; the bytes freed."""
+    try:
+        size = path.lstat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise store_error(error, path) from error
+    return size

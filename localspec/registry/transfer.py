@@ -1,0 +1,214 @@
+"""One file from the hub into the store: in parallel ranges, resumable, verified."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localspec.registry.errors import FileChanged, HashMismatch
+from localspec.registry.files import (
+    check_cancel,
+    locked,
+    open_own,
+    sha256_of,
+    store_error,
+    sync_folder,
+)
+from localspec.registry.hub import Hub, RemoteFile
+from localspec.registry.journal import Journal, bytes_there
+from localspec.registry.retry import Interrupted, Patience, gave_up, patiently, pause
+from localspec.registry.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How a file is fetched. Sizes in bytes.
+
+    Segments are large, so that the hub is asked seldom (each one is a redirect to a signed
+    address), and small enough that the connections end at about the same time.
+    """
+
+    connections: int = 4
+    segment: int = 32 << 20
+    sync: int = 64 << 20
+    patience: Patience = field(default_factory=Patience)
+
+
+class _RangeIgnored(Exception):
+    """The server sends the file from its start, whatever is asked."""
+
+
+class Transfer:
+    """Fetches one file. `done` and `hashed` may be read from other threads while `run` works."""
+
+    def __init__(
+        self, hub: Hub, store: Store, remote: RemoteFile, tuning: Tuning, cancel: threading.Event
+    ) -> None:
+        self.remote = remote
+        self.hashed = 0
+        self._hub = hub
+        self._tuning = tuning
+        self._cancel = cancel
+        self._blob = store.blob(remote.sha256)
+        self._part = store.parts / f"{remote.sha256}.part"
+        self._lock = store.parts / f"{remote.sha256}.lock"
+        self._journal: Journal | None = None
+        self._elsewhere = bytes_there(self._part, remote.size)
+        self._finished = False
+
+    @property
+    def done(self) -> int:
+        """Bytes of the file that are here."""
+        if self._finished:
+            return self.remote.size
+        return self._journal.total if self._journal else self._elsewhere
+
+    def run(self) -> None:
+        """Fetch what is missing, verify, put in place.
+
+        Another pull of the same file, in this process or another, is waited for instead.
+
+        Raises:
+            HubError and below, DiskFull, StoreError, UnsafePath, PullCancelled.
+        """
+        with locked(self._lock, cancel=self._cancel, waiting=self._look):
+            if not self._there():
+                self._fetch()
+            self._finished = True
+
+    def _look(self) -> None:
+        """Progress of the one we wait for."""
+        self._elsewhere = bytes_there(self._part, self.remote.size)
+
+    def _there(self) -> bool:
+        """Whether the store has the file, and it is right; a link in its place is refused.
+
+        Hashing it again is how a pull mends a damaged file that two pairs share.
+        """
+        if not os.path.lexists(self._blob):
+            return False
+        descriptor = open_own(self._blob, os.O_RDONLY)
+        size = os.fstat(descriptor).st_size
+        os.close(descriptor)
+        return size == self.remote.size and self._hash(self._blob) == self.remote.sha256
+
+    def _fetch(self) -> None:
+        journal = Journal(self._part, self.remote.size, self._tuning.segment)
+        self._journal = journal
+        try:
+            try:
+                self._segments(journal)
+            except _RangeIgnored:
+                patiently(lambda: self._from_start(journal), self._tuning.patience, self._cancel)
+            self._verify(journal)
+            journal.finish(self._blob)
+            sync_folder(self._blob.parent)
+        except FileChanged:
+            journal.discard()
+            raise
+        except OSError as error:
+            missing = self.remote.size - journal.total
+            raise store_error(error, self._part, needed=missing) from error
+        finally:
+            journal.close()
+            self._journal = None
+            self._look()
+
+    def _segments(self, journal: Journal) -> None:
+        """All segments, several at a time; the first failure ends the others."""
+        todo = deque(
+            index
+            for index in range(journal.segments)
+            if journal.done(index) < journal.span(index)[1] - journal.span(index)[0]
+        )
+        stop = threading.Event()
+
+        def work() -> None:
+            try:
+                while todo and not stop.is_set():
+                    try:
+                        index = todo.popleft()
+                    except IndexError:
+                        return
+                    self._segment(journal, index, stop)
+            except BaseException:
+                stop.set()
+                raise
+
+        count = min(self._tuning.connections, len(todo))
+        if not count:
+            return
+        with ThreadPoolExecutor(count, thread_name_prefix="pull") as pool:
+            workers = [pool.submit(work) for _ in range(count)]
+        failures = [error for worker in workers if (error := worker.exception())]
+        ignored = [error for error in failures if isinstance(error, _RangeIgnored)]
+        if failures:
+            raise (ignored or failures)[0]
+
+    def _segment(self, journal: Journal, index: int, stop: threading.Event) -> None:
+        """One segment, tried again as long as it gets further."""
+        start, end = journal.span(index)
+        failures = 0
+        while journal.done(index) < end - start and not stop.is_set():
+            before = journal.done(index)
+            try:
+                self._range(journal, index, stop)
+            except Interrupted as error:
+                failures = 0 if journal.done(index) > before else failures + 1
+                if failures >= self._tuning.patience.tries:
+                    raise gave_up(error) from None
+                pause(max(0, failures - 1), error, self._tuning.patience, self._cancel)
+
+    def _range(self, journal: Journal, index: int, stop: threading.Event) -> None:
+        """The rest of one segment over one connection."""
+        start, end = journal.span(index)
+        start += journal.done(index)
+        with self._hub.stream(self.remote, start, end) as answer:
+            if answer.whole and (start, end) != (0, self.remote.size):
+                raise _RangeIgnored
+            for chunk in answer.chunks:
+                check_cancel(self._cancel)
+                if stop.is_set():
+                    return
+                journal.write(index, chunk[: end - start])
+                start += len(chunk)
+                journal.sync(self._tuning.sync)
+                if start >= end:
+                    return
+        raise Interrupted("the connection closed early")
+
+    def _from_start(self, journal: Journal) -> None:
+        """The whole file over one connection, from a server that knows no ranges."""
+        journal.reset()
+        index, room = 0, journal.span(0)[1]
+        with self._hub.stream(self.remote, 0, self.remote.size) as answer:
+            for chunk in answer.chunks:
+                check_cancel(self._cancel)
+                while chunk and index < journal.segments:
+                    journal.write(index, chunk[:room])
+                    chunk, room = chunk[room:], room - len(chunk[:room])
+                    if not room:
+                        index += 1
+                        start, end = journal.span(index)
+                        room = end - start
+        if journal.total != self.remote.size:
+            raise Interrupted("the connection closed early")
+
+    def _verify(self, journal: Journal) -> None:
+        """Compare the hash; a wrong one means that none of it can be trusted."""
+        if self._hash(self._part) != self.remote.sha256:
+            journal.discard()
+            raise HashMismatch(
+                f"{self.remote.repo}/{self.remote.file} came damaged: its SHA-256 is not the one "
+                "the hub states. Nothing was installed; pull again."
+            )
+
+    def _hash(self, path: Path) -> str:
+        def progress(done: int) -> None:
+            self.hashed = done
+
+        return sha256_of(path, progress=progress, cancel=self._cancel)

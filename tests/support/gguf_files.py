@@ -1,0 +1,212 @@
+"""GGUF files of a few kilobytes, written in a millisecond, and ways to break them.
+
+A file is a description first (`Gguf`), so that a test changes one value and writes it; bytes come
+out of `data`. Weights are noise: nothing here is meant to be decoded.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
+_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TYPE_F32, _TYPE_I8 = 0, 24
+_SIZES = {_TYPE_F32: 4, _TYPE_I8: 1}
+
+
+@dataclass
+class Gguf:
+    """Metadata as key → (value type, value), lists as key → (ARRAY, (element type, values))."""
+
+    metadata: dict[str, tuple[int, object]]
+    tensors: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
+    seed: int = 0
+    version: int = 3
+
+    def put(self, key: str, kind: int, value: object) -> Gguf:
+        """A copy with one value changed."""
+        changed = copy.deepcopy(self)
+        changed.metadata[key] = (kind, value)
+        return changed
+
+    def drop(self, key: str) -> Gguf:
+        """A copy without a key, or without a tensor of that name."""
+        changed = copy.deepcopy(self)
+        changed.metadata.pop(key, None)
+        changed.tensors = [row for row in changed.tensors if row[0] != key]
+        return changed
+
+    def token(self, index: int, text: str) -> Gguf:
+        """A copy in which one token reads otherwise."""
+        tokens = list(self.metadata["tokenizer.ggml.tokens"][1][1])
+        tokens[index] = text
+        return self.put("tokenizer.ggml.tokens", ARRAY, (STRING, tokens))
+
+    def type(self, index: int, kind: int) -> Gguf:
+        """A copy in which one token is of another type."""
+        types = list(self.metadata["tokenizer.ggml.token_type"][1][1])
+        types[index] = kind
+        return self.put("tokenizer.ggml.token_type", ARRAY, (I32, types))
+
+    def header(self) -> bytes:
+        """Everything before the weights, padded."""
+        out = [b"GGUF", struct.pack("<IQQ", self.version, len(self.tensors), len(self.metadata))]
+        for key, (kind, value) in self.metadata.items():
+            out += [_string(key), struct.pack("<I", kind), _value(kind, value)]
+        offset = 0
+        for name, shape, kind in self.tensors:
+            out += [_string(name), struct.pack(f"<I{len(shape)}Q", len(shape), *shape)]
+            out.append(struct.pack("<IQ", kind, offset))
+            offset = _padded(offset + _size(shape, kind))
+        head = b"".join(out)
+        return head + b"\0" * (_padded(len(head)) - len(head))
+
+    def data(self) -> bytes:
+        """The whole file."""
+        noise = random.Random(self.seed)
+        body = bytearray()
+        for _, shape, kind in self.tensors:
+            body += b"\0" * (_padded(len(body)) - len(body))
+            size = _size(shape, kind)
+            if kind == _TYPE_F32:
+                body += b"".join(struct.pack("<f", noise.uniform(0.5, 1)) for _ in range(size // 4))
+            else:
+                body += noise.randbytes(size)
+        return self.header() + bytes(body)
+
+    def write(self, path: Path) -> Path:
+        path.write_bytes(self.data())
+        return path
+
+
+def model(
+    *,
+    tokens: int = 300,
+    layers: int = 2,
+    width: int = 8,
+    architecture: str = "llama",
+    filler: int = 0,
+    seed: int = 0,
+) -> Gguf:
+    """A small complete model; `filler` adds that many bytes of noise as one more tensor."""
+    metadata = _tokenizer(tokens) | {
+        "general.architecture": (STRING, architecture),
+        "general.name": (STRING, f"test {seed}"),
+        f"{architecture}.block_count": (U32, layers),
+        f"{architecture}.context_length": (U32, 4096),
+        f"{architecture}.embedding_length": (U32, width),
+        f"{architecture}.feed_forward_length": (U32, 2 * width),
+        f"{architecture}.attention.head_count": (U32, 2),
+        f"{architecture}.attention.head_count_kv": (U32, 1),
+        f"{architecture}.attention.layer_norm_rms_epsilon": (F32, 1e-5),
+    }
+    tensors = [("token_embd.weight", (width, tokens), _TYPE_I8)]
+    for layer in range(layers):
+        shapes = {
+            "attn_norm": (width,), "attn_q": (width, width), "attn_k": (width, width // 2),
+            "attn_v": (width, width // 2), "attn_output": (width, width), "ffn_norm": (width,),
+            "ffn_gate": (width, 2 * width), "ffn_up": (width, 2 * width),
+            "ffn_down": (2 * width, width),
+        }  # fmt: skip
+        for part, shape in shapes.items():
+            kind = _TYPE_F32 if len(shape) == 1 else _TYPE_I8
+            tensors.append((f"blk.{layer}.{part}.weight", shape, kind))
+    if filler:
+        tensors.append(("filler.weight", (filler // 64, 64), _TYPE_I8))
+    tensors.append(("output_norm.weight", (width,), _TYPE_F32))
+    return Gguf(metadata, tensors, seed)
+
+
+def shards(whole: Gguf, count: int, stem: str) -> dict[str, bytes]:
+    """The same model in `count` files, named as llama.cpp names them."""
+    files = {}
+    for index in range(count):
+        part = copy.deepcopy(whole)
+        part.tensors = whole.tensors[index::count]
+        if index:
+            part.metadata = {}
+        part.metadata |= {
+            "split.no": (2, index),
+            "split.count": (2, count),
+            "split.tensors.count": (I32, len(whole.tensors)),
+        }
+        files[f"{stem}-{index + 1:05d}-of-{count:05d}.gguf"] = part.data()
+    return files
+
+
+def mutants(data: bytes, header: int, count: int, seed: int = 0) -> list[bytes]:
+    """`count` files with their header damaged: bits, bytes, numbers, cuts, insertions."""
+    dice = random.Random(seed)
+    huge = [0, 1, 0x7F, 0xFF, 2**31, 2**32 - 1, 2**60, 2**63, 2**64 - 1]
+    made = []
+    for _ in range(count):
+        copy_ = bytearray(data)
+        for _ in range(dice.randint(1, 4)):
+            at = dice.randrange(header)
+            kind = dice.randrange(5)
+            if kind == 0:
+                copy_[at] ^= 1 << dice.randrange(8)
+            elif kind == 1:
+                copy_[at] = dice.randrange(256)
+            elif kind == 2:
+                copy_[at : at + 8] = struct.pack("<Q", dice.choice(huge))
+            elif kind == 3:
+                copy_[at : at + 4] = struct.pack("<I", dice.choice(huge) & 0xFFFFFFFF)
+            else:
+                del copy_[at : at + dice.randint(1, 16)]
+        if dice.random() < 0.1:
+            del copy_[dice.randrange(len(copy_)) :]
+        made.append(bytes(copy_))
+    return made
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _tokenizer(count: int) -> dict[str, tuple[int, object]]:
+    texts = ["<unk>", "<s>", "</s>"] + [f"t{index}" for index in range(3, count)]
+    types = [2, 3, 3] + [1] * (count - 3)
+    merges = [f"a{index} b{index}" for index in range(count // 2)]
+    return {
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, "qwen2"),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, texts)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, types)),
+        "tokenizer.ggml.merges": (ARRAY, (STRING, merges)),
+        "tokenizer.ggml.bos_token_id": (U32, 1),
+        "tokenizer.ggml.eos_token_id": (U32, 2),
+    }
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(kind: int, value: object) -> bytes:
+    if kind == STRING:
+        return _string(str(value))
+    if kind != ARRAY:
+        return struct.pack("<" + _CODES[kind], value)
+    element, values = value  # type: ignore[misc]
+    head = struct.pack("<IQ", element, len(values))
+    if element == STRING:
+        return head + b"".join(_string(text) for text in values)
+    return head + struct.pack(f"<{len(values)}{_CODES[element]}", *values)
+
+
+def _padded(offset: int) -> int:
+    return (offset + 31) // 32 * 32
+
+
+def _size(shape: tuple[int, ...], kind: int) -> int:
+    size = _SIZES[kind]
+    for length in shape:
+        size *= length
+    return size

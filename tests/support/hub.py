@@ -1,0 +1,265 @@
+"""A hub on loopback for the real huggingface_hub client: metadata, redirects, ranges, and faults.
+
+It speaks what huggingface_hub 2.4.0 asks for: HEAD and GET of /OWNER/NAME/resolve/REVISION/FILE,
+with X-Repo-Commit, X-Linked-ETag, X-Linked-Size and a redirect to another host (`localhost`, not
+`127.0.0.1`, as the hub redirects to its storage) that serves ranges. Everything it does is
+counted; `Faults` say what it does wrong, per file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_PIECE = 64 << 10
+
+
+@dataclass
+class Faults:
+    """What goes wrong with one file. Counts are used up, so that a retry succeeds."""
+
+    close_after: list[int] = field(default_factory=list)  # bytes per answer before the line breaks
+    stall_after: list[int] = field(default_factory=list)  # bytes per answer before silence
+    statuses: list[tuple[int, str]] = field(default_factory=list)  # (status, Retry-After) to GETs
+    head_statuses: list[tuple[int, str]] = field(default_factory=list)
+    ignore_range: bool = False
+    corrupt: bool = False  # one byte differs, the size does not
+    portal: bool = False  # a web page for everything
+    portal_on_get: bool = False
+    gated: bool = False  # a token is needed
+    change_after: int = 0  # after so many GETs the file is another one
+    direct: bool = False  # no redirect
+
+
+@dataclass
+class Request:
+    """One request as it came."""
+
+    method: str
+    path: str
+    range: str
+    authorized: bool
+    to_storage: bool
+
+
+@dataclass
+class _File:
+    data: bytes
+    sha256: str
+    faults: Faults
+    commit: str = COMMIT
+    gets: int = 0
+
+
+class TestHub:
+    """The server. `sent` counts bytes of files that left it; `rate` limits them, per second."""
+
+    __test__ = False  # not a test class
+
+    def __init__(self) -> None:
+        self.files: dict[tuple[str, str], _File] = {}
+        self.requests: list[Request] = []
+        self.sent = 0
+        self.rate = 0.0
+        self.token = "hf_secrettokenfortests"
+        self._lock = threading.Lock()
+        self._due = 0.0
+        self._server = _Server(self)
+        self.port = self._server.server_address[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.storage = f"http://localhost:{self.port}"
+        self.silence = threading.Event()  # set at the end, so that stalled answers finish
+
+    def add(self, repo: str, file: str, data: bytes, faults: Faults | None = None) -> Faults:
+        """Put a file on the hub; the faults may be changed later."""
+        entry = _File(data, hashlib.sha256(data).hexdigest(), faults or Faults())
+        self.files[repo, file] = entry
+        return entry.faults
+
+    def replace(self, repo: str, file: str, data: bytes) -> None:
+        """A new commit with other content."""
+        entry = self.files[repo, file]
+        entry.data, entry.sha256 = data, hashlib.sha256(data).hexdigest()
+        entry.commit = hashlib.sha1(data).hexdigest()
+
+    def gets(self) -> list[Request]:
+        """GETs of file content."""
+        return [each for each in self.requests if each.method == "GET" and each.to_storage]
+
+    def count(self, sent: int) -> None:
+        with self._lock:
+            self.sent += sent
+            if not self.rate:
+                return
+            now = time.monotonic()
+            self._due = max(self._due, now - 0.05) + sent / self.rate
+            pause = self._due - now
+        if pause > 0:
+            time.sleep(pause)
+
+    @contextmanager
+    def running(self) -> Iterator[TestHub]:
+        """Serve until the block ends."""
+        thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        )
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.silence.set()
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def __init__(self, hub: TestHub) -> None:
+        self.hub = hub
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that was killed is no news here."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+    def do_HEAD(self) -> None:
+        self._serve()
+
+    def do_GET(self) -> None:
+        self._serve()
+
+    def _serve(self) -> None:
+        hub, path = self.server.hub, unquote(self.path.split("?")[0])
+        to_storage = self.headers.get("Host", "").startswith("localhost")
+        authorization = self.headers.get("Authorization", "")
+        with hub._lock:
+            hub.requests.append(
+                Request(
+                    self.command,
+                    path,
+                    self.headers.get("Range", ""),
+                    bool(authorization),
+                    to_storage,
+                )
+            )
+        found = re.fullmatch(r"/(?:storage/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        entry = hub.files.get((found[1], found[3])) if found else None
+        if entry is None:
+            self._plain(404, {"X-Error-Code": "EntryNotFound" if found else "RepoNotFound"})
+        elif entry.faults.portal:
+            self._page()
+        elif to_storage:
+            self._content(entry)
+        else:
+            self._resolve(entry, path, authorization)
+
+    def _resolve(self, entry: _File, path: str, authorization: str) -> None:
+        """The hub's part: metadata and the way to the storage."""
+        hub, faults = self.server.hub, entry.faults
+        if faults.gated and authorization != f"Bearer {hub.token}":
+            self._plain(401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
+            return
+        if self.command == "HEAD" and faults.head_statuses:
+            self._status(faults.head_statuses.pop(0))
+            return
+        if self.command == "GET":
+            entry.gets += 1
+            if faults.change_after and entry.gets > faults.change_after:
+                faults.change_after = 0
+                entry.data = entry.data[:-1] + bytes([entry.data[-1] ^ 1])
+                entry.sha256 = hashlib.sha256(entry.data).hexdigest()
+                entry.commit = hashlib.sha1(entry.data).hexdigest()
+        headers = {
+            "X-Repo-Commit": entry.commit,
+            "X-Linked-ETag": f'"{entry.sha256}"',
+            "X-Linked-Size": str(len(entry.data)),
+            "ETag": f'"{entry.sha256}"',
+        }
+        if faults.direct:
+            self._content(entry, headers)
+        else:
+            where = f"{hub.storage}/storage{path}?signature=abc"
+            self._plain(302, headers | {"Location": where})
+
+    def _content(self, entry: _File, extra: dict[str, str] | None = None) -> None:
+        """The storage's part: bytes."""
+        faults, data = entry.faults, entry.data
+        if self.command == "GET" and faults.statuses:
+            self._status(faults.statuses.pop(0))
+            return
+        if faults.portal_on_get:
+            self._page()
+            return
+        start, end, status = 0, len(data), 200
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked and not faults.ignore_range:
+            start = int(asked[1])
+            end = min(end, int(asked[2]) + 1) if asked[2] else end
+            status = 206
+        self.send_response(status)
+        for key, value in (extra or {"ETag": '"storage"'}).items():
+            self.send_header(key, value)
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+        self.send_header("Content-Type", "application/octet-stream")
+        self.send_header("Content-Length", str(end - start))
+        self.end_headers()
+        if self.command == "GET":
+            self._send(entry, start, end)
+
+    def _send(self, entry: _File, start: int, end: int) -> None:
+        faults, hub = entry.faults, self.server.hub
+        close = faults.close_after.pop(0) if faults.close_after else None
+        stall = faults.stall_after.pop(0) if faults.stall_after else None
+        limit = min(each for each in (close, stall, end - start) if each is not None)
+        middle = len(entry.data) - 100
+        for at in range(start, start + limit, _PIECE):
+            piece = entry.data[at : min(at + _PIECE, start + limit)]
+            if faults.corrupt and at <= middle < at + len(piece):
+                where = middle - at
+                piece = piece[:where] + bytes([piece[where] ^ 0x55]) + piece[where + 1 :]
+            self.wfile.write(piece)
+            hub.count(len(piece))
+        if stall is not None and limit == stall:
+            hub.silence.wait(60)
+        if limit < end - start:
+            self.close_connection = True
+
+    def _status(self, answer: tuple[int, str]) -> None:
+        status, retry_after = answer
+        self._plain(status, {"Retry-After": retry_after} if retry_after else {})
+
+    def _page(self) -> None:
+        page = b"<html><body>Welcome to Hotel WiFi</body></html>"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(page)
+
+    def _plain(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
