@@ -7,6 +7,7 @@ LocalspecError                      1  500  internal_error
 │   ├── TemplateFailed              1  400  chat_template_error
 │   ├── GrammarRejected             1  400  invalid_grammar
 │   └── RequestTooLarge             1  413  request_too_large
+├── Cancelled                       130 499  cancelled
 ├── NotFound                        1  404  not_found
 │   └── ModelNotFound               1  404  model_not_found
 ├── Conflict                        1  409  conflict
@@ -75,6 +76,12 @@ class GrammarRejected(InvalidRequest):
 class RequestTooLarge(InvalidRequest):
     code = "request_too_large"
     status = 413
+
+
+class Cancelled(LocalspecError):
+    code = "cancelled"
+    status = 499
+    exit_code = 130
 
 
 class NotFound(LocalspecError):

@@ -187,8 +187,8 @@ class Decision:
 
 def best_depth(
     candidate: Candidate, pass_ms: Floats, rate: float, least: int = 0
-) -> tuple[int, float]:
-    """The depth ≥ `least` that maximises gain - rate·cost, and its gain in tokens.
+) -> tuple[int, float, float]:
+    """The depth ≥ `least` that maximises gain - rate·cost; (depth, gain in tokens, that maximum).
 
     pass_ms[k]: what the target pass costs when this sequence brings k drafted tokens. Costs already
     paid (drafting the tokens of `known`) are not counted again.
@@ -199,8 +199,9 @@ def best_depth(
     cost = np.maximum(depths - len(candidate.known), 0) * candidate.step_ms + pass_ms[least : limit + 1]
     if not candidate.known:
         cost = cost + (depths > 0) * candidate.entry_ms
-    best = int(np.argmax(gain - rate * cost))
-    return least + best, float(gain[best])
+    value = gain - rate * cost
+    best = int(np.argmax(value))
+    return least + best, float(gain[best]), float(value[best])
 
 
 def decide(
@@ -219,7 +220,7 @@ def decide(
         rows, gain, spent = base, 0.0, overhead_ms
         chosen = []
         for candidate in candidates:
-            depth, tokens = best_depth(candidate, pass_ms[rows:] - pass_ms[rows], rate)
+            depth, tokens, _ = best_depth(candidate, pass_ms[rows:] - pass_ms[rows], rate)
             chosen.append(depth)
             rows += depth
             gain += tokens

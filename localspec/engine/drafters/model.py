@@ -1,0 +1,146 @@
+"""The draft model: a second GGUF that proposes tokens and keeps its own KV of what it proposed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from localspec.engine.depth import Belief, bucket
+from localspec.engine.llama import Batch, Context
+from localspec.engine.profile import CostTable
+from localspec.engine.sampling import Distribution, Logits, Sampler
+from localspec.engine.slots import Slot
+
+# Rows of a look-in whose predictions are compared with what the target wrote: more would cost the
+# draft's output matrix for each, and four hits or misses in a row already say what the text is like.
+PROBE_ROWS = 4
+
+
+@dataclass(slots=True)
+class Ask:
+    """One sequence that wants drafts, and what it got.
+
+    sampler: draw from the draft's own distribution with it (rejection rule); None: the draft's best
+    token. more: asked after each token whether another is wanted.
+    """
+
+    slot: Slot
+    sampler: Sampler | None
+    more: Callable[["Ask"], bool]
+    tokens: list[int] = field(default_factory=list)
+    buckets: list[int] = field(default_factory=list)
+    probs: list[Distribution] = field(default_factory=list)
+
+
+class DraftModel:
+    """Drafts for several sequences in one pass per depth. Nothing it drafted is read again."""
+
+    kind = "draft"
+
+    def __init__(self, context: Context, batch: Batch, costs: CostTable) -> None:
+        self._context = context
+        self._batch = batch
+        self._costs = costs
+        self.busy_s = 0.0  # time inside llama.cpp
+        self._look_ms = 2 * costs.ms(1)  # of a look-in; corrected by each
+
+    def unread(self, slot: Slot) -> int:
+        """Tokens of a slot the draft model has not read (the last is read by the first draft)."""
+        return len(slot.tokens) - slot.n_draft
+
+    def step_ms(self, sequences: int = 1) -> float:
+        """Milliseconds of one draft for one of so many sequences drafting together."""
+        return self._costs.ms(sequences) / sequences
+
+    def reading_ms(self, slot: Slot) -> float:
+        """What reading a slot's unread text would cost, beyond the token a first draft reads anyway."""
+        unread = max(self.unread(slot) - 1, 0)
+        return unread * self._costs.ms(16) / 16
+
+    def look_ms(self, slot: Slot) -> float:
+        """What `look_in` would cost now."""
+        return self._look_ms + max(self.reading_ms(slot) - self._look_ms, 0.0)
+
+    def propose(self, asks: Sequence[Ask]) -> None:
+        """Fill each ask with drafts until its `more` says no."""
+        active = [ask for ask in asks if ask.more(ask)]
+        for ask in active:
+            self._read(ask.slot, len(ask.slot.tokens) - 1, keep_tail=8)
+        while active:
+            self._batch.clear()
+            rows = []
+            for ask in active:
+                slot = ask.slot
+                new = ask.tokens[-1:] or slot.tokens[slot.n_draft :]
+                for at, token in enumerate(new, start=1):
+                    row = self._batch.add(token, slot.n_draft, slot.draft_id, at == len(new))
+                    slot.n_draft += 1
+                rows.append(row)
+            self._pass()
+            for ask, row in zip(active, rows, strict=True):
+                self._choose(ask, self._context.logits(row))
+            active = [ask for ask in active if ask.more(ask)]
+
+    def _choose(self, ask: Ask, logits: Logits) -> None:
+        if ask.sampler is None:
+            token = int(logits.argmax())
+            confidence = _probability(logits, token)
+        else:
+            history = ask.slot.tokens + ask.tokens
+            probs = ask.sampler.distribution(ask.sampler.adjusted(logits, history))
+            token = probs.pick(ask.sampler.uniform())
+            confidence = probs.of(token)
+            ask.probs.append(probs)
+        ask.tokens.append(token)
+        ask.buckets.append(bucket(confidence))
+
+    def look_in(self, slot: Slot, belief: Belief) -> None:
+        """Read what was written without drafts and compare: did the draft model see it coming?
+
+        One wide pass, so far cheaper than drafting, and the reading is needed anyway to draft later.
+        """
+        end = len(slot.tokens) - 1  # the last token has no known successor yet
+        self._read(slot, end, keep_tail=PROBE_ROWS)
+        if slot.n_draft >= end:
+            return
+        self._batch.clear()
+        rows = [
+            (self._batch.add(slot.tokens[at], at, slot.draft_id, True), slot.tokens[at + 1])
+            for at in range(slot.n_draft, end)
+        ]
+        spent = self._pass(timed=False)
+        self._look_ms += 0.3 * (spent * 1e3 - self._look_ms)
+        slot.n_draft = end
+        for row, token in rows:
+            logits = self._context.logits(row)
+            best = int(logits.argmax())
+            belief.observe(bucket(_probability(logits, best)), best == token)
+
+    def _read(self, slot: Slot, end: int, keep_tail: int) -> None:
+        """Read tokens up to `end` in chunks, leaving at most `keep_tail` for the pass that follows."""
+        while end - slot.n_draft > keep_tail:
+            size = min(end - slot.n_draft - keep_tail, self._batch.capacity)
+            self._batch.clear()
+            for at in range(slot.n_draft, slot.n_draft + size):
+                self._batch.add(slot.tokens[at], at, slot.draft_id, False)
+            self._pass(timed=False)
+            slot.n_draft += size
+
+    def _pass(self, timed: bool = True) -> float:
+        start = time.perf_counter()
+        self._context.decode(self._batch)
+        self._context.synchronize()
+        spent = time.perf_counter() - start
+        self.busy_s += spent
+        if timed:
+            self._costs.observe(self._batch.rows, spent * 1e3)
+        return spent
+
+
+def _probability(logits: Logits, token: int) -> float:
+    """Softmax probability of one token, over the whole row."""
+    total = float(np.exp(logits - logits[token]).sum())
+    return 1.0 / total if total > 0 else 0.0

@@ -1,0 +1,227 @@
+"""One running request: its tokens, its place in a slot, what it has shown and what speculation did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from localspec.engine.depth import Belief, DepthPolicy
+from localspec.engine.drafters.lookup import Lookup
+from localspec.engine.grammar import Matcher
+from localspec.engine.llama import Vocab
+from localspec.engine.sampling import Sampler
+from localspec.engine.slots import Slot
+from localspec.engine.text import TextStream
+from localspec.protocol.frames import (
+    Delta,
+    Done,
+    Generate,
+    Speculation,
+    Timings,
+    TokenLogprob,
+)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A request whose prompt is tokens and whose grammar is compiled: ready for a slot."""
+
+    request: Generate
+    tokens: list[int]
+    sampler: Sampler
+    matcher: Matcher | None = None
+    prediction: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and times of one request. Milliseconds.
+
+    plain_ms: what the same tokens would have cost by plain decoding beside the same company.
+    """
+
+    cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    produced: int = 0
+    produced_timed: int = 0  # of `produced`, already looked at by the accounting
+    timed: int = 0  # tokens that came from timed rounds
+    rounds: int = 0
+    round_ms: float = 0.0
+    plain_ms: float = 0.0
+    predicted_accepted: int = 0
+    predicted_rejected: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+
+
+class Generation:
+    """A request in a slot. `slot.tokens` is the text so far: prompt, then what was generated."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        slot: Slot,
+        vocab: Vocab,
+        *,
+        limit: int,
+        policy: DepthPolicy,
+        beliefs: dict[str, Belief],
+        reject: bool,
+        reason: str | None,
+    ) -> None:
+        self.request = prepared.request
+        self.id = prepared.request.id
+        self.slot = slot
+        self.sampler = prepared.sampler
+        self.matcher = prepared.matcher
+        self.policy = policy
+        self.beliefs = beliefs
+        self.lookup = Lookup(prepared.prediction)
+        self.reject = reject  # verify by the rejection rule, not by match
+        self.reason = reason  # why no drafts are possible at all
+        self.limit = limit
+        self.n_prompt = len(prepared.tokens)
+        self.tally = Tally(cached=slot.n_target)
+        self.finish: str | None = None
+        self.plain_since_look_ms = 0.0
+        self._vocab = vocab
+        self._stream = TextStream(prepared.request.stop)
+        self._logprobs: list[TokenLogprob] = []
+        self._started = time.perf_counter()
+        self._first_token: float | None = None
+        self._matched = 0  # generated tokens the grammar has consumed
+
+    @property
+    def generated(self) -> int:
+        return len(self.slot.tokens) - self.n_prompt
+
+    @property
+    def reading(self) -> bool:
+        """Is there text left to read besides the last token?"""
+        return len(self.slot.tokens) - self.slot.n_target > 1
+
+    @property
+    def left(self) -> int:
+        """Tokens that may still be generated."""
+        return self.limit - self.generated
+
+    def first_token_now(self) -> None:
+        if self._first_token is None:
+            self._first_token = time.perf_counter()
+
+    def keep(
+        self, tokens: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprob]
+    ) -> tuple[int, Delta | None]:
+        """Append what a round kept, up to the end of the answer; `drafted` of them came from a draft.
+
+        Returns how many were kept and the text to show, if any.
+        """
+        self.first_token_now()
+        text = ""
+        spans: list[tuple[int, int]] = []
+        count = 0
+        for at, token in enumerate(tokens):
+            self.slot.tokens.append(token)
+            count += 1
+            if self._vocab.is_eog(token) and not self.request.sampling.ignore_eos:
+                self.finish = "stop"
+                break
+            chunk = self._stream.push(self._vocab.piece(token), at < drafted)
+            spans += [(a + len(text), b + len(text)) for a, b in chunk.drafted]
+            text += chunk.text
+            if logprobs:
+                self._logprobs.append(logprobs[at])
+            if self._stream.stopped is not None:
+                self.finish = "stop"
+                break
+            if self.generated >= self.limit:
+                self.finish = "length"
+                break
+        return count, self._delta(text, spans)
+
+    def _delta(self, text: str, spans: list[tuple[int, int]]) -> Delta | None:
+        if not text:
+            return None
+        logprobs, self._logprobs = self._logprobs, []
+        return Delta(
+            self.id,
+            text,
+            logprobs,
+            spans if self.request.reveal_draft else [],
+            self.generated,
+        )
+
+    def last_text(self) -> Delta | None:
+        """What was held back, once the answer is over."""
+        chunk = self._stream.flush()
+        if self._stream.stopped is not None and self.finish == "length":
+            self.finish = "stop"
+        return self._delta(chunk.text, chunk.drafted)
+
+    def consume(self, kept: Sequence[int]) -> None:
+        """Tell the grammar of tokens kept in this round that it has not seen."""
+        if self.matcher is None:
+            return
+        for token in kept[self._matched :]:
+            self.matcher.consume(token)
+        self._matched = len(kept)
+
+    def round_over(self) -> None:
+        self._matched = 0
+
+    def done(self, verification: str | None, exact: bool) -> Done:
+        """The closing frame: timings in llama-server's names, and what speculation did."""
+        now = time.perf_counter()
+        first = self._first_token or now
+        prompt_ms = (first - self._started) * 1e3
+        predicted_ms = (now - first) * 1e3
+        tally = self.tally
+        read = self.n_prompt - tally.cached
+        timings = Timings(
+            cache_n=tally.cached,
+            prompt_n=read,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=prompt_ms / max(read, 1),
+            prompt_per_second=1e3 * read / max(prompt_ms, 1e-6),
+            predicted_n=self.generated,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=predicted_ms / max(self.generated, 1),
+            predicted_per_second=1e3 * self.generated / predicted_ms if predicted_ms > 0 else 0.0,
+            draft_n=tally.drafted,
+            draft_n_accepted=tally.accepted,
+        )
+        return Done(
+            self.id,
+            self.finish or "stop",
+            self.n_prompt,
+            self.generated,
+            timings,
+            self._speculation(verification, exact),
+            self._stream.stopped,
+        )
+
+    def _speculation(self, verification: str | None, exact: bool) -> Speculation:
+        tally = self.tally
+        active = tally.drafted > 0
+        kind = max(tally.kinds, key=lambda k: tally.kinds[k]) if tally.kinds else None
+        reason = self.reason
+        if not active and reason is None:
+            short = self.generated <= 2
+            reason = "the answer was too short" if short else "drafts would not have paid"
+        measured = tally.rounds > 0 and tally.plain_ms > 0 and tally.round_ms > 0
+        return Speculation(
+            active=active,
+            kind=kind,
+            reason=None if active else reason,
+            drafted=tally.drafted,
+            accepted=tally.accepted,
+            rounds=tally.rounds,
+            mean_tokens_per_pass=tally.timed / tally.rounds if tally.rounds else 0.0,
+            plain_tokens_per_second=1e3 * tally.timed / tally.plain_ms if measured else None,
+            speed_up=tally.plain_ms / tally.round_ms if measured else None,
+            verification=verification,
+            exact=exact,
+            predicted_accepted=tally.predicted_accepted,
+            predicted_rejected=tally.predicted_rejected,
+        )

@@ -1,0 +1,350 @@
+"""A loaded pair: both models, their contexts, what they cost and what is known of their drafts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from localspec.engine import profile, sampling
+from localspec.engine.depth import MAX_DEPTH, MAX_LIMIT, Calibration
+from localspec.engine.drafters.model import DraftModel
+from localspec.engine.exact import choose_width
+from localspec.engine.generation import Prepared
+from localspec.engine.lane import Lane
+from localspec.engine.llama import (
+    Batch,
+    Context,
+    ContextSettings,
+    Model,
+    Vocab,
+    llama_version,
+)
+from localspec.engine.profile import CostProfile, CostTable
+from localspec.engine.slots import Slots
+from localspec.errors import InvalidRequest, LoadFailed
+from localspec.protocol.frames import EngineSettings, Generate, PairFiles, PairInfo
+
+DEFAULT_CONTEXT = 8192  # tokens, where the settings leave it to us and the model allows it
+ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
+SMALL = 4_000_000  # parameters
+Progress = Callable[[str, float], None]
+
+
+class Pair:
+    """Everything that lives as long as the pair is loaded. Created and closed by the worker."""
+
+    def __init__(self, files: PairFiles, settings: EngineSettings, progress: Progress) -> None:
+        """Load both models and measure their costs.
+
+        Raises:
+            LoadFailed: a file cannot be loaded, or the two tokenizers differ.
+        """
+        self.files = files
+        self.settings = settings
+        self._exact: Lane | None = None
+        self._exact_reason: str | None = None
+        threads = settings.n_threads or physical_cores()
+        self._threads = threads
+        self._target = _load(files.target, settings, lambda f: progress("target", f))
+        self._draft = (
+            _load(files.draft, settings, lambda f: progress("draft", f)) if files.draft else None
+        )
+        self.vocab: Vocab = self._target.vocab
+        if self._draft is not None:
+            _check_vocabularies(self._target, self._draft)
+        trained = self._target.n_ctx_train
+        self.n_ctx = min(settings.n_ctx or DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
+        fixed_state = self._target.recurrent or self._target.hybrid
+        self.parallel = 1 if fixed_state else settings.parallel
+        self._draft_context = self._draft_context_for(self._draft) if self._draft else None
+        context = self._target_context(self.parallel, self.parallel * (MAX_LIMIT + 1))
+        batch = Batch(settings.n_batch)
+        self.no_rollback = self._rollback_problem(context)
+        progress("profile", 0.0)
+        self._notebook = profile.Notebook(
+            Path(settings.state_dir) if settings.state_dir else None, self._identity()
+        )
+        known = self._notebook.read()
+        table = profile.table_from(known.get("target_ms"))
+        if table is None:
+            table = profile.measure_widths(_runner(context, batch), profile.BUDGET_S * 0.7)
+        target_costs = CostTable(table)
+        self.drafter, draft_costs = self._make_drafter(profile.table_from(known.get("draft_ms")))
+        overhead = known.get("overhead_ms")
+        self.costs = CostProfile(
+            target_costs, draft_costs, float(overhead) if isinstance(overhead, float) else 0.3
+        )
+        self.calibrations = {
+            kind: Calibration.from_dict(known.get("calibration", {}).get(kind), mean)
+            for kind, mean in (("draft", 0.6), ("ngram", 0.4), ("grammar", 0.94))
+        }
+        self._exact_width = known.get("exact_width")
+        slots = Slots(context, self._draft_context, 0, self.parallel)
+        self.shared = Lane(context, batch, slots, target_costs)
+        self.defaults = sampling.model_defaults(self._target.metadata)
+        progress("profile", 1.0)
+
+    # ------------------------------------------------------------------------ contexts
+
+    def _target_context(self, sequences: int, outputs: int) -> Context:
+        recurrent = self._target.recurrent or self._target.hybrid
+        return Context(
+            self._target,
+            ContextSettings(
+                n_ctx=self.n_ctx,
+                n_batch=self.settings.n_batch,
+                n_seq=sequences,
+                n_outputs=outputs,
+                n_threads=_threads_for(self._target, self._threads),
+                type_kv=self.settings.type_kv,
+                n_rollback=ROLLBACK if recurrent else 0,
+            ),
+        )
+
+    def _draft_context_for(self, draft: Model) -> Context:
+        recurrent = draft.recurrent or draft.hybrid
+        return Context(
+            draft,
+            ContextSettings(
+                n_ctx=self.n_ctx,
+                n_batch=self.settings.n_batch,
+                n_seq=self.parallel + 1,  # one for the exact lane
+                n_outputs=max(self.parallel + 1, 16),
+                n_threads=_threads_for(draft, self._threads),
+                type_kv=self.settings.type_kv,
+                n_rollback=ROLLBACK if recurrent else 0,
+            ),
+        )
+
+    def _rollback_problem(self, target: Context) -> str | None:
+        """Why drafts cannot be taken back, if they cannot."""
+        for context, name in ((target, "target"), (self._draft_context, "draft")):
+            if context is None:
+                continue
+            model = context.model
+            if (model.recurrent or model.hybrid) and context.n_rollback == 0:
+                return f"the {name} ({model.description}) cannot take back tokens it has read"
+        return None
+
+    def _make_drafter(
+        self, known: dict[int, float] | None
+    ) -> tuple[DraftModel | None, CostTable | None]:
+        context = self._draft_context
+        if context is None or self.no_rollback is not None:
+            return None, None
+        batch = Batch(self.settings.n_batch)
+        if known is None:
+            deadline = time.monotonic() + profile.BUDGET_S * 0.3
+            run = _runner(context, batch, last_only=True)
+            known = profile.measure(run, (1, 2, 4, 16), deadline)
+        costs = CostTable(known)
+        return DraftModel(context, batch, costs), costs
+
+    # ------------------------------------------------------------------------ exact mode
+
+    def wants_exact(self, request: Generate) -> bool:
+        return self.settings.exact if request.exact is None else request.exact
+
+    def exact(self) -> Lane:
+        """The exact lane, made at first use.
+
+        Raises:
+            InvalidRequest: no width passes the self-test on this machine, or the model cannot roll back.
+        """
+        if self._exact is not None:
+            return self._exact
+        if self._exact_reason is None and (self._target.recurrent or self._target.hybrid):
+            self._exact_reason = "this model's state cannot be padded and rolled back"
+        if self._exact_reason is not None:
+            raise InvalidRequest(f"Exact mode is not possible here: {self._exact_reason}.", param="exact")
+        context = self._target_context(1, self.settings.n_batch)
+        batch = Batch(self.settings.n_batch)
+        costs = self.costs.target
+        width = self._exact_width
+        if not isinstance(width, int):
+            width = choose_width(context, batch, costs)
+        if width is None:
+            context.close()
+            self._exact_reason = "no pass width gives the same logits in every row"
+            return self.exact()
+        self._exact_width = width
+        slots = Slots(context, self._draft_context, self.parallel, 1)
+        self._exact = Lane(context, batch, slots, costs, width)
+        return self._exact
+
+    # ------------------------------------------------------------------------ what a request may use
+
+    def kinds(self, lane: Lane, prepared: Prepared) -> list[str]:
+        """The kinds of drafts this request may use, none where speculation is off or impossible."""
+        asked = prepared.request.speculative
+        depth = asked.depth if asked.depth is not None else self.settings.depth
+        if not asked.enabled or depth == 0 or self.no_rollback is not None:
+            return []
+        kinds = []
+        if prepared.matcher is not None:
+            kinds.append("grammar")
+        if asked.kind in ("auto", "ngram") and not self.rejects(prepared):
+            kinds.append("ngram")
+        if asked.kind in ("auto", "draft") and self.drafter is not None:
+            kinds.append("draft")
+        return kinds
+
+    def why_no_drafts(self, lane: Lane, prepared: Prepared) -> str:
+        asked = prepared.request.speculative
+        if not asked.enabled:
+            return "switched off by the request"
+        if asked.depth == 0 or self.settings.depth == 0:
+            return "depth 0 was asked for"
+        if self.no_rollback is not None:
+            return self.no_rollback
+        return "this pair has no draft model"
+
+    def rejects(self, prepared: Prepared) -> bool:
+        """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding."""
+        request = prepared.request
+        settings = prepared.sampler.settings
+        rule = request.speculative.verification
+        if settings.greedy or self.drafter is None or request.speculative.kind == "ngram":
+            return False
+        if rule != "auto":
+            return rule == "rejection"
+        fixed = settings.seed is not None or prepared.matcher is not None or settings.penalised
+        return not fixed and request.top_logprobs is None and not request.speculative.prediction
+
+    # ------------------------------------------------------------------------ the rest
+
+    def busy_s(self) -> float:
+        """Seconds spent inside llama.cpp's passes so far."""
+        busy = self.shared.busy_s
+        busy += self._exact.busy_s if self._exact else 0.0
+        return busy + (self.drafter.busy_s if self.drafter else 0.0)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._target.chat_template
+
+    def info(self) -> PairInfo:
+        vocab = self.vocab
+        reason = self.no_rollback or (None if self._draft else "this pair has no draft model")
+        return PairInfo(
+            name=self.files.name,
+            target_description=self._target.description,
+            draft_description=self._draft.description if self._draft else None,
+            n_ctx=self.n_ctx,
+            n_ctx_train=self._target.n_ctx_train,
+            n_vocab=vocab.size,
+            parallel=self.parallel,
+            chat_template=self.chat_template,
+            bos_token=vocab.text(vocab.bos),
+            eos_token=vocab.text(vocab.eos),
+            fim=vocab.fim.prefix >= 0 and vocab.fim.suffix >= 0 and vocab.fim.middle >= 0,
+            speculation=reason,
+            sampling_defaults=self.defaults,
+            exact_width=self._exact_width,
+            exact_reason=self._exact_reason,
+            profile=self.costs.as_dict(),
+        )
+
+    def save(self) -> None:
+        """Keep what was measured and learned for the next load."""
+        self._notebook.write(
+            {
+                **self.costs.as_dict(),
+                "exact_width": self._exact_width,
+                "calibration": {k: c.as_dict() for k, c in self.calibrations.items()},
+            }
+        )
+
+    def _identity(self) -> str:
+        files = [self.files.target] + ([self.files.draft] if self.files.draft else [])
+        s = self.settings
+        settings = {
+            "threads": self._threads,
+            "n_ctx": self.n_ctx,
+            "batch": s.n_batch,
+            "gpu_layers": s.n_gpu_layers,
+            "kv": s.type_kv,
+            "extra_buffers": s.extra_buffers,
+            "parallel": self.parallel,
+        }
+        return profile.identity(files, settings, llama_version())
+
+    def close(self) -> None:
+        """Free everything, contexts before models."""
+        self.save()
+        if self._exact is not None:
+            self._exact.close()
+        self.shared.close()
+        if self._draft_context is not None:
+            self._draft_context.close()
+        if self._draft is not None:
+            self._draft.close()
+        self._target.close()
+
+
+def physical_cores() -> int:
+    """Cores this process may use; hyper-threads do not help matrix products."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    logical = allowed or 1
+    try:
+        pairs = set()
+        for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list"):
+            pairs.add(cpu.read_text().strip())
+        return max(1, min(logical, len(pairs) or logical))
+    except OSError:
+        return logical
+
+
+def _threads_for(model: Model, threads: int) -> int:
+    """Small models are faster on one thread: waiting for the other ones costs more than they do."""
+    return 1 if model.n_params < SMALL else threads
+
+
+def _load(path: str, settings: EngineSettings, progress: Callable[[float], None]) -> Model:
+    model = Model(
+        path,
+        n_gpu_layers=settings.n_gpu_layers,
+        extra_buffers=settings.extra_buffers,
+        progress=progress,
+    )
+    if model.has_encoder or model.vocab.size == 0:
+        model.close()
+        raise LoadFailed(f"{path} is not a model that generates text.")
+    return model
+
+
+def _check_vocabularies(target: Model, draft: Model) -> None:
+    """llama.cpp's floor for a pair (common_speculative_are_compatible); a pull checks far more."""
+    a, b = target.vocab, draft.vocab
+    problem = None
+    if a.kind != b.kind:
+        problem = "the tokenizers are of different kinds"
+    elif abs(a.size - b.size) > 128:
+        problem = f"the vocabularies have {a.size} and {b.size} tokens"
+    elif (a.add_bos, a.add_eos) != (b.add_bos, b.add_eos):
+        problem = "they add BOS or EOS differently"
+    elif (a.bos, a.eos) != (b.bos, b.eos):
+        problem = f"BOS and EOS are {a.bos}, {a.eos} in the one and {b.bos}, {b.eos} in the other"
+    else:
+        for token in range(5, min(a.size, b.size)):
+            if a.text(token) != b.text(token):
+                problem = f"token {token} is {a.text(token)!r} in the one, {b.text(token)!r} in the other"
+                break
+    if problem:
+        raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {problem}.")
+
+
+def _runner(context: Context, batch: Batch, last_only: bool = False) -> Callable[[int], None]:
+    """A pass of a given width over an empty sequence, for measuring."""
+
+    def run(width: int) -> None:
+        batch.clear()
+        for at in range(width):
+            batch.add(at % 7, at, 0, not last_only or at == width - 1)
+        context.decode(batch)
+        context.synchronize()
+        context.remove(0, 0)
+
+    return run

@@ -1,0 +1,78 @@
+"""From a request as asked to one that can run: tokens, sampler, compiled grammar.
+
+Runs in a thread beside the step loop, so that a slow template or a large grammar stalls nobody.
+"""
+
+from __future__ import annotations
+
+from localspec.engine.generation import Prepared
+from localspec.engine.grammar import Grammars
+from localspec.engine.infill import infill_tokens
+from localspec.engine.llama import Vocab, check_tokens
+from localspec.engine.pair import Pair
+from localspec.engine.sampling import Sampler, resolve
+from localspec.engine.template import TemplateRenderer
+from localspec.errors import InvalidRequest
+from localspec.protocol.frames import (
+    ChatPrompt,
+    Generate,
+    InfillPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+)
+
+
+class Preparer:
+    """Prepares requests for one loaded pair. Not thread-safe: one thread calls it."""
+
+    def __init__(self, pair: Pair, renderer: TemplateRenderer) -> None:
+        self._pair = pair
+        self._renderer = renderer
+        self._grammars = Grammars(pair.vocab)
+
+    def prepare(self, request: Generate) -> Prepared:
+        """Ready for `Engine.submit`.
+
+        Raises:
+            InvalidRequest: and its subclasses, with the field at fault.
+        """
+        vocab = self._pair.vocab
+        for token in request.sampling.logit_bias:
+            vocab.check(token)
+        tokens = self.tokens(request.prompt)
+        settings = resolve(request.sampling, self._pair.defaults)
+        matcher = self._grammars.compile(request.constraint) if request.constraint else None
+        prediction = request.speculative.prediction
+        expected = (
+            vocab.tokenize(prediction, add_special=False, parse_special=False) if prediction else []
+        )
+        return Prepared(request, tokens, Sampler(settings, vocab.piece), matcher, expected)
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """A prompt of any kind as tokens. Raises InvalidRequest for an empty one."""
+        vocab = self._pair.vocab
+        match prompt:
+            case TokenPrompt(tokens):
+                check_tokens(vocab, tokens)
+                found = tokens
+            case TextPrompt(text, special):
+                found = vocab.tokenize(text, add_special=True, parse_special=special)
+            case InfillPrompt():
+                found = infill_tokens(vocab, prompt, self._pair.n_ctx)
+            case ChatPrompt():
+                found = self._chat(vocab, prompt)
+        if not found:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        return found
+
+    def _chat(self, vocab: Vocab, prompt: ChatPrompt) -> list[int]:
+        text = self.render(prompt)
+        bos = vocab.text(vocab.bos)
+        if vocab.add_bos and bos and text.startswith(bos):
+            text = text[len(bos) :]  # the tokenizer adds it; twice would change the answer
+        return vocab.tokenize(text, add_special=True, parse_special=True)
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The prompt's text after the chat template."""
+        return self._renderer.render(prompt)

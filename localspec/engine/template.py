@@ -1,0 +1,126 @@
+"""Chat messages → prompt text, through the template in the model's own file."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from localspec.errors import TemplateFailed
+from localspec.protocol.frames import ChatPrompt
+
+TIME_LIMIT = 2.0  # seconds a template may take
+START_LIMIT = 20.0  # seconds for the process to come up on a busy machine
+
+
+class TemplateRenderer:
+    """Renders in a child process, which is ended when a template takes too long. One thread uses it."""
+
+    def __init__(self, template: str | None, bos: str, eos: str) -> None:
+        self._template = template
+        self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        if template is not None:
+            self._start()  # comes up while the models load
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The prompt as text.
+
+        Raises:
+            TemplateFailed: the model has no template, or the template failed, took longer than
+                TIME_LIMIT or made too much; with its own reason.
+        """
+        if self._template is None:
+            raise TemplateFailed(
+                "This model's file has no chat template; use /v1/completions with a prompt instead."
+            )
+        variables = {
+            **self._tokens,
+            **prompt.template_kwargs,
+            "messages": [_message(m.role, m.content, m.extra) for m in prompt.messages],
+            "add_generation_prompt": prompt.add_generation_prompt,
+        }
+        if prompt.tools:
+            variables["tools"] = prompt.tools
+        reply = self._ask({"template": self._template, "variables": variables})
+        if "error" in reply:
+            raise TemplateFailed(f"The model's chat template failed: {reply['error']}")
+        return str(reply["text"])
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._child is None or self._child.poll() is not None:
+            self._start()
+        self._await_ready()
+        assert self._child is not None and self._child.stdin is not None
+        try:
+            self._child.stdin.write(json.dumps(request).encode() + b"\n")
+            self._child.stdin.flush()
+            return self._line(TIME_LIMIT)
+        except TimeoutError:
+            self.close()
+            raise TemplateFailed(
+                f"The model's chat template took longer than {TIME_LIMIT:.0f} seconds."
+            ) from None
+        except (OSError, ValueError):
+            self.close()
+            raise TemplateFailed("The model's chat template ended its process (memory).") from None
+
+    def _start(self) -> None:
+        self._buffer = b""
+        self._ready = False
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "localspec.engine.template_child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def _await_ready(self) -> None:
+        if not self._ready:
+            try:
+                self._line(START_LIMIT)
+            except (TimeoutError, OSError, ValueError) as error:
+                self.close()
+                raise TemplateFailed("The process that renders chat templates did not start.") from error
+            self._ready = True
+
+    def _line(self, limit: float) -> dict[str, Any]:
+        """The child's next line. Raises TimeoutError, or OSError at its end."""
+        assert self._child is not None and self._child.stdout is not None
+        descriptor = self._child.stdout.fileno()
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                raise TimeoutError
+            chunk = os.read(descriptor, 1 << 16)
+            if not chunk:
+                raise OSError("the template process ended")
+            self._buffer += chunk
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is None:
+            return
+        self._child.kill()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except OSError:
+                    pass  # what was still buffered has no reader any more
+        self._child = None
+
+
+def _message(role: str, content: str | None, extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": role, "content": content, **extra}

@@ -1,0 +1,117 @@
+"""Renders chat templates in a process of its own: `python -m localspec.engine.template_child`.
+
+A template comes out of a downloaded file. jinja2's sandbox keeps it from reaching Python, but not from
+looping or allocating; this process has a memory limit and its parent a clock. Reads one JSON line per
+request on stdin ({"template", "variables"}), answers one JSON line ({"text"} or {"error"}).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MEMORY = 512 * 1024 * 1024  # bytes of address space beyond what start-up took
+MAX_OUTPUT = 8 * 1024 * 1024  # characters
+
+
+class TemplateRaised(Exception):
+    """The template itself called raise_exception."""
+
+
+class _Generation(Extension):
+    """Hugging Face's {% generation %} marks the assistant's text for training; it renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> None:
+    raise TemplateRaised(str(message)[:500])
+
+
+def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
+    # transformers' rendering: no HTML escapes, real characters
+    options.setdefault("ensure_ascii", False)
+    return json.dumps(value, indent=indent, **options)
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """The environment Hugging Face's templates are written for."""
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    env.filters["tojson"] = _tojson
+    env.globals["raise_exception"] = _raise
+    env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return env
+
+
+def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]) -> str:
+    """The text, MAX_OUTPUT characters at most.
+
+    Raises:
+        jinja2.TemplateError, TemplateRaised, MemoryError: and whatever the template's own mistakes are.
+    """
+    pieces = []
+    total = 0
+    for piece in env.from_string(template).generate(**variables):
+        total += len(piece)
+        if total > MAX_OUTPUT:
+            raise TemplateRaised(f"the result is longer than {MAX_OUTPUT} characters")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def _limit_memory() -> None:
+    import resource
+
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:  # not Linux: the limit is on the whole
+        used = 0
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used + MEMORY if hard == resource.RLIM_INFINITY else min(used + MEMORY, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    except (ValueError, OSError):
+        pass  # macOS refuses it; the parent's clock still holds
+
+
+def answer(env: ImmutableSandboxedEnvironment, line: str) -> dict[str, str]:
+    try:
+        request = json.loads(line)
+        return {"text": render(env, request["template"], request["variables"])}
+    except jinja2.TemplateSyntaxError as error:
+        return {"error": f"line {error.lineno}: {error.message}"}
+    except jinja2.exceptions.SecurityError as error:
+        return {"error": f"it tries what the sandbox forbids: {error}"}
+    except MemoryError:
+        return {"error": "it needs more memory than a template may have"}
+    except Exception as error:  # a template can fail in every way Python can
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def main() -> None:
+    env = environment()
+    _limit_memory()
+    sys.stdout.write('{"ready": true}\n')
+    sys.stdout.flush()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(answer(env, line)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

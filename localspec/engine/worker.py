@@ -1,0 +1,225 @@
+"""The worker process: frames in, one engine, frames out.
+
+Three threads. The reader takes frames off the socket; the preparer turns requests into tokens; the
+main thread runs the step loop and everything that touches a context. When the daemon goes, its end of
+the socket closes and this process ends too.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+import msgspec
+
+from localspec.engine import llama
+from localspec.engine.engine import Engine
+from localspec.engine.generation import Prepared
+from localspec.engine.pair import Pair
+from localspec.engine.prepare import Preparer
+from localspec.engine.template import TemplateRenderer
+from localspec.errors import Cancelled, LocalspecError, Unavailable
+from localspec.protocol import frames
+from localspec.protocol.frames import (
+    ApplyTemplate,
+    Cancel,
+    Detokenize,
+    Failed,
+    Frame,
+    Generate,
+    Load,
+    LoadError,
+    Loaded,
+    Loading,
+    Ping,
+    Pong,
+    Reply,
+    Shutdown,
+    Tokenize,
+)
+
+SAVE_EVERY = 50  # answers between two savings of what was learned
+_Small = Tokenize | Detokenize | ApplyTemplate
+
+
+class Worker:
+    """Serves one socket until it closes."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._sending = threading.Lock()
+        self._inbox: queue.SimpleQueue[Frame | Prepared] = queue.SimpleQueue()
+        self._to_prepare: queue.SimpleQueue[Generate | _Small] = queue.SimpleQueue()
+        self._preparing: set[int] = set()  # requests between reader and engine
+        self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
+        self._engine: Engine | None = None
+        self._preparer: Preparer | None = None
+        self._renderer: TemplateRenderer | None = None
+        self._finished = 0
+
+    def run(self) -> None:
+        """The step loop. Returns on Shutdown."""
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        threading.Thread(target=self._prepare, name="preparer", daemon=True).start()
+        while True:
+            engine = self._engine
+            busy = engine is not None and engine.active
+            try:
+                item = self._inbox.get(block=not busy)
+            except queue.Empty:
+                pass
+            else:
+                if isinstance(item, Shutdown):
+                    break
+                self._handle(item)
+                continue  # everything that waits is heard before the next step
+            assert engine is not None
+            engine.step()
+        self._close()
+
+    def send(self, frame: Frame) -> None:
+        """Send one frame; the daemon being gone is noticed by the reader."""
+        data = frames.encode(frame)
+        with self._sending:
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                os._exit(0)
+
+    def _emit(self, frame: Frame) -> None:
+        self.send(frame)
+        if isinstance(frame, frames.Done):
+            self._finished += 1
+            if self._finished % SAVE_EVERY == 0 and self._engine is not None:
+                self._engine.pair.save()
+
+    # ------------------------------------------------------------------------ reader thread
+
+    def _read(self) -> None:
+        while True:
+            try:
+                body = frames.read_blocking(self._socket)
+            except (OSError, ValueError):
+                body = None
+            if body is None:
+                os._exit(0)  # the daemon is gone; llama.cpp may be deep in a pass
+            try:
+                frame = frames.to_worker_decoder.decode(body)
+            except msgspec.DecodeError as error:
+                print(f"a frame from the daemon cannot be read: {error}", file=sys.stderr)
+                os._exit(2)
+            if isinstance(frame, Generate):
+                self._preparing.add(frame.id)
+                self._to_prepare.put(frame)
+            elif isinstance(frame, Tokenize | Detokenize | ApplyTemplate):
+                self._to_prepare.put(frame)
+            else:
+                self._inbox.put(frame)
+
+    # ------------------------------------------------------------------------ preparer thread
+
+    def _prepare(self) -> None:
+        while True:
+            request = self._to_prepare.get()
+            try:
+                if self._preparer is None:
+                    raise Unavailable("No pair is loaded.")
+                if isinstance(request, Generate):
+                    self._inbox.put(self._preparer.prepare(request))
+                else:
+                    self.send(Reply(request.id, self._small(self._preparer, request)))
+            except LocalspecError as error:
+                self._preparing.discard(request.id)
+                self._cancelled.discard(request.id)
+                self.send(Failed(request.id, error.code, error.message, error.param))
+            except Exception as error:  # a bug of ours must not end the thread and hang all requests
+                traceback.print_exc()
+                self._preparing.discard(request.id)
+                message = f"Internal error while preparing the request: {error!r}."
+                self.send(Failed(request.id, "internal_error", message))
+
+    def _small(self, preparer: Preparer, request: _Small) -> dict[str, object]:
+        assert self._engine is not None
+        vocab = self._engine.pair.vocab
+        match request:
+            case Tokenize():
+                tokens = vocab.tokenize(
+                    request.text,
+                    add_special=request.add_special,
+                    parse_special=request.parse_special,
+                )
+                return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
+            case Detokenize():
+                pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
+                return {"content": pieces.decode("utf-8", "replace")}
+            case ApplyTemplate():
+                return {"prompt": preparer.render(request.prompt)}
+
+    # ------------------------------------------------------------------------ main thread
+
+    def _handle(self, item: Frame | Prepared) -> None:
+        match item:
+            case Prepared():
+                self._submit(item)
+            case Load():
+                self._load(item)
+            case Cancel():
+                known = self._engine is not None and self._engine.cancel(item.id)
+                if not known and item.id in self._preparing:
+                    self._cancelled.add(item.id)
+            case Ping():
+                self.send(Pong(item.id))
+
+    def _submit(self, prepared: Prepared) -> None:
+        request = prepared.request.id
+        self._preparing.discard(request)
+        if request in self._cancelled:
+            self._cancelled.discard(request)
+            error = Cancelled("The request was cancelled.")
+            self.send(Failed(request, error.code, error.message))
+            return
+        assert self._engine is not None
+        self._engine.submit(prepared)
+
+    def _load(self, load: Load) -> None:
+        self._close()
+        last = [0.0]
+
+        def progress(stage: str, fraction: float) -> None:
+            if fraction in (0.0, 1.0) or abs(fraction - last[0]) >= 0.02:
+                last[0] = fraction
+                self.send(Loading(stage, fraction))
+
+        try:
+            pair = Pair(load.pair, load.settings, progress)
+        except LocalspecError as error:
+            self.send(LoadError(error.message, error.code))
+            return
+        vocab = pair.vocab
+        renderer = TemplateRenderer(pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos))
+        self._engine, self._renderer = Engine(pair, self._emit), renderer
+        self._preparer = Preparer(pair, renderer)
+        self.send(Loaded(pair.info()))
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.pair.close()
+            self._engine = None
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
+        self._preparer = None
+
+
+def main(descriptor: int) -> None:
+    """Serve the socket `descriptor`, inherited from the daemon."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client; the daemon ends us
+    os.dup2(2, 1)  # llama.cpp's libraries may print; frames never travel on stdout
+    sock = socket.socket(fileno=descriptor)
+    llama.initialise()
+    Worker(sock).run()
