@@ -20,9 +20,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 # What the per-token acceptance rate may be. Finer steps change no decision.
-GRID: Floats = np.array(
-    [0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98]
-)
+GRID: Floats = np.array([0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.98])
 _LOGITS: Floats = np.log(GRID / (1 - GRID))
 # Confidence of a drafted token, or its match length for lookup, in ten steps.
 CONFIDENCE_EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995)
@@ -105,8 +103,9 @@ class Calibration:
             return fresh
         for name, size in sizes.items():
             values = stored.get(name)
-            good = isinstance(values, list) and len(values) == size
-            if not good or not all(isinstance(v, float | int) and math.isfinite(v) for v in values):
+            if not isinstance(values, list) or len(values) != size:
+                return cls(mean)
+            if not all(isinstance(v, float | int) and math.isfinite(v) for v in values):
                 return cls(mean)
             setattr(fresh, name, np.array(values, dtype=np.float64))
         if abs(fresh.prior.sum() - 1) > 0.01 or fresh.prior.min() < 0:
@@ -196,7 +195,10 @@ def best_depth(
     limit = max(min(candidate.limit, len(pass_ms) - 1), least)
     gain = np.cumsum(candidate.belief.survival(candidate.known, limit))[least:]
     depths = np.arange(least, limit + 1)
-    cost = np.maximum(depths - len(candidate.known), 0) * candidate.step_ms + pass_ms[least : limit + 1]
+    cost = (
+        np.maximum(depths - len(candidate.known), 0) * candidate.step_ms
+        + pass_ms[least : limit + 1]
+    )
     if not candidate.known:
         cost = cost + (depths > 0) * candidate.entry_ms
     value = gain - rate * cost

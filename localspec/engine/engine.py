@@ -165,7 +165,9 @@ class Engine:
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         asked = request.speculative
         depth = asked.depth if asked.depth is not None else self.pair.settings.depth
-        policy: DepthPolicy = MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
+        policy: DepthPolicy = (
+            MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
+        )
         kinds = self.pair.kinds(lane, prepared)
         gen = Generation(
             prepared,
@@ -254,7 +256,11 @@ class Engine:
             if forced:
                 known = [_CERTAIN] * len(forced)
                 options.append(
-                    ("grammar", Candidate(gen.beliefs["grammar"], len(forced), 0.0, 0.0, known), forced)
+                    (
+                        "grammar",
+                        Candidate(gen.beliefs["grammar"], len(forced), 0.0, 0.0, known),
+                        forced,
+                    )
                 )
         if "ngram" in gen.beliefs:
             turn.looked_up, turn.match = gen.lookup.propose(
@@ -381,7 +387,9 @@ class Engine:
             lane.active.remove(gen)
             lane.slots.clear(gen.slot)
             lane.slots.release(gen.slot)
-            full = ContextExceeded("The context is full of other running requests; try again later.")
+            full = ContextExceeded(
+                "The context is full of other running requests; try again later."
+            )
             self._fail(gen.id, full)
             return
         gen.finish = "length"

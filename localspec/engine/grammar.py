@@ -33,7 +33,7 @@ class Grammars:
         self._vocab = vocab
         self._tokenizer: LLTokenizer | None = None
 
-    def compile(self, constraint: Constraint) -> "Matcher":
+    def compile(self, constraint: Constraint) -> Matcher:
         """A fresh matcher.
 
         Raises:
@@ -94,7 +94,9 @@ class Matcher:
         Raises:
             GrammarRejected: the grammar ran into its limits.
         """
-        allowed = np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+        allowed: npt.NDArray[np.bool_] = (
+            np.frombuffer(self._matcher.compute_logit_bias(), dtype=np.uint8) != 0
+        )
         self._check()
         return allowed[: self._n_vocab]
 

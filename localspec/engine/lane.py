@@ -26,7 +26,12 @@ class Lane:
     """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows."""
 
     def __init__(
-        self, context: Context, batch: Batch, slots: Slots, costs: CostTable, width: int | None = None
+        self,
+        context: Context,
+        batch: Batch,
+        slots: Slots,
+        costs: CostTable,
+        width: int | None = None,
     ) -> None:
         self.context = context
         self.batch = batch

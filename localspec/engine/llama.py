@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,7 +57,8 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
     if level == 4:
         line = text.decode("utf-8", "replace").strip()
         _last_error[:] = [line]
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
 
 def initialise() -> None:
@@ -201,7 +203,9 @@ class Vocab:
             piece = self.piece(token, special=True)
             attributes = int(C.llama_vocab_get_attr(self._handle, token))
             control = attributes & C.LLAMA_TOKEN_ATTR_CONTROL
-            marked = attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED and piece[:1] + piece[-1:] == b"<>"
+            marked = (
+                attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED and piece[:1] + piece[-1:] == b"<>"
+            )
             pieces.append(b"\xff" + piece if control or marked else piece)
         ends = [token for token in range(self.size) if self.is_eog(token)]
         function = ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value
@@ -241,7 +245,7 @@ class Model:
             LoadFailed: the file is missing or llama.cpp cannot read it, with its own reason.
         """
         self.handle: Any = None
-        if not os.path.isfile(path):
+        if not Path(path).is_file():
             raise LoadFailed(f"There is no model file at {path}.")
         params = C.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
@@ -395,7 +399,9 @@ class Context:
         params.n_threads_batch = settings.n_threads
         params.n_rs_seq = settings.n_rollback
         params.type_k = params.type_v = _KV_TYPES[settings.type_kv]
-        params.kv_unified = True  # one sequence may use the whole cache, and one pass holds them all
+        params.kv_unified = (
+            True  # one sequence may use the whole cache, and one pass holds them all
+        )
         params.swa_full = True  # sliding windows otherwise cannot roll a draft back
         params.no_perf = True
         _last_error.clear()
@@ -443,7 +449,8 @@ class Context:
             raise BadBatch(f"Row {row} has no logits{_cause()}.")
         address = ctypes.addressof(pointer.contents)
         buffer = (ctypes.c_float * self.n_vocab).from_address(address)
-        return np.frombuffer(buffer, dtype=np.float32)
+        view: Logits = np.ctypeslib.as_array(buffer)
+        return view
 
     def synchronize(self) -> None:
         """Wait for the pass: on a GPU llama_decode returns before the work is done."""

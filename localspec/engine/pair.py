@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localspec.engine import profile, sampling
-from localspec.engine.depth import MAX_DEPTH, MAX_LIMIT, Calibration
+from localspec.engine.depth import MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import DraftModel
 from localspec.engine.exact import choose_width
 from localspec.engine.generation import Prepared
@@ -158,7 +158,9 @@ class Pair:
         if self._exact_reason is None and (self._target.recurrent or self._target.hybrid):
             self._exact_reason = "this model's state cannot be padded and rolled back"
         if self._exact_reason is not None:
-            raise InvalidRequest(f"Exact mode is not possible here: {self._exact_reason}.", param="exact")
+            raise InvalidRequest(
+                f"Exact mode is not possible here: {self._exact_reason}.", param="exact"
+            )
         context = self._target_context(1, self.settings.n_batch)
         batch = Batch(self.settings.n_batch)
         costs = self.costs.target
@@ -330,7 +332,9 @@ def _check_vocabularies(target: Model, draft: Model) -> None:
     else:
         for token in range(5, min(a.size, b.size)):
             if a.text(token) != b.text(token):
-                problem = f"token {token} is {a.text(token)!r} in the one, {b.text(token)!r} in the other"
+                problem = (
+                    f"token {token} is {a.text(token)!r} in the one, {b.text(token)!r} in the other"
+                )
                 break
     if problem:
         raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {problem}.")

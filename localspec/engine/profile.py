@@ -84,7 +84,9 @@ class CostTable:
         """One pass of `width` took `ms`. Outliers count as three times the expected at most."""
         at = int(np.searchsorted(self._widths, width))
         known = at < len(self._widths) and self._widths[at] == width
-        expected = (self._ms[at] if known else float(self._shape(np.array([width]))[0])) * self._drift
+        expected = (
+            self._ms[at] if known else float(self._shape(np.array([width]))[0])
+        ) * self._drift
         ratio = min(max(ms / expected, 1 / 3), 3.0)
         if not known:
             if width <= WIDEST:
@@ -165,7 +167,7 @@ def identity(files: Iterable[str], settings: Mapping[str, Any], build: str) -> s
     """What a profile depends on, as one hash: machine, files, backend, settings, llama.cpp."""
     stats = []
     for file in files:
-        info = os.stat(file)
+        info = Path(file).stat()
         stats.append([os.path.realpath(file), info.st_size, info.st_mtime_ns])
     machine = [platform.machine(), platform.node(), _cpu_model(), os.cpu_count()]
     content = json.dumps([VERSION, machine, stats, dict(settings), build], sort_keys=True)
@@ -174,10 +176,9 @@ def identity(files: Iterable[str], settings: Mapping[str, Any], build: str) -> s
 
 def _cpu_model() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     except OSError:
         pass
     return platform.processor()

@@ -125,8 +125,7 @@ def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
     chosen = {
         name: getattr(asked, name)
         for name in Settings.__dataclass_fields__
-        if name not in ("logit_bias", "dry_sequence_breakers")
-        and getattr(asked, name) is not None
+        if name not in ("logit_bias", "dry_sequence_breakers") and getattr(asked, name) is not None
     }
     if asked.dry_sequence_breakers is not None:
         chosen["dry_sequence_breakers"] = tuple(asked.dry_sequence_breakers)

@@ -47,7 +47,9 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 class Slots:
     """The slots of one target context, and of the draft context beside it."""
 
-    def __init__(self, target: Context, draft: Context | None, first_draft: int, count: int) -> None:
+    def __init__(
+        self, target: Context, draft: Context | None, first_draft: int, count: int
+    ) -> None:
         self._target = target
         self._draft = draft
         # A recurrent state cannot be cut, only continued whole.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -57,7 +58,8 @@ class TemplateRenderer:
         if self._child is None or self._child.poll() is not None:
             self._start()
         self._await_ready()
-        assert self._child is not None and self._child.stdin is not None
+        assert self._child is not None
+        assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
@@ -87,12 +89,15 @@ class TemplateRenderer:
                 self._line(START_LIMIT)
             except (TimeoutError, OSError, ValueError) as error:
                 self.close()
-                raise TemplateFailed("The process that renders chat templates did not start.") from error
+                raise TemplateFailed(
+                    "The process that renders chat templates did not start."
+                ) from error
             self._ready = True
 
     def _line(self, limit: float) -> dict[str, Any]:
         """The child's next line. Raises TimeoutError, or OSError at its end."""
-        assert self._child is not None and self._child.stdout is not None
+        assert self._child is not None
+        assert self._child.stdout is not None
         descriptor = self._child.stdout.fileno()
         deadline = time.monotonic() + limit
         while b"\n" not in self._buffer:
@@ -115,10 +120,9 @@ class TemplateRenderer:
         self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
-                try:
+                # what was still buffered has no reader any more
+                with contextlib.suppress(OSError):
                     pipe.close()
-                except OSError:
-                    pass  # what was still buffered has no reader any more
         self._child = None
 
 

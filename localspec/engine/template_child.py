@@ -7,9 +7,11 @@ request on stdin ({"template", "variables"}), answers one JSON line ({"text"} or
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -77,16 +79,15 @@ def _limit_memory() -> None:
     import resource
 
     try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+        used = int(pages) * resource.getpagesize()
     except OSError:  # not Linux: the limit is on the whole
         used = 0
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = used + MEMORY if hard == resource.RLIM_INFINITY else min(used + MEMORY, hard)
-    try:
+    # macOS refuses it; the parent's clock still holds
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    except (ValueError, OSError):
-        pass  # macOS refuses it; the parent's clock still holds
 
 
 def answer(env: ImmutableSandboxedEnvironment, line: str) -> dict[str, str]:

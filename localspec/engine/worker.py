@@ -33,8 +33,8 @@ from localspec.protocol.frames import (
     Frame,
     Generate,
     Load,
-    LoadError,
     Loaded,
+    LoadError,
     Loading,
     Ping,
     Pong,
@@ -111,7 +111,7 @@ class Worker:
             try:
                 frame = frames.to_worker_decoder.decode(body)
             except msgspec.DecodeError as error:
-                print(f"a frame from the daemon cannot be read: {error}", file=sys.stderr)
+                sys.stderr.write(f"a frame from the daemon cannot be read: {error}\n")
                 os._exit(2)
             if isinstance(frame, Generate):
                 self._preparing.add(frame.id)
@@ -137,7 +137,9 @@ class Worker:
                 self._preparing.discard(request.id)
                 self._cancelled.discard(request.id)
                 self.send(Failed(request.id, error.code, error.message, error.param))
-            except Exception as error:  # a bug of ours must not end the thread and hang all requests
+            except (
+                Exception
+            ) as error:  # a bug of ours must not end the thread and hang all requests
                 traceback.print_exc()
                 self._preparing.discard(request.id)
                 message = f"Internal error while preparing the request: {error!r}."
@@ -201,7 +203,9 @@ class Worker:
             self.send(LoadError(error.message, error.code))
             return
         vocab = pair.vocab
-        renderer = TemplateRenderer(pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos))
+        renderer = TemplateRenderer(
+            pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
+        )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
         self._preparer = Preparer(pair, renderer)
         self.send(Loaded(pair.info()))

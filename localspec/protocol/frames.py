@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-MAX_FRAME = 256 * 1024 * 1024  # a 1 M-token prompt is a few MB; more than this is a bug, not a request
+MAX_FRAME = (
+    256 * 1024 * 1024
+)  # a 1 M-token prompt is a few MB; more than this is a bug, not a request
 _HEADER = struct.Struct("<I")
 
 
@@ -358,12 +360,8 @@ class Pong(Frame):
     id: int
 
 
-ToWorker = (
-    Load | Generate | Cancel | Tokenize | Detokenize | ApplyTemplate | Ping | Shutdown
-)
-FromWorker = (
-    Loading | Loaded | LoadError | Started | Delta | Done | Failed | Reply | Pong
-)
+ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | ApplyTemplate | Ping | Shutdown
+FromWorker = Loading | Loaded | LoadError | Started | Delta | Done | Failed | Reply | Pong
 
 _encoder = msgspec.msgpack.Encoder()
 to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -29,7 +29,7 @@ class Ask:
 
     slot: Slot
     sampler: Sampler | None
-    more: Callable[["Ask"], bool]
+    more: Callable[[Ask], bool]
     tokens: list[int] = field(default_factory=list)
     buckets: list[int] = field(default_factory=list)
     probs: list[Distribution] = field(default_factory=list)
