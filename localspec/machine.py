@@ -419,6 +419,14 @@ def install_hint(host: Host, need: Need) -> str:
     return ANYWHERE[need]
 
 
+def memory_bytes() -> int:
+    """The machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
 def build_jobs(cores: int, memory_bytes: int, backend: Backend) -> int:
     """How many compilers at once: one a core, but no more than memory carries."""
     # A gibibyte holds g++ on llama.cpp's largest files; nvcc's templates take about twice that.

@@ -84,7 +84,7 @@ def locked(path: Path, holder: str) -> Iterator[None]:
 
 
 def refresh(request: Request) -> None:
-    """Bring .venv to what is asked for. Its stamp goes first and comes back last."""
+    """Bring .venv to what is asked for. Its stamp is taken away meanwhile and comes back last."""
     host = Host.here()
     venv = Path(request.root, ".venv")
     stamp = request.read_stamp()
@@ -102,11 +102,12 @@ def refresh(request: Request) -> None:
     for reason in plan.reasons:
         print(f"localspec setup: {reason}", file=sys.stderr)
 
-    (venv / "localspec.stamp").unlink(missing_ok=True)
     if request.again or stamp.get("python") != facts["python"]:
         make_venv(host, venv)
         stamp = {}
     wheel = build_wheel(host, venv, plan, version, cache_folder(host) / "wheels" / key)
+    # Up to here a .venv that was complete still is; from here on it is not, until the end.
+    (venv / "localspec.stamp").unlink(missing_ok=True)
     if stamp.get("wheel", key) != key:
         remove_other_build(venv)
     install(venv, request.root, extras, wheel)
@@ -175,32 +176,38 @@ def build_wheel(host: Host, venv: Path, plan: machine.Plan, version: str, folder
     with locked(folder / "lock", "another build of the same wheel"):
         if built := sorted(folder.glob("*.whl")):
             return built[0]
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        jobs = machine.build_jobs(os.cpu_count() or 1, memory, plan.backend)
-        building = folder / "building"
-        shutil.rmtree(building, ignore_errors=True)
-        # Here and not in /tmp, which may be small, and where a build that was killed would stay.
-        (building / "tmp").mkdir(parents=True)
-        run_logged(
-            "building llama.cpp, once for this machine",
-            [
+        jobs = machine.build_jobs(os.cpu_count() or 1, machine.memory_bytes(), plan.backend)
+        with scratch(folder / "building") as building:
+            command = [
                 *pip(venv, "wheel"),
                 *("--verbose", "--no-deps", "--no-cache-dir", "--no-binary=llama-cpp-python"),
                 *("--wheel-dir", str(building), f"llama-cpp-python=={version}"),
-            ],
-            folder / "build.log",
-            {
+            ]
+            env = {
                 "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
                 **host.env,
                 "CMAKE_ARGS": plan.cmake_args,
+                # Not in /tmp, which may be small, and where a build that was killed would stay.
                 "TMPDIR": str(building / "tmp"),
-            },
-        )
-        (made,) = building.glob("*.whl")
-        # Whole or not at all: a build that was stopped leaves nothing that passes for a wheel.
-        wheel = made.rename(folder / made.name)
-        shutil.rmtree(building)
-        return wheel
+            }
+            (building / "tmp").mkdir()
+            run_logged(
+                "building llama.cpp, once for this machine", command, folder / "build.log", env
+            )
+            # Whole or not at all: a build that was stopped leaves nothing like a wheel behind.
+            (made,) = building.glob("*.whl")
+            return made.rename(folder / made.name)
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """An empty folder that is gone afterwards, or at the next time where this one is killed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_other_build(venv: Path) -> None:
@@ -273,7 +280,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     """End a command and all its children; an interrupt first, on which pip clears up."""
     with suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.killpg(process.pid, signal.SIGINT)
-        process.wait(timeout=10)
+        process.wait(timeout=3)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -17,6 +17,8 @@ from types import ModuleType
 import pytest
 import setup_venv
 
+from localspec.machine import Host, read_text, run_command
+
 ROOT = Path(__file__).parents[2]
 # The Python a .venv would be made of; the one that runs this test is .venv's own.
 PYTHON = getattr(sys, "_base_executable", sys.executable)
@@ -164,6 +166,15 @@ def test_a_cxx_that_makes_no_program(checkout: Checkout) -> None:
         "localspec setup: CXX is `no-such-compiler`, and that makes no C++ program. "
         "Correct or unset CXX.\n"
     )
+
+
+def test_a_python_without_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Debian, where the module is a package of its own."""
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    host = Host("Linux", "x86_64", {}, run_command, {"apt-get": "/apt-get"}.get, read_text)
+    package = f"python3.{sys.version_info.minor}-venv"
+    with pytest.raises(setup_venv.SetupError, match=f"Run `sudo apt-get install {package}`"):
+        setup_venv.make_venv(host, tmp_path / ".venv")
 
 
 def test_the_answer_of_ask_does_not_begin_where_setup_failed(checkout: Checkout) -> None:
