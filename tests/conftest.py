@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon
+from tests.support.daemons import Home, RunningDaemon, temporary_home
 
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    """A short path: a socket's may have 103 bytes, and pytest's own folders are long."""
-    root = Path(tempfile.mkdtemp(prefix="ls-"))
-    made = Home(root)
-    yield made
-    made.end()
-    shutil.rmtree(root)
+    """A folder of its own for everything that localspec keeps."""
+    with temporary_home() as made:
+        yield made
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     try:
         request: Body = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
+        raise _refused(str(error), kind) from None
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -188,35 +188,85 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     return request
 
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>(?:key in )?\$[^`]*)`)?$", re.DOTALL)
-_TYPE_NAMES = {
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_LENGTH = re.compile(r"Expected `(\w+)` of length (<=|>=) (\d+)$")
+_LIMIT = re.compile(r"Expected `[^`]+` (<=|>=|<|>) (\S+)$")
+_TYPE = re.compile(r"Expected `([^`]+)`(?:, got `([^`]+)`)?$")
+_ENUM = re.compile(r"Invalid enum value (.+)$", re.DOTALL)
+_BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
+_WANTED = {
     "float": "a number",
     "int": "a whole number",
     "str": "a string",
     "bool": "true or false",
     "array": "a list",
     "object": "an object",
-    "null": "null",
 }
+_FOUND = {**_WANTED, "float": "a number with a fraction", "null": "null"}
 
 
-def _refused(message: str) -> BadBody:
+def _refused(message: str, kind: type[Struct]) -> BadBody:
     """msgspec says "Expected `float` <= 2.0 - at `$.temperature`"; people read the name first."""
     found = _AT.match(message)
-    what, path = (found["what"], found["path"] or "") if found else (message, "")
-    path = path.replace("key in ", "").removeprefix("$").lstrip(".")
-    missing = re.match(r"Object missing required field `(\w+)`", what)
-    if missing:
+    assert found is not None
+    what, path = found["what"], found["path"] or ""
+    if missing := _MISSING.match(what):
         path = f"{path}.{missing[1]}" if path else missing[1]
         return BadBody(f"'{path}' is missing.", path)
-    what = re.sub(r"`([^`]*)`", lambda kind: _readable(kind[1]), what)
-    what = what[:1].lower() + what[1:]
-    return BadBody(f"'{path}': {what}." if path else f"The request body: {what}.", path or None)
+    subject = f"'{path}'" if path else "The request body"
+    return BadBody(f"{subject} {_sentence(what, kind, path)}.", path or None)
 
 
-def _readable(kinds: str) -> str:
-    names = [_TYPE_NAMES.get(kind, kind) for kind in kinds.split(" | ") if kind != "null"]
-    return " or ".join(names) or "null"
+def _sentence(what: str, kind: type[Struct], path: str) -> str:
+    """What follows "'temperature' …"."""
+    if found := _LIMIT.match(what):
+        return f"must be {_BOUNDS[found[1]]} {found[2].removesuffix('.0')}"
+    if what.lower().endswith("out of range"):  # 1e999: infinite, or an integer beyond 64 bits
+        return "must be a finite number"
+    if found := _LENGTH.match(what):
+        unit = "character" if found[1] == "str" else "item"
+        plural = "" if found[3] == "1" else "s"
+        return f"must have {_BOUNDS[found[2]]} {found[3]} {unit}{plural}"
+    if found := _TYPE.match(what):
+        wanted = [name for name in found[1].split(" | ") if name != "null"]
+        but = f", not {_named([found[2]], _FOUND)}" if found[2] else ""
+        return f"must be {_named(wanted, _WANTED)}{but}"
+    if found := _ENUM.match(what):
+        choices = " or ".join(_choices(kind, path))
+        return f"must be {choices}, not {found[1]}" if choices else f"may not be {found[1]}"
+    return f"is refused: {what[:1].lower()}{what[1:]}"
+
+
+def _named(kinds: list[str], names: dict[str, str]) -> str:
+    return " or ".join(names.get(kind, kind) for kind in kinds)
+
+
+def _choices(kind: type[Struct], path: str) -> list[str]:
+    """What the Literal at `path` allows, from the declaration."""
+    types: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
+    for name in re.findall(r"\w+|\[", path):
+        types = [deeper for each in types for deeper in _inside(each, name)]
+    return [
+        f"'{value}'"
+        for each in types
+        if isinstance(each, msgspec.inspect.LiteralType)
+        for value in each.values
+    ]
+
+
+def _inside(each: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
+    """The members of field `name`, or of an item when `name` is "["; unions taken apart."""
+    found: msgspec.inspect.Type | None = None
+    if isinstance(each, msgspec.inspect.ListType) and name == "[":
+        found = each.item_type
+    elif isinstance(each, msgspec.inspect.StructType):
+        found = next((field.type for field in each.fields if field.encode_name == name), None)
+    if isinstance(found, msgspec.inspect.Metadata):
+        found = found.type
+    if isinstance(found, msgspec.inspect.UnionType):
+        return list(found.types)
+    return [found] if found else []
 
 
 def _malformed(body: bytes, error: Exception) -> BadBody:

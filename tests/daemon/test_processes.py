@@ -164,7 +164,8 @@ def test_p10_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
 def test_p10_streamed_the_second_try_is_not_seen(home: Home, start_daemon: Start) -> None:
     start_daemon("--first-decode", "SIGSEGV")
     with home.streaming("say a b") as response:
-        chunks = [json.loads(line[6:]) for line in response if line.startswith(b"data: {")]
+        lines = response.read().splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
     roles = [chunk for chunk in chunks if chunk["choices"][0]["delta"].get("role")]
     assert len(roles) == 1
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "a b"

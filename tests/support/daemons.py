@@ -7,10 +7,12 @@ import http.client
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,6 +74,28 @@ class Answer:
         return [part.removeprefix("data: ") for part in parts if part]
 
 
+class Stream:
+    """A streamed chat that is being read line by line."""
+
+    def __init__(self, path: Path, prompt: str, fields: dict[str, Any]) -> None:
+        self._connection = UnixConnection(path)
+        messages = [{"role": "user", "content": prompt}]
+        body = json.dumps({"messages": messages, "stream": True, **fields})
+        self._connection.request("POST", "/v1/chat/completions", body)
+        self._response = self._connection.getresponse()
+
+    def readline(self) -> bytes:
+        return self._response.readline()
+
+    def read(self) -> bytes:
+        return self._response.read()
+
+    def leave(self) -> None:
+        """Close the connection, as a client does that has enough."""
+        self._response.close()
+        self._connection.close()
+
+
 class Home:
     """A folder for one user's daemon, and the environment that leads there."""
 
@@ -95,7 +119,9 @@ class Home:
         for key, value in config.items():
             self.environment[f"LOCALSPEC_{key.upper()}"] = str(value)
 
-    def run(self, *arguments: str, stdin: str = "", **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, stdin: str = "", **options: Any
+    ) -> subprocess.CompletedProcess[str]:
         """Run `localspec` with these arguments."""
         return subprocess.run(
             [sys.executable, "-m", "localspec", *arguments],
@@ -135,18 +161,13 @@ class Home:
         return self.request("GET", "/localspec/status").json
 
     @contextlib.contextmanager
-    def streaming(self, prompt: str, **fields: Any) -> Iterator[http.client.HTTPResponse]:
+    def streaming(self, prompt: str, **fields: Any) -> Iterator[Stream]:
         """A streamed chat whose head has been read; leaving closes the connection."""
-        connection = UnixConnection(self.socket)
-        messages = [{"role": "user", "content": prompt}]
-        body = json.dumps({"messages": messages, "stream": True, **fields})
-        connection.request("POST", "/v1/chat/completions", body)
-        response = connection.getresponse()
+        stream = Stream(self.socket, prompt, fields)
         try:
-            yield response
+            yield stream
         finally:
-            response.close()
-            connection.close()
+            stream.leave()
 
     def end(self) -> None:
         """No daemon of this home survives."""
@@ -157,13 +178,27 @@ class Home:
                 wait_for(lambda: not alive(pid), "the daemon's end")
 
 
+@contextlib.contextmanager
+def temporary_home() -> Iterator[Home]:
+    """A short path: a socket's may have 103 bytes, and pytest's own folders are long."""
+    root = Path(tempfile.mkdtemp(prefix="ls-"))
+    home = Home(root)
+    try:
+        yield home
+    finally:
+        home.end()
+        shutil.rmtree(root)
+
+
 class RunningDaemon:
     """A daemon that this test started and waits for."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
         self.process = home.spawn_daemon()
-        wait_for(lambda: autostart.listens(str(home.socket)) or self.process.poll() is not None, "it")
+        wait_for(
+            lambda: autostart.listens(str(home.socket)) or self.process.poll() is not None, "it"
+        )
         if self.process.poll() is not None:
             raise AssertionError(self.process.communicate()[0])
 

@@ -10,7 +10,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     exit N         leave with this status
     refuse CODE    Failed with this code
     echo           answer with the Generate frame as JSON
-    running        answer with the number of requests that are active
+    running        answer with the number of requests that are active and not cancelled
 
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
 safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load.
@@ -58,6 +58,7 @@ class FakeWorker:
                     threading.Thread(target=self.generate, args=(frame,), daemon=True).start()
                 case frames.Cancel():
                     self.cancelled.add(frame.id)
+                    self.active.discard(frame.id)
                 case frames.Ping():
                     self.send(frames.Pong(frame.id))
                 case frames.Tokenize():
@@ -99,14 +100,14 @@ class FakeWorker:
     def generate(self, frame: frames.Generate) -> None:
         started = time.monotonic()
         prompt = text_of(frame.prompt)
-        self.send(frames.Started(frame.id, prompt_tokens=len(prompt.split()), cached_tokens=1))
-        if self.options.always or (self.options.first_decode and not self.safe):
-            die(self.options.always or self.options.first_decode)
         words = prompt.split()
         command, argument = words[0], words[1] if len(words) > 1 else ""
         if command == "refuse":
             self.send(frames.Failed(frame.id, argument, "Refused as told.", "messages"))
             return
+        self.send(frames.Started(frame.id, prompt_tokens=len(prompt.split()), cached_tokens=1))
+        if self.options.always or (self.options.first_decode and not self.safe):
+            die(self.options.always or self.options.first_decode)
         sent = 0
         reason = "stop"
         for piece in self.pieces(frame, command, argument, prompt):

@@ -1,0 +1,177 @@
+"""From HTTP fields to the frame that the engine gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from localspec.daemon import translate
+from localspec.errors import InvalidRequest
+from localspec.protocol.http import ChatRequest, CompletionRequest, decode
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> list[Any]:
+    """The Generate frames of a chat request, as the engine would read them."""
+    request = decode(json.dumps({"messages": USER, **fields}).encode(), ChatRequest)
+    return [msgspec.to_builtins(frame) for frame in translate.chat(request)]
+
+
+def completion(**fields: Any) -> list[Any]:
+    request = decode(json.dumps(fields).encode(), CompletionRequest)
+    return [msgspec.to_builtins(frame) for frame in translate.completion(request)]
+
+
+def test_every_sampling_field_reaches_the_engine() -> None:
+    sampling = {
+        "temperature": 0.5,
+        "top_k": 5,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.8,
+        "repeat_penalty": 1.1,
+        "repeat_last_n": 32,
+        "frequency_penalty": 0.2,
+        "presence_penalty": -0.2,
+        "dry_multiplier": 0.8,
+        "dry_base": 1.75,
+        "dry_allowed_length": 2,
+        "dry_penalty_last_n": -1,
+        "dry_sequence_breakers": ["\n"],
+        "seed": 42,
+        "ignore_eos": True,
+    }
+    [sent] = chat(**sampling, logit_bias={"7": -100})
+    assert sent["sampling"] == {**sampling, "logit_bias": {7: -100.0}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_completion_tokens": 6, "max_tokens": 5}, {"max_tokens": 6}),
+        ({"n_predict": 7}, {"max_tokens": 7}),
+        ({"n_predict": -1}, {}),
+        ({"stop": "x"}, {"stop": ["x"]}),
+        ({"stop": ["x", "", "y"]}, {"stop": ["x", "y"]}),
+        ({"exact": True, "cache_prompt": False}, {"exact": True, "cache_prompt": False}),
+        ({"speculative": {"enabled": False}}, {"speculative": {"enabled": False}}),
+        (
+            {"speculative": {"depth": 3, "kind": "ngram"}},
+            {"speculative": {"depth": 3, "kind": "ngram"}},
+        ),
+        ({"speculative": {"depth": "auto"}}, {}),
+        ({"prediction": {"content": "so"}}, {"speculative": {"prediction": "so"}}),
+        ({"seed": -1}, {}),
+        ({"logprobs": True}, {"top_logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 3}, {"top_logprobs": 3}),
+        ({"logprobs": False}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+        (
+            {"response_format": {"type": "json_object"}},
+            {"constraint": {"kind": "json_object", "source": ""}},
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "null"}},
+                }
+            },
+            {"constraint": {"kind": "json_schema", "source": '{"type":"null"}'}},
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": {"type": "null"}}},
+            {"constraint": {"kind": "json_schema", "source": '{"type":"null"}'}},
+        ),
+        (
+            {"grammar": "root ::= [a]"},
+            {"constraint": {"kind": "grammar", "source": "root ::= [a]"}},
+        ),
+        ({"regex": "a+"}, {"constraint": {"kind": "regex", "source": "a+"}}),
+    ],
+)
+def test_fields_are_translated(fields: Any, expected: Any) -> None:
+    [sent] = chat(**fields)
+    for name in ("type", "id", "prompt"):
+        del sent[name]
+    sent = {name: value for name, value in sent.items() if value}
+    if "top_logprobs" in expected or "cache_prompt" in expected:
+        sent = {**chat(**fields)[0], **sent}
+    assert {name: sent.get(name) for name in expected} == expected
+    assert set(sent) - set(expected) <= {"type", "id", "prompt", "sampling", "speculative"}
+
+
+def test_messages_reach_the_template_whole() -> None:
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "content": "done", "tool_call_id": "1"},
+    ]
+    [sent] = chat(messages=messages)
+    assert sent["prompt"]["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "ab"},
+        {"role": "assistant", "extra": {"tool_calls": calls}},
+        {"role": "tool", "content": "done", "extra": {"tool_call_id": "1"}},
+    ]
+
+
+def test_each_choice_has_a_seed_of_its_own() -> None:
+    assert [sent["sampling"]["seed"] for sent in chat(n=3, seed=2**32 - 2)] == [2**32 - 2, 0, 1]
+    assert [sent["sampling"] for sent in chat(n=2)] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kinds"),
+    [
+        ("a", ["text"]),
+        (["a", "b"], ["text", "text"]),
+        ([1, 2], ["tokens"]),
+        ([[1], [2], "c"], ["tokens", "tokens", "text"]),
+    ],
+)
+def test_prompts_of_every_form(prompt: Any, kinds: list[str]) -> None:
+    assert [sent["prompt"]["type"] for sent in completion(prompt=prompt)] == kinds
+
+
+def test_a_suffix_makes_it_a_fill_in_the_middle() -> None:
+    [sent] = completion(prompt="before", suffix="after")
+    assert sent["prompt"] == {"type": "infill", "prefix": "before", "suffix": "after"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"9999999999": 1}}, "logit_bias"),
+        ({"grammar": "a", "regex": "b"}, "regex"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ],
+)
+def test_fields_that_are_wrong_together_are_refused(fields: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [([1, "a"], "prompt"), ([[]], "prompt[0]"), ([[-1]], "prompt[0]"), (["a"] * 17, "prompt")],
+)
+def test_h11_prompts_that_are_none_are_refused(prompt: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param == param

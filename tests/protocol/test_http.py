@@ -1,0 +1,190 @@
+"""Decoding of requests: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.protocol import http
+from localspec.protocol.http import BadBody, ChatRequest, CompletionRequest, decode
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def refusal(fields: dict[str, Any] | bytes) -> BadBody:
+    body = fields if isinstance(fields, bytes) else json.dumps({"messages": MESSAGES, **fields})
+    with pytest.raises(BadBody) as caught:
+        decode(body if isinstance(body, bytes) else body.encode(), ChatRequest)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("temperature", "hot", "must be a number, not a string"),
+        ("temperature", -0.1, "must be at least 0"),
+        ("temperature", 1e9, "must be at most 100"),
+        ("top_k", 2**40, "must be at most 2147483647"),
+        ("top_k", 1.5, "must be a whole number, not a number with a fraction"),
+        ("top_p", 1.01, "must be at most 1"),
+        ("min_p", -1, "must be at least 0"),
+        ("max_tokens", -1, "must be at least 0"),
+        ("n_predict", -2, "must be at least -1"),
+        ("frequency_penalty", 3, "must be at most 2"),
+        ("repeat_penalty", 0, "must be more than 0"),
+        ("n", 5, "must be at most 4"),
+        ("n", True, "must be a whole number, not true or false"),
+        ("seed", 2**64, "must be at most 9223372036854775807"),
+        ("stream", 1, "must be true or false, not a whole number"),
+        ("stop", 5, "must be a string or a list, not a whole number"),
+        ("stop", ["x"] * 17, "must have at most 16 items"),
+        ("messages", [], "must have at least 1 item"),
+        ("top_logprobs", 21, "must be at most 20"),
+    ],
+)
+def test_h12_a_field_of_the_wrong_type_or_size_is_named_with_its_limit(
+    field: str, value: Any, words: str
+) -> None:
+    error = refusal({field: value})
+    assert error.param == field
+    assert error.message == f"'{field}' {words}."
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b'{"messages": [{"role": 5}]}', "messages[0].role", "must be a string"),
+        (b'{"messages": [{"content": "x"}]}', "messages[0].role", "is missing"),
+        (b'{"temperature": 1}', "messages", "is missing"),
+        (
+            b'{"messages": [{"role": "user", "content": [{"type": "text", "text": 4}]}]}',
+            "messages[0].content[0].text",
+            "must be a string",
+        ),
+        (
+            b'{"messages": [], "response_format": {"type": "yaml"}}',
+            "messages",
+            "at least 1 item",
+        ),
+        (b'{"response_format": {"type": "yaml"}}', "response_format.type", "'yaml'"),
+        (b'{"speculative": {"depth": "deep"}}', "speculative.depth", "'deep'"),
+        (b'{"speculative": {"depth": 65}}', "speculative.depth", "at most 64"),
+        (b'{"logit_bias": {"5": 101}}', "logit_bias[...]", "at most 100"),
+    ],
+)
+def test_fields_inside_other_fields_are_named_by_their_path(
+    body: bytes, param: str, words: str
+) -> None:
+    error = refusal(body)
+    assert error.param == param
+    assert words in error.message
+    assert error.message.startswith(f"'{param}'")
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_h12_a_number_that_is_none_is_refused_by_name(value: str) -> None:
+    error = refusal(f'{{"dry_base": 1, "temperature": {value}}}'.encode())
+    assert error.param == "temperature"
+    assert "must be a finite number" in error.message
+
+
+def test_h12_a_nested_nan_is_refused_by_path() -> None:
+    assert refusal(b'{"logit_bias": {"7": NaN}}').param == "logit_bias.7"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (rb'{"messages": [{"role": "user", "content": "a\ud800b"}]}', "messages[0].content", "sur"),
+        (rb'{"messages": [{"role": "user", "content": "a\u0000b"}]}', "messages[0].content", "NUL"),
+        (rb'{"messages": [{"role": "user", "content": ""}], "x\ud800": 1}', "x?", "surrogate"),
+        (b'{"model": "\xff"}', None, "not valid UTF-8"),
+        (
+            b'{"chat_template_kwargs": ' + b'{"a":' * 10_000 + b"}" * 10_001,
+            None,
+            "nested too deeply",
+        ),
+        (b'{"unknown": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", None, "nested too deeply"),
+        (b"", None, "not valid JSON"),
+        (b"{", None, "not valid JSON"),
+        (b"[]", None, "must be an object, not a list"),
+        (json.dumps({"messages": MESSAGES}).encode() + b" x", None, "not valid JSON"),
+    ],
+)
+def test_h10_text_that_is_no_text_and_json_that_is_no_json_are_refused(
+    body: bytes, param: str | None, words: str
+) -> None:
+    error = refusal(body)
+    assert error.param == param
+    assert words in error.message
+
+
+def test_a_backslash_before_u0000_is_text() -> None:
+    body = rb'{"messages": [{"role": "user", "content": "the escape \\u0000"}]}'
+    assert decode(body, ChatRequest).messages[0].content == "the escape \\u0000"
+
+
+def test_unknown_fields_are_ignored() -> None:
+    body = json.dumps({"messages": MESSAGES, "user": 5, "metadata": {"a": [1]}}).encode()
+    assert decode(body, ChatRequest).messages[0].role == "user"
+
+
+@pytest.mark.parametrize("prompt", ["text", ["a", "b"], [1, 2], [[1], [2]]])
+def test_a_completion_takes_every_form_of_prompt(prompt: Any) -> None:
+    body = json.dumps({"prompt": prompt}).encode()
+    assert decode(body, CompletionRequest).prompt == prompt
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=8,
+)
+FIELDS = st.dictionaries(st.sampled_from(ChatRequest.__struct_fields__) | st.text(), JSON)
+
+
+@given(FIELDS)
+def test_any_json_is_taken_or_refused_in_a_sentence(fields: dict[str, Any]) -> None:
+    try:
+        decode(json.dumps({"messages": MESSAGES, **fields}).encode(), ChatRequest)
+    except BadBody as error:
+        said = error.message
+    else:
+        said = "."
+    assert said.encode().endswith(b".")
+
+
+@given(st.binary())
+def test_any_bytes_are_taken_or_refused_in_a_sentence(body: bytes) -> None:
+    for kind in (ChatRequest, http.TokenizeRequest, http.DetokenizeRequest):
+        with contextlib.suppress(BadBody):
+            decode(body, kind)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, 100),
+            "top_k": st.integers(-1, 2**31 - 1),
+            "top_p": st.floats(0, 1),
+            "seed": st.integers(-(2**63), 2**63 - 1),
+            "stop": st.text(st.characters(exclude_characters="\0", codec="utf-8")),
+            "max_tokens": st.integers(0, 2**31 - 1),
+        },
+    )
+)
+def test_values_within_their_limits_arrive_unchanged(fields: dict[str, Any]) -> None:
+    request = decode(json.dumps({"messages": MESSAGES, **fields}).encode(), ChatRequest)
+    assert {name: getattr(request, name) for name in fields} == fields
+
+
+def test_every_request_can_be_encoded_again() -> None:
+    request = decode(json.dumps({"messages": MESSAGES}).encode(), ChatRequest)
+    assert msgspec.json.decode(msgspec.json.encode(request))["messages"][0]["role"] == "user"
