@@ -5,59 +5,30 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy.typing as npt
 
 from localspec.engine import sampling
 from localspec.engine.depth import (
-    MAX_DEPTH,
     MAX_LIMIT,
     PROBE_SHARE,
     Belief,
-    Candidate,
-    Decision,
     DepthPolicy,
     FixedDepth,
-    Floats,
     MeasuredDepth,
-    best_depth,
-    bucket,
 )
 from localspec.engine.drafters.lookup import length_bucket
-from localspec.engine.drafters.model import Ask
 from localspec.engine.generation import Generation, Prepared
 from localspec.engine.lane import EXACT_CHUNK, Lane
 from localspec.engine.llama import NoKvSlot
 from localspec.engine.pair import Pair
-from localspec.engine.sampling import Distribution, Logits
+from localspec.engine.planner import Planner, Turn
+from localspec.engine.sampling import Logits
 from localspec.engine.speculate import verify_match, verify_rejection
 from localspec.errors import Cancelled, ContextExceeded, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Started, TokenLogprob
 
 Emit = Callable[[Frame], None]
-_CERTAIN = bucket(1.0)
-
-
-@dataclass(slots=True)
-class Turn:
-    """What one generation brings to a pass: tokens to read, then drafts to verify."""
-
-    gen: Generation
-    read: Sequence[int]
-    candidate: Candidate | None = None
-    kind: str | None = None
-    drafted: list[int] = field(default_factory=list)
-    buckets: list[int] = field(default_factory=list)
-    probs: list[Distribution] = field(default_factory=list)
-    looked_up: list[int] = field(default_factory=list)
-    match: int = 0
-    first_row: int = -1  # row of the last read token; -1: a chunk in the middle of a prompt
-    base: int = 0  # rows of the pass before this turn's drafts
-
-    @property
-    def rows(self) -> int:
-        return len(self.read) + len(self.drafted)
 
 
 class Engine:
@@ -68,6 +39,7 @@ class Engine:
         self._emit = emit
         self._waiting: deque[Prepared] = deque()
         self._lanes = [pair.shared]
+        self._planner = Planner(pair)
         self.rounds = 0
         self.round_s = 0.0  # all of the rounds' time; pair.busy_s() is llama.cpp's part of it
 
@@ -127,8 +99,7 @@ class Engine:
         start = time.perf_counter()
         busy = self.pair.busy_s()
         turns = self._schedule(lane)
-        rate = self._choose_depths(lane, turns)
-        self._draft(lane, turns, rate)
+        self._planner.draft(lane, turns)
         if not self._pass(lane, turns):
             return
         for turn in turns:
@@ -206,137 +177,6 @@ class Engine:
     def _reading_turn(self, lane: Lane, gen: Generation, alone: bool) -> Turn:
         left = _unread(gen)
         return Turn(gen, left[: lane.chunk(gen.slot.n_target, len(left), alone)])
-
-    # ------------------------------------------------------------------------ choose depth
-
-    def _choose_depths(self, lane: Lane, turns: Sequence[Turn]) -> float:
-        """Set candidate and kind of each writing turn that may draft; returns the rate aimed at."""
-        for turn in turns:
-            if not turn.gen.reading:
-                self._options(lane, turn, sum(t.rows for t in turns))
-        choosing = [turn for turn in turns if turn.candidate is not None]
-        if not choosing:
-            return 0.0
-        other = sum(len(t.read) for t in turns) - len(choosing)
-        most = sum(t.candidate.limit for t in choosing if t.candidate)
-        pass_ms = lane.pass_ms(other + len(choosing) + most)
-        policy = choosing[0].gen.policy
-        decision = Decision([0] * len(choosing), 0.0)
-        candidates = [t.candidate for t in choosing if t.candidate is not None]
-        if all(isinstance(t.gen.policy, MeasuredDepth) for t in choosing):
-            decision = policy.decide(candidates, pass_ms, self.pair.costs.overhead_ms, other)
-        else:  # fixed depths among them: each by its own policy
-            for at, turn in enumerate(choosing):
-                alone = turn.gen.policy.decide([candidates[at]], pass_ms, 0.0, other)
-                decision.depths[at] = alone.depths[0]
-        base = other + len(choosing)
-        for turn, depth in zip(choosing, decision.depths, strict=True):
-            turn.base = base
-            base += depth
-            if depth == 0:
-                turn.candidate = None
-            elif turn.kind != "draft":
-                turn.drafted = turn.drafted[:depth]
-                turn.buckets = turn.buckets[:depth]
-        return decision.rate
-
-    def _options(self, lane: Lane, turn: Turn, rows: int) -> None:
-        """The best kind of drafts this generation could have now, as the turn's candidate."""
-        gen = turn.gen
-        room = self.pair.n_ctx - len(gen.slot.tokens) - 1
-        limit = min(gen.left - 1, room, MAX_LIMIT)
-        if lane.max_depth is not None:
-            limit = min(limit, lane.max_depth)
-        if limit <= 0:
-            return
-        fixed = isinstance(gen.policy, FixedDepth)
-        options: list[tuple[str, Candidate, list[int]]] = []
-        if "grammar" in gen.beliefs and gen.matcher is not None:
-            forced = gen.matcher.forced()[:limit]
-            if forced:
-                known = [_CERTAIN] * len(forced)
-                options.append(
-                    (
-                        "grammar",
-                        Candidate(gen.beliefs["grammar"], len(forced), 0.0, 0.0, known),
-                        forced,
-                    )
-                )
-        if "ngram" in gen.beliefs:
-            turn.looked_up, turn.match = gen.lookup.propose(
-                gen.slot.tokens, min(limit, 4 * MAX_DEPTH), gen.generated == 0
-            )
-            if turn.looked_up:
-                known = [length_bucket(turn.match)] * len(turn.looked_up)
-                options.append(
-                    ("ngram", Candidate(gen.beliefs["ngram"], len(known), 0.0, 0.0, known),
-                     turn.looked_up)
-                )  # fmt: skip
-        drafter = self.pair.drafter
-        if "draft" in gen.beliefs and drafter is not None:
-            spread = max(min(gen.left, 96) / 4, 1.0)  # rounds a first reading is spread over
-            candidate = Candidate(
-                gen.beliefs["draft"],
-                limit if fixed else min(limit, MAX_DEPTH),
-                drafter.step_ms(),
-                drafter.reading_ms(gen.slot) / spread,
-            )
-            options.append(("draft", candidate, []))
-        if options:
-            kind, turn.candidate, tokens = self._best_kind(lane, options, rows, fixed)
-            turn.kind, turn.drafted = kind, list(tokens)
-            turn.buckets = list(turn.candidate.known)
-
-    def _best_kind(
-        self, lane: Lane, options: list[tuple[str, Candidate, list[int]]], rows: int, fixed: bool
-    ) -> tuple[str, Candidate, list[int]]:
-        if len(options) == 1:
-            return options[0]
-        if fixed:  # ranked: forced tokens, then the draft model, then lookup
-            return min(options, key=lambda o: ("grammar", "draft", "ngram").index(o[0]))
-        pass_ms = lane.pass_ms(rows + MAX_LIMIT)[rows:]
-        rate = 1 / (float(pass_ms[0]) + self.pair.costs.overhead_ms)
-        return max(options, key=lambda o: best_depth(o[1], pass_ms - pass_ms[0], rate)[2])
-
-    # ------------------------------------------------------------------------ draft
-
-    def _draft(self, lane: Lane, turns: Sequence[Turn], rate: float) -> None:
-        """Let the draft model propose, and drop what is not worth verifying."""
-        asking = [t for t in turns if t.kind == "draft" and t.candidate is not None]
-        if asking and self.pair.drafter is not None:
-            most = max(t.base for t in asking) + MAX_LIMIT
-            pass_ms = lane.pass_ms(most)
-            asks = [self._ask(turn, pass_ms[turn.base :], rate) for turn in asking]
-            self.pair.drafter.propose(asks)
-            for turn, ask in zip(asking, asks, strict=True):
-                assert turn.candidate is not None
-                turn.candidate.known = ask.buckets
-                count = turn.gen.policy.worth_verifying(
-                    turn.candidate, pass_ms[turn.base :] - pass_ms[turn.base], rate
-                )
-                turn.drafted = ask.tokens[:count]
-                turn.buckets = ask.buckets[:count]
-                turn.probs = ask.probs[:count]
-        for turn in turns:
-            if turn.candidate is None:
-                turn.drafted = []
-            elif turn.gen.matcher is not None and turn.drafted:
-                turn.drafted = turn.drafted[: turn.gen.matcher.valid(turn.drafted)]
-
-    def _ask(self, turn: Turn, pass_ms: Floats, rate: float) -> Ask:
-        gen, candidate = turn.gen, turn.candidate
-        assert candidate is not None
-        relative = pass_ms - pass_ms[0]
-
-        def more(ask: Ask) -> bool:
-            if not ask.tokens:
-                return True  # the decision to draft at all has been made
-            if self.pair.vocab.is_eog(ask.tokens[-1]):
-                return False
-            candidate.known = ask.buckets
-            return gen.policy.keep_drafting(candidate, relative, rate)
-
-        return Ask(gen.slot, gen.sampler if gen.reject else None, more)
 
     # ------------------------------------------------------------------------ one target pass
 
