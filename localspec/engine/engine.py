@@ -187,7 +187,7 @@ class Engine:
         for turn in turns:
             slot = turn.gen.slot
             last_chunk = slot.n_target + len(turn.read) == len(slot.tokens)
-            position = slot.n_target
+            position = slot.last_pass = slot.n_target
             for at, token in enumerate(turn.read, start=1):
                 wants = last_chunk and at == len(turn.read)
                 row = batch.add(token, position, slot.id, wants)

@@ -21,6 +21,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     n_target: int = 0
     n_draft: int = 0
+    last_pass: int = 0  # where the target's last pass over this slot began
     busy: bool = False
     last_used: int = 0
 
@@ -109,9 +110,13 @@ class Slots:
 
     def roll_back(self, slot: Slot, length: int) -> bool:
         """Cut both memories to `length` tokens. False: the model cannot, and reads all of it again."""
-        if self._target.length(slot.id) > length and not self._target.remove(slot.id, length):
-            self.forget(slot)
-            return False
+        if self._target.length(slot.id) > length:
+            # llama.cpp keeps a snapshot per token of the last pass only, and would give an older
+            # pass's instead of refusing.
+            kept = self._cuttable or length > slot.last_pass
+            if not (kept and self._target.remove(slot.id, length)):
+                self.forget(slot)
+                return False
         slot.n_target = min(slot.n_target, length)
         self.roll_back_draft(slot, min(slot.n_draft, length))
         return True

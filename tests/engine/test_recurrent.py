@@ -1,0 +1,160 @@
+"""Models whose state cannot simply be cut: the same answers, with drafts or with the reason why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.protocol.frames import PairFiles
+from tests.support.pairs import target_alone
+from tests.support.recurrent import lfm2_pair, mamba_pair
+from tests.support.running import Running, drafting, running
+
+PROMPT = [300, 17, 402, 255, 31, 340, 18, 77]
+
+
+@pytest.fixture(scope="module")
+def lfm2_files(models: Path) -> PairFiles:
+    return lfm2_pair(models / "lfm2")
+
+
+@pytest.fixture(scope="module")
+def mamba_files(models: Path) -> PairFiles:
+    return mamba_pair(models / "mamba")
+
+
+@pytest.fixture(scope="module")
+def lfm2(lfm2_files: PairFiles) -> Iterator[Running]:
+    with running(lfm2_files) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def mamba(mamba_files: PairFiles) -> Iterator[Running]:
+    with running(mamba_files) as engine:
+        yield engine
+
+
+def fresh(engine: Running, prompt: list[int], count: int = 24) -> list[int]:
+    """Plain greedy text of a prompt that no cache helps with."""
+    engine.forget()
+    return engine.ask(prompt, count).tokens
+
+
+def test_the_models_have_the_memory_they_are_meant_to_have(lfm2: Running, mamba: Running) -> None:
+    assert lfm2.pair.shared.context.model.hybrid
+    assert lfm2.pair.shared.rollback is not None
+    assert lfm2.pair.shared.rollback > 0
+    assert mamba.pair.shared.context.model.recurrent
+    assert mamba.pair.shared.rollback == 0
+
+
+def test_their_text_depends_on_the_beginning_of_the_prompt(lfm2: Running, mamba: Running) -> None:
+    for engine in (lfm2, mamba):
+        assert fresh(engine, PROMPT) != fresh(engine, [301, *PROMPT[1:]])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5, 8, 20])
+def test_a_hybrid_that_can_roll_back_drafts_and_answers_as_without(
+    lfm2: Running, depth: int
+) -> None:
+    plain = fresh(lfm2, PROMPT, 48)
+    lfm2.forget()
+    drafted = lfm2.ask(PROMPT, 48, speculative=drafting(depth))
+    assert drafted.tokens == plain
+    speculation = drafted.done.speculation
+    assert 0 < speculation.accepted < speculation.drafted
+
+
+def test_lookup_drafts_are_taken_back_too(lfm2: Running) -> None:
+    prompt = PROMPT * 3
+    plain = fresh(lfm2, prompt, 48)
+    lfm2.forget()
+    misled = lfm2.ask(prompt, 48, speculative=drafting(6, "ngram"))
+    assert misled.tokens == plain
+    assert misled.done.speculation.drafted > misled.done.speculation.accepted
+
+
+def test_without_rollback_the_reason_is_said_and_the_text_is_plain(
+    mamba: Running, mamba_files: PairFiles
+) -> None:
+    answer = mamba.ask(PROMPT, 24, speculative=drafting(4))
+    assert not answer.done.speculation.active
+    assert answer.done.speculation.reason is not None
+    assert "cannot take back" in answer.done.speculation.reason
+    assert "cannot take back" in str(mamba.pair.info().speculation)
+    with running(target_alone(mamba_files)) as alone:
+        assert alone.ask(PROMPT, 24).tokens == answer.tokens
+
+
+def test_lookup_does_not_draft_for_a_state_that_cannot_be_taken_back(mamba: Running) -> None:
+    prompt = PROMPT * 3
+    answer = mamba.ask(prompt, 24, speculative=drafting(4, "ngram"))
+    assert answer.done.speculation.drafted == 0
+    assert answer.tokens == fresh(mamba, prompt)
+
+
+@pytest.mark.parametrize("back", range(12))
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_a_hybrid_reuses_a_prefix_only_where_its_state_is_the_prefix(
+    lfm2: Running, back: int, drafts: int
+) -> None:
+    """The next prompt leaves the last `back` tokens out and goes on otherwise."""
+    lfm2.forget()
+    first = lfm2.ask(PROMPT, 21, speculative=drafting(drafts))
+    text = first.all_tokens
+    follow_up = [*text[: len(text) - back], 44, 45, 46]
+    answer = lfm2.ask(follow_up, 16)
+    assert answer.tokens == fresh(lfm2, follow_up, 16)
+
+
+@pytest.mark.parametrize("back", range(4))
+def test_a_recurrent_model_reuses_a_prefix_only_where_its_state_is_the_prefix(
+    mamba: Running, back: int
+) -> None:
+    mamba.forget()
+    first = mamba.ask(PROMPT, 21)
+    text = first.all_tokens
+    follow_up = [*text[: len(text) - back], 44, 45, 46]
+    answer = mamba.ask(follow_up, 16)
+    assert answer.tokens == fresh(mamba, follow_up, 16)
+
+
+def test_a_conversation_that_only_grows_is_not_read_again(lfm2: Running, mamba: Running) -> None:
+    for engine in (lfm2, mamba):
+        engine.forget()
+        first = engine.ask(PROMPT, 20)
+        second = engine.ask([*first.all_tokens, 7, 8, 9], 8)
+        assert second.started is not None
+        assert second.started.cached_tokens >= len(PROMPT) + 19
+
+
+def test_a_recurrent_draft_beside_a_target_with_attention_is_refused_with_its_reason(
+    contextual_files: PairFiles, mamba_files: PairFiles
+) -> None:
+    mixed = PairFiles("mixed", contextual_files.target, mamba_files.draft)
+    with running(mixed) as engine, running(target_alone(contextual_files)) as alone:
+        answer = engine.ask(PROMPT, 24, speculative=drafting(4))
+        assert answer.tokens == alone.ask(PROMPT, 24).tokens
+        assert "draft" in str(answer.done.speculation.reason)
+
+
+def test_a_hybrid_draft_beside_a_target_with_attention_is_rolled_back(
+    contextual_files: PairFiles, lfm2_files: PairFiles
+) -> None:
+    mixed = PairFiles("mixed", contextual_files.target, lfm2_files.draft)
+    with running(mixed) as engine, running(target_alone(contextual_files)) as alone:
+        for depth in (1, 4, 12):
+            engine.forget()
+            answer = engine.ask(PROMPT, 32, speculative=drafting(depth))
+            assert answer.tokens == alone.ask(PROMPT, 32).tokens
+            assert answer.done.speculation.drafted > 0
+
+
+def test_exact_mode_is_refused_with_its_reason(mamba: Running, lfm2: Running) -> None:
+    for engine in (mamba, lfm2):
+        failed = engine.ask(PROMPT, 8, exact=True).failed
+        assert "Exact mode is not possible" in failed.message
+        assert failed.param == "exact"
