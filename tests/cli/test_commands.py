@@ -1,0 +1,212 @@
+"""The commands as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import localspec
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Home]:
+    """One daemon for all tests that leave nothing behind."""
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+def test_ask_prints_the_answer_and_nothing_else(warm: Home) -> None:
+    run = warm.run("ask", "say", "hello", "world")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "hello world\n", "")
+
+
+def test_stdin_comes_first_then_a_blank_line_then_the_words(warm: Home) -> None:
+    run = warm.run("ask", "review this", stdin="a diff\nof lines\n")
+    assert run.stdout == "a diff\nof lines\n\nreview this\n"
+    assert warm.run("ask", stdin="only this\n").stdout == "only this\n"
+
+
+@pytest.mark.parametrize("stdin", ["", "  \n"])
+def test_nothing_to_ask_is_a_usage_error_with_an_example(warm: Home, stdin: str) -> None:
+    run = warm.run("ask", stdin=stdin)
+    assert run.returncode == 2
+    assert 'localspec ask "What does shutil.copytree do?"' in run.stderr
+    assert run.stdout == ""
+
+
+def test_statistics_go_to_stderr(warm: Home) -> None:
+    run = warm.run("ask", "-u", "say hello")
+    assert run.stdout == "hello\n"
+    assert "tokens/s" in run.stderr
+    assert "drafted 4, accepted 3 (75 %)" in run.stderr
+    assert "2.50 tokens per target pass" in run.stderr
+    assert "1.80× the speed of plain decoding" in run.stderr
+    assert "prompt: 2 tokens, 1 of them cached" in run.stderr
+
+
+def test_options_reach_the_request(warm: Home) -> None:
+    sent = json.loads(
+        warm.run("ask", "-s", "be brief", "-n", "9", "--temperature", "0", "echo").stdout
+    )
+    assert sent["max_tokens"] == 9
+    assert sent["sampling"] == {"temperature": 0.0}
+    assert sent["prompt"]["messages"][0] == {"role": "system", "content": "be brief"}
+
+
+def test_without_streaming_the_answer_is_the_same(warm: Home) -> None:
+    run = warm.run("ask", "--no-stream", "-u", "say hello")
+    assert run.stdout == "hello\n"
+    assert "drafted 4" in run.stderr
+
+
+def test_json_is_one_record(warm: Home) -> None:
+    run = warm.run("ask", "--json", "say hé")
+    assert run.stdout.count("\n") == 1
+    assert json.loads(run.stdout)["choices"][0]["message"]["content"] == "hé"
+
+
+def test_a_pair_can_be_named_by_its_file(warm: Home) -> None:
+    run = warm.run("ask", "-m", "./fake.gguf", "say hello", cwd=warm.root)
+    assert run.stdout == "hello\n"
+    assert warm.run("ask", "-m", "nope", "hi").returncode == 1
+    assert "There is no pair 'nope'" in warm.run("ask", "-m", "nope", "hi").stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--bogus"], ["-n", "zero", "x"], ["-n", "0", "x"], ["-n"], ["--temperature", "-1", "x"]],
+)
+def test_a_wrong_option_is_a_usage_error(warm: Home, arguments: list[str]) -> None:
+    run = warm.run("ask", *arguments)
+    assert run.returncode == 2
+    assert "Error: " in run.stderr
+
+
+def test_click_understands_what_the_short_way_does_not(warm: Home) -> None:
+    assert warm.run("ask", "-un5", "--temperature=0", "say hello").stdout == "hello\n"
+    assert warm.run("ask", "--", "say", "--bogus").stdout == "--bogus\n"
+
+
+def test_words_that_are_not_utf8_are_no_reason_to_fail(warm: Home) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "localspec", "ask", b"say h\xe9"],
+        env=warm.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    assert (run.returncode, run.stdout) == (0, "h\ufffd\n".encode())
+
+
+def test_no_daemon_and_autostart_off_has_its_own_exit_code(home: Home) -> None:
+    run = home.run("ask", "--no-daemon-start", "hi")
+    assert run.returncode == 3
+    assert run.stderr == "localspec: No daemon is running; start one with: localspec start\n"
+    assert home.run("status").returncode == 3
+
+
+def test_a_socket_path_that_is_too_long_is_explained(home: Home) -> None:
+    home.environment["LOCALSPEC_HOME"] = str(home.root / ("x" * 100))
+    run = home.run("ask", "hi")
+    assert run.returncode == 1
+    assert "bytes long and the limit is 103; set LOCALSPEC_HOME" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_debug_shows_the_traceback(home: Home) -> None:
+    assert "Traceback" in home.run("ask", "--debug", "--no-daemon-start", "hi").stderr
+    assert "Traceback" in home.run("--debug", "status").stderr
+
+
+def test_ctrl_c_cancels_and_exits_with_130(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon(parallel=1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localspec", "ask", "forever"],
+        env=home.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"0 "
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert stderr == b""
+    wait_for(lambda: home.status()["counts"]["cancelled"], "the cancellation")
+
+
+def test_a_closed_pipe_is_quiet(warm: Home) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localspec", "ask", "forever"],
+        env=warm.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"0 "
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=30) == 0
+
+
+def test_a_worker_that_dies_leaves_what_it_said_and_a_sentence(warm: Home) -> None:
+    run = warm.run("ask", "die SIGABRT")
+    assert run.returncode == 1
+    assert run.stdout == "one two \n"
+    assert run.stderr.startswith("localspec: The engine died (signal SIGABRT)")
+
+
+def test_status_for_people_and_for_programs(warm: Home) -> None:
+    warm.run("ask", "say hello")
+    shown = warm.run("status").stdout
+    assert f"localspec {localspec.__version__}" in shown
+    assert "ready, context 4096" in shown
+    assert json.loads(warm.run("status", "--json").stdout)["pair"]["state"] == "ready"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--debug", "--version"]])
+def test_version(home: Home, arguments: list[str]) -> None:
+    assert home.run(*arguments).stdout == f"localspec {localspec.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["", "ask", "start", "status", "stop"])
+def test_every_help_has_an_example(home: Home, command: str) -> None:
+    run = home.run(*command.split(), "--help")
+    assert run.returncode == 0
+    assert "Example" in run.stdout
+    assert f"localspec {command}".strip() in run.stdout.split("Example")[1]
+
+
+def test_a_plain_ask_imports_nothing_it_can_do_without(warm: Home) -> None:
+    code = (
+        "import sys\nfrom localspec.cli import main\n"
+        "code = main(['ask', '-u', '-n', '5', 'say', 'hello'])\n"
+        "heavy = {'click', 'http.client', 'msgspec', 'typing', 'dataclasses', 'pathlib',"
+        " 'subprocess', 'platformdirs', 'asyncio', 'inspect', 'logging'}\n"
+        "sys.exit(str(sorted(heavy & set(sys.modules))) if heavy & set(sys.modules) else code)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env=warm.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=os.getcwd(),  # noqa: PTH109
+    )
+    assert run.stdout == "hello\n"
+    assert run.returncode == 0, run.stderr

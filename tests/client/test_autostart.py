@@ -1,0 +1,106 @@
+"""Starting and replacing daemons for a client."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import localspec
+from localspec.client.api import Client
+from localspec.errors import ContextExceeded, ModelNotFound, NoDaemon
+from tests.support.daemons import Home, RunningDaemon, wait_for
+
+OTHER = f"""
+import sys, localspec
+localspec.API_VERSION = {localspec.API_VERSION + 1}
+localspec.__version__ = "99.0"
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def other_daemon(home: Home) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon of another release."""
+    home.use_fake()
+    process = subprocess.Popen([sys.executable, "-c", OTHER], env=home.environment)
+    wait_for(lambda: home.run("status", "--json").stdout or home.socket.exists(), "it")
+    yield process
+    process.terminate()
+    process.wait()
+
+
+def test_u1_an_idle_daemon_of_another_version_is_replaced(
+    home: Home, other_daemon: subprocess.Popen[bytes]
+) -> None:
+    run = home.run("ask", "say hello")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "hello\n", "")
+    assert other_daemon.wait() == 0
+    assert home.status()["version"] == localspec.__version__
+
+
+def test_u1_a_busy_daemon_of_another_version_is_left_alone(
+    home: Home, other_daemon: subprocess.Popen[bytes]
+) -> None:
+    with home.streaming("forever") as stream:
+        stream.readline()
+        run = home.run("ask", "say hello")
+        assert run.returncode == 1
+        assert "The running daemon is localspec 99.0" in run.stderr
+        assert "localspec stop" in run.stderr
+        assert other_daemon.poll() is None
+
+
+def test_a_daemon_that_cannot_start_says_why(home: Home) -> None:
+    home.use_fake()
+    (home.root / "config").mkdir()
+    (home.root / "config" / "config.toml").write_text("parallel = 0\n")
+    run = home.run("ask", "say hello")
+    assert run.returncode == 3
+    assert "The daemon did not start: " in run.stderr
+    assert "'parallel' must be between 1 and 64" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_started_daemon_outlives_its_starter_and_ends_when_told(home: Home) -> None:
+    home.use_fake()
+    assert home.run("start").returncode == 0
+    assert home.status()["pair"]["state"] == "unloaded"
+    assert home.run("stop").stdout == "The daemon has ended.\n"
+    assert home.run("stop").stdout == "No daemon is running.\n"
+
+
+def test_the_clients_methods(home: Home, daemon: RunningDaemon) -> None:
+    client = Client(str(home.socket), autostart=False)
+    messages = [{"role": "user", "content": "say hello"}]
+    assert client.health() == {"status": "ok"}
+    assert client.models()["data"][0]["id"] == str(home.model)
+    assert client.chat({"messages": messages})["choices"][0]["message"]["content"] == "hello"
+    chunks = list(client.stream_chat({"messages": messages}))
+    assert chunks[1]["choices"][0]["delta"]["content"] == "hello"
+    assert client.status()["counts"]["requests"] == 2
+    with pytest.raises(ModelNotFound):
+        client.chat({"messages": messages, "model": "nope"})
+    refused = {"messages": [{"role": "user", "content": "refuse context_length_exceeded"}]}
+    with pytest.raises(ContextExceeded) as caught:
+        list(client.stream_chat(refused))
+    assert caught.value.param == "messages"
+    client.shutdown()
+    assert daemon.process.wait(timeout=30) == 0
+    with pytest.raises(NoDaemon):
+        client.status()
+
+
+def test_closing_a_stream_cancels_it(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon(parallel=1)
+    client = Client(str(home.socket), autostart=False)
+    stream = client.stream_chat({"messages": [{"role": "user", "content": "forever"}]})
+    next(stream)
+    stream.close()
+    assert json.loads(home.chat("running").text) == 0

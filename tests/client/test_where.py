@@ -1,0 +1,59 @@
+"""The cheap way to the socket's path and the thorough one agree."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from localspec import paths
+from localspec.client import where
+from localspec.errors import UnsafePath
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LOCALSPEC_HOME": "/tmp/h"},
+        {"LOCALSPEC_HOME": "relative/h"},
+        {"LOCALSPEC_HOME": "/tmp/h/"},
+        {"LOCALSPEC_HOME": ""},
+        {"XDG_RUNTIME_DIR": f"/run/user/{os.getuid()}"},
+        {"XDG_RUNTIME_DIR": "/run/user/99999"},
+        {"XDG_RUNTIME_DIR": "/nonexistent"},
+        {"XDG_RUNTIME_DIR": "relative"},
+        {},
+    ],
+)
+def test_both_ways_lead_to_the_same_socket(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCALSPEC_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert where.socket_path() == str(paths.default_paths().socket)
+
+
+def test_a_usable_runtime_directory_is_used_by_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.delenv("LOCALSPEC_HOME", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(paths, "MAX_SOCKET_PATH", 1000)
+    monkeypatch.setattr(where, "_MAX", 1000)
+    assert where.socket_path() == str(paths.default_paths().socket)
+
+
+def test_a_path_that_is_too_long_is_refused_with_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", "/tmp/" + "x" * 100)
+    with pytest.raises(UnsafePath, match="124 bytes long and the limit is 103"):
+        where.socket_path()
+
+
+def test_the_limits_are_the_same() -> None:
+    assert where._MAX == paths.MAX_SOCKET_PATH
