@@ -24,7 +24,7 @@ Logits = npt.NDArray[np.float32]
 
 
 class Distribution(NamedTuple):
-    """Candidate ids (n,), most probable first, and their probabilities (n,), which sum to one."""
+    """Candidate ids (n,) and their probabilities (n,), which sum to one."""
 
     ids: npt.NDArray[np.int64]
     probs: npt.NDArray[np.float64]
@@ -173,8 +173,22 @@ class Sampler:
         """The distribution to draw from, of an adjusted row; one certain token when greedy."""
         if self.settings.greedy:
             return Distribution(np.array([int(row.argmax())]), np.ones(1))
-        ids = self._candidates(row)
-        return _truncated(ids, row[ids].astype(np.float64), self.settings)
+        settings = self.settings
+        k = settings.top_k
+        if 0 < k < len(row):
+            ids = self._top(row, k)
+            weights = np.exp(row[ids].astype(np.float64) - float(row.max()))
+            return _truncated(ids, weights, float(weights.sum()), settings)
+        if settings.top_p >= 1.0 and settings.min_p <= 0.0 and settings.typical_p >= 1.0:
+            # Nothing is cut, so nothing is sorted.
+            weights = np.exp((row - row.max()) / np.float32(settings.temperature)).astype(
+                np.float64
+            )
+            return Distribution(np.arange(len(row)), weights / weights.sum())
+        everything = np.exp(row - row.max())
+        total = float(everything.sum(dtype=np.float64))
+        ids = _head(everything, total, settings)
+        return _truncated(ids, everything[ids].astype(np.float64), total, settings)
 
     def sample(self, row: Logits) -> int:
         """One token from an adjusted row; consumes one uniform number unless greedy."""
@@ -182,11 +196,10 @@ class Sampler:
             return int(row.argmax())
         return self.distribution(row).pick(self.uniform())
 
-    def _candidates(self, row: Logits) -> npt.NDArray[np.int64]:
-        """Ids of the top-k of the row, unordered; all finite ones where top-k is off."""
-        k = self.settings.top_k
-        if k <= 0 or k >= len(row):
-            return np.flatnonzero(row > -np.inf)
+    def _top(self, row: Logits, k: int) -> npt.NDArray[np.int64]:
+        """Ids of the k highest logits, unordered. Looks only at those near the top: how near is
+        remembered from the row before, and widened until there are k.
+        """
         top = float(row.max())
         ids = np.flatnonzero(row >= top - self._gap)
         while len(ids) < k and self._gap < 1e6:
@@ -199,30 +212,57 @@ class Sampler:
         return ids[row[ids] > -np.inf]
 
 
+def _head(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.int64]:
+    """Ids among which top-p and min-p will cut, unordered, where top-k is off.
+
+    weights (n_vocab,): exp(logit - highest); total: their sum. A typical set can lie anywhere, so
+    it needs all ids.
+    """
+    if settings.typical_p >= 1.0 and settings.min_p > 0.0:
+        return np.flatnonzero(weights >= settings.min_p * (1 - 1e-6))
+    if settings.typical_p >= 1.0 and settings.top_p < 1.0:
+        floor = 1e-3
+        while floor > 1e-30:
+            ids = np.flatnonzero(weights >= floor)
+            if float(weights[ids].sum(dtype=np.float64)) >= settings.top_p * total:
+                return ids
+            floor *= 0.05
+    return np.flatnonzero(weights > 0.0)
+
+
 def _truncated(
-    ids: npt.NDArray[np.int64], logits: npt.NDArray[np.float64], settings: Settings
+    ids: npt.NDArray[np.int64],
+    weights: npt.NDArray[np.float64],
+    total: float,
+    settings: Settings,
 ) -> Distribution:
-    """Sort, then typical → top-p → min-p → temperature, each on what the one before left."""
-    order = np.argsort(-logits, kind="stable")
-    ids, logits = ids[order], logits[order]
+    """Sort, then typical → top-p → min-p → temperature, each on what the one before left.
+
+    weights (n,): exp(logit - highest) of the ids; total: the sum that makes them probabilities.
+    """
+    order = np.argsort(-weights, kind="stable")
+    ids, weights = ids[order], weights[order]
     if settings.typical_p < 1.0:
-        probs = _softmax(logits)
+        probs = weights / total
         surprise = -np.log(np.maximum(probs, 1e-300))
         rank = np.argsort(np.abs(surprise - (probs * surprise).sum()), kind="stable")
         count = int(np.searchsorted(np.cumsum(probs[rank]), settings.typical_p)) + 1
         keep = np.sort(rank[:count])
-        ids, logits = ids[keep], logits[keep]
+        ids, weights = ids[keep], weights[keep]
+        total = float(weights.sum())
     if settings.top_p < 1.0:
-        count = int(np.searchsorted(np.cumsum(_softmax(logits)), settings.top_p)) + 1
-        ids, logits = ids[:count], logits[:count]
+        count = int(np.searchsorted(np.cumsum(weights / total), settings.top_p)) + 1
+        ids, weights = ids[:count], weights[:count]
     if settings.min_p > 0.0:
-        keep = logits >= logits[0] + np.log(settings.min_p)
-        ids, logits = ids[keep], logits[keep]
-    return Distribution(ids, _softmax(logits / settings.temperature))
+        kept = weights >= weights[0] * settings.min_p
+        ids, weights = ids[kept], weights[kept]
+    return Distribution(ids, _tempered(weights, settings.temperature))
 
 
-def _softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    weights = np.exp(logits - logits.max())
+def _tempered(weights: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
+    """Probabilities of exp(logit) weights at a temperature; the highest weight is 1."""
+    if temperature != 1.0:
+        weights = (weights / weights.max()) ** (1 / temperature)
     return np.asarray(weights / weights.sum())
 
 
