@@ -45,6 +45,9 @@ class CostTable:
 
     def ms(self, width: int) -> float:
         """Expected milliseconds of a pass of this width; between measured widths, linear."""
+        at = int(self._widths.searchsorted(width))
+        if at < len(self._widths) and self._widths[at] == width:
+            return float(self._ms[at]) * self._drift
         return float(self._shape(np.array([width]))[0]) * self._drift
 
     def _shape(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -84,9 +87,7 @@ class CostTable:
         """One pass of `width` took `ms`. Outliers count as three times the expected at most."""
         at = int(np.searchsorted(self._widths, width))
         known = at < len(self._widths) and self._widths[at] == width
-        expected = (
-            self._ms[at] if known else float(self._shape(np.array([width]))[0])
-        ) * self._drift
+        expected = self.ms(width)
         ratio = min(max(ms / expected, 1 / 3), 3.0)
         if not known:
             if width <= WIDEST:
