@@ -108,7 +108,7 @@ class Planner:
                 options.append(_known("grammar", gen, forced, _CERTAIN))
         if "ngram" in gen.beliefs:
             turn.looked_up, turn.match = gen.lookup.propose(
-                gen.slot.tokens, min(limit, LOOKUP_LIMIT), gen.generated == 0
+                gen.slot.tokens, min(limit, LOOKUP_LIMIT), gen.generated
             )
             if turn.looked_up:
                 options.append(_known("ngram", gen, turn.looked_up, length_bucket(turn.match)))

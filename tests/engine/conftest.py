@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from localspec.engine import llama
 from localspec.protocol.frames import PairFiles
@@ -21,6 +22,11 @@ from tests.support.pairs import contextual_pair, cycle_pair
 from tests.support.running import Running, running
 
 llama.initialise()
+# Real passes on a busy machine have no deadline, and a failure is printed with its example.
+settings.register_profile(
+    "engine", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("engine")
 
 
 @pytest.fixture(scope="session")

@@ -50,15 +50,18 @@ class Lookup:
         self._predicted = _Index()
         self._predicted.extend(self._prediction)
 
-    def propose(self, tokens: Sequence[int], limit: int, fresh: bool) -> tuple[list[int], int]:
+    def propose(self, tokens: Sequence[int], limit: int, generated: int) -> tuple[list[int], int]:
         """(drafts, match length): at most `limit` tokens that followed the longest match.
 
-        fresh: nothing has been generated yet, so a predicted text is expected from its beginning.
+        generated: how many of `tokens` are the answer's. A predicted answer is expected from its
+        beginning, as long as the answer is too short to be looked up in it.
         """
         if limit <= 0:
             return [], 0
-        if fresh and self._prediction:
-            return self._prediction[:limit], _LONGEST
+        if generated < GRAM and len(self._prediction) > generated:
+            begun = list(tokens[len(tokens) - generated :])
+            if begun == self._prediction[:generated]:
+                return self._prediction[generated : generated + limit], _LONGEST
         self._text.extend(tokens)
         if len(tokens) < GRAM:
             return [], 0

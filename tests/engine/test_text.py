@@ -1,0 +1,158 @@
+"""What a stream of tokens' bytes may show, and when."""
+
+from __future__ import annotations
+
+import codecs
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.engine.text import TextStream
+
+# Few letters, so that stop strings meet, overlap and begin without ending.
+letters = st.text(alphabet="abcé☃", max_size=30)
+stop_strings = st.lists(st.text(alphabet="abcé☃", min_size=1, max_size=4), max_size=3)
+
+
+@st.composite
+def cuts(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> list[tuple[bytes, bool]]:
+    """Bytes in pieces, some of them drafted."""
+    raw = draw(source)
+    places = sorted(draw(st.lists(st.integers(0, len(raw)), max_size=12)))
+    edges = [0, *places, len(raw)]
+    pieces = [raw[a:b] for a, b in pairwise(edges)]
+    return [(piece, draw(st.booleans())) for piece in pieces]
+
+
+valid = cuts(letters.map(str.encode))
+anything = cuts(st.one_of(st.binary(max_size=20), letters.map(str.encode)))
+
+
+def decoded(raw: bytes, final: bool) -> str:
+    return codecs.utf_8_decode(raw, "replace", final)[0]
+
+
+def reference(pieces: list[tuple[bytes, bool]], stops: list[str]) -> tuple[str, str]:
+    """(text to show, its marks) by looking at the whole text after every piece."""
+    marks = ""
+    raws = list(accumulate((piece for piece, _ in pieces), initial=b""))[1:]
+    texts = [decoded(raw, False) for raw in raws] + [decoded(b"".join(p for p, _ in pieces), True)]
+    for text, drafted in zip(texts, [*(d for _, d in pieces), False], strict=True):
+        marks += ("d" if drafted else "t") * (len(text) - len(marks))
+        found = [text.find(stop) for stop in stops if stop in text]
+        if found:
+            return text[: min(found)], marks[: min(found)]
+    return texts[-1], marks
+
+
+def shown(pieces: list[tuple[bytes, bool]], stops: list[str]) -> tuple[str, str, TextStream]:
+    """(text, marks, stream) as the stream shows them piece by piece."""
+    stream = TextStream(stops)
+    text = marks = ""
+    chunks = [stream.push(piece, drafted) for piece, drafted in pieces]
+    for chunk in [*chunks, stream.flush()]:
+        own = ["t"] * len(chunk.text)
+        for start, end in chunk.drafted:
+            assert 0 <= start < end <= len(own)
+            own[start:end] = "d" * (end - start)
+        text += chunk.text
+        marks += "".join(own)
+    return text, marks, stream
+
+
+@given(anything, stop_strings)
+def test_the_text_is_the_reference_however_it_is_cut(
+    pieces: list[tuple[bytes, bool]], stops: list[str]
+) -> None:
+    text, marks, stream = shown(pieces, stops)
+    assert (text, marks) == reference(pieces, stops)
+    whole = decoded(b"".join(piece for piece, _ in pieces), True)
+    assert (stream.stopped is not None) == any(stop in whole for stop in stops)
+
+
+@given(anything, stop_strings)
+def test_a_stop_string_is_never_shown_and_is_named(
+    pieces: list[tuple[bytes, bool]], stops: list[str]
+) -> None:
+    text, _, stream = shown(pieces, stops)
+    assert not any(stop in text for stop in stops)
+    if stream.stopped is not None:
+        assert stream.stopped in stops
+
+
+@given(valid)
+def test_no_half_character_is_shown(pieces: list[tuple[bytes, bool]]) -> None:
+    stream = TextStream()
+    for piece, drafted in pieces:
+        assert "\ufffd" not in stream.push(piece, drafted).text
+
+
+@given(valid)
+def test_without_stop_strings_nothing_waits_but_half_characters(
+    pieces: list[tuple[bytes, bool]],
+) -> None:
+    stream = TextStream()
+    raw = b""
+    text = ""
+    for piece, drafted in pieces:
+        raw += piece
+        text += stream.push(piece, drafted).text
+        assert text == decoded(raw, False)
+
+
+@given(anything, stop_strings)
+def test_what_waits_is_shorter_than_the_longest_stop_string(
+    pieces: list[tuple[bytes, bool]], stops: list[str]
+) -> None:
+    stream = TextStream(stops)
+    raw, text = b"", ""
+    for piece, drafted in pieces:
+        raw += piece
+        text += stream.push(piece, drafted).text
+        if stream.stopped is None:
+            waiting = len(decoded(raw, False)) - len(text)
+            assert waiting < max((len(stop) for stop in stops), default=1)
+
+
+def test_half_a_character_at_the_end_becomes_the_replacement_character() -> None:
+    stream = TextStream()
+    assert stream.push("☃".encode()[:2]).text == ""
+    assert stream.flush().text == "\ufffd"
+
+
+def test_a_stop_string_across_pieces_is_cut_with_what_follows() -> None:
+    stream = TextStream(["STOP"])
+    texts = [stream.push(piece).text for piece in (b"one ST", b"OP two", b" three")]
+    assert texts == ["one ", "", ""]
+    assert stream.stopped == "STOP"
+    assert stream.flush().text == ""
+
+
+def test_the_beginning_of_a_stop_string_is_shown_once_it_goes_on_otherwise() -> None:
+    stream = TextStream(["</end>"])
+    assert stream.push(b"a </en").text == "a "
+    assert stream.push(b"try>").text == "</entry>"
+
+
+def test_an_empty_stop_string_stops_nothing() -> None:
+    stream = TextStream([""])
+    assert stream.push(b"text").text == "text"
+    assert stream.stopped is None
+
+
+@pytest.mark.parametrize("stops", [["ab", "abc"], ["abc", "ab"]])
+def test_of_two_stop_strings_at_one_place_the_shorter_is_named(stops: list[str]) -> None:
+    stream = TextStream(stops)
+    assert stream.push(b"xabc").text == "x"
+    assert stream.stopped == "ab"
+
+
+def test_a_character_counts_as_drafted_when_its_last_byte_was() -> None:
+    raw = "é".encode()
+    stream = TextStream()
+    stream.push(raw[:1], drafted=True)
+    assert stream.push(raw[1:], drafted=False).drafted == []
+    stream.push(raw[:1], drafted=False)
+    assert stream.push(raw[1:] + b"x", drafted=True).drafted == [(0, 2)]
