@@ -1,0 +1,53 @@
+"""What the end of a worker means."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from localspec.daemon.crashes import CrashHistory, Death
+from localspec.errors import PairSetAside, WorkerDied, WorkerOutOfMemory, WorkerTimeout
+
+
+@pytest.mark.parametrize(
+    ("death", "kind", "words"),
+    [
+        (Death("crash", -signal.SIGSEGV), WorkerDied, "signal SIGSEGV"),
+        (Death("crash", 3, "GGML_ASSERT failed"), WorkerDied, "exit status 3); the next"),
+        (Death("crash", 3, "GGML_ASSERT failed"), WorkerDied, "last words: GGML_ASSERT failed"),
+        (Death("crash", 0), WorkerDied, "exit status 0"),
+        (Death("crash", -250), WorkerDied, "exit status -250"),
+        (Death("crash", -signal.SIGKILL), WorkerDied, "signal SIGKILL"),
+        (Death("crash", -signal.SIGKILL, "", False), WorkerDied, "signal SIGKILL"),
+        (Death("crash", -signal.SIGKILL, "", True), WorkerOutOfMemory, "smaller"),
+        (Death("crash", -signal.SIGABRT, "std::bad_alloc"), WorkerOutOfMemory, "bad_alloc"),
+        (Death("watchdog", -signal.SIGKILL, "", True), WorkerTimeout, "60 s"),
+    ],
+)
+def test_a_death_becomes_an_error_that_names_the_cause(
+    death: Death, kind: type[Exception], words: str
+) -> None:
+    error = death.error(60.0)
+    assert type(error) is kind
+    assert words in error.message
+
+
+def test_only_faults_of_the_processor_point_to_the_kernels() -> None:
+    for name in ("SIGSEGV", "SIGILL", "SIGBUS"):
+        assert Death("crash", -signal.Signals[name]).by_kernels
+    for death in (Death("crash", -signal.SIGABRT), Death("crash", 11), Death("unload", -11)):
+        assert not death.by_kernels
+
+
+def test_p5_three_crashes_within_ten_minutes_set_a_pair_aside() -> None:
+    history = CrashHistory()
+    for now in (0.0, 300.0, 601.0):  # the first is forgotten by then
+        history.record("a", now, "why")
+        history.check("a")
+    history.record("a", 700.0, "why")
+    with pytest.raises(PairSetAside, match=r"'a' is set aside.*why.*start --reset"):
+        history.check("a")
+    history.check("b")
+    history.reset()
+    history.check("a")

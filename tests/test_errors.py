@@ -1,0 +1,37 @@
+"""The tree of errors is documentation that has to be true."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from localspec import errors
+
+LINE = re.compile(r"^[│├└─ ]*(\w+)\s+(\d+)\s+(\d{3})\s+(\w+)(?:  .*)?$", re.MULTILINE)
+CLASSES = [cls for cls in errors._tree(errors.LocalspecError) if cls.__module__ == errors.__name__]
+
+
+def test_the_docstring_lists_every_class_of_the_module_with_its_values() -> None:
+    assert errors.__doc__ is not None
+    listed = {
+        name: (int(exit), int(http), code)
+        for name, exit, http, code in LINE.findall(errors.__doc__)
+    }
+    assert {cls.__name__: (cls.exit_code, cls.status, cls.code) for cls in CLASSES} == listed
+
+
+def test_no_two_errors_share_a_code() -> None:
+    codes = [cls.code for cls in CLASSES]
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_survives_the_way_through_its_code(cls: type[errors.LocalspecError]) -> None:
+    error = errors.from_code(cls.code, "A sentence.", param="field")
+    assert type(error) is cls
+    assert (error.message, error.param, str(error)) == ("A sentence.", "field", "A sentence.")
+
+
+def test_an_unknown_code_becomes_the_base_class() -> None:
+    assert type(errors.from_code("of_the_future", "Hm.")) is errors.LocalspecError

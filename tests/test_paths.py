@@ -1,0 +1,68 @@
+"""Where things live, and what is refused there."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from localspec import paths
+from localspec.errors import UnsafePath
+
+
+def test_one_variable_moves_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    found = paths.default_paths()
+    assert all(folder.parent == tmp_path for folder in found)
+    assert found.socket == tmp_path / "run" / "localspec.sock"
+    assert list(tmp_path.iterdir()) == []  # nothing is created by looking
+
+
+def test_a_container_without_a_runtime_directory_gets_no_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LOCALSPEC_HOME", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert paths.default_paths().runtime.name == "localspec"
+
+
+def test_a_private_directory_is_created_with_its_parents_and_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "run"
+    assert paths.private_directory(folder) == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert paths.private_directory(folder) == folder
+
+
+def test_a_directory_open_to_others_is_refused_with_the_cure(tmp_path: Path) -> None:
+    tmp_path.chmod(0o750)
+    with pytest.raises(UnsafePath, match=f"chmod 700 {tmp_path}"):
+        paths.private_directory(tmp_path)
+
+
+def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "file").touch()
+    for name in ("link", "file"):
+        with pytest.raises(UnsafePath, match="not a directory"):
+            paths.private_directory(tmp_path / name)
+
+
+def test_another_users_directory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(UnsafePath, match="belongs to another user"):
+        paths.private_directory(tmp_path)
+
+
+def test_a_socket_path_is_measured_in_bytes() -> None:
+    assert paths.check_socket_path(Path("/" + "x" * 102))
+    for path in ("/" + "x" * 103, "/" + "é" * 52):
+        with pytest.raises(UnsafePath, match="limit is 103"):
+            paths.check_socket_path(Path(path))
