@@ -120,13 +120,18 @@ def read_catalogue(path: Path) -> dict[str, Pair]:
     """One file's pairs, strictly checked."""
     try:
         text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text)
     except FileNotFoundError:
         raise CatalogueError(f"{path} does not exist.") from None
     except OSError as error:
         raise CatalogueError(f"{path} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CatalogueError(f"{path}: {error}.") from error  # names line and column itself
+    except UnicodeDecodeError as error:
+        raise CatalogueError(f"{path}: {error}.") from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        last = f"at line {text.count(chr(10)) + 1}, the last"
+        what = str(error).replace("at end of document", last)  # else it names the line itself
+        raise CatalogueError(f"{path}: {what}.") from error
     place = _Place(path, text)
     for key in table:
         if key not in ("version", "pairs"):

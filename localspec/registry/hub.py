@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from localspec.registry.errors import (
     Unreachable,
     WebPage,
 )
-from localspec.registry.retry import Interrupted, patiently
+from localspec.registry.retry import Interrupted, Patience, patiently
 
 if TYPE_CHECKING:
     import httpx2
@@ -143,24 +144,39 @@ class Hub:
         except httpx2.HTTPError as error:
             raise _translated(error, remote.repo, remote.file) from None
 
-    def source(self, remote: RemoteFile) -> RemoteSource:
-        """The file as a source of ranges for reading its header."""
-        return RemoteSource(self, remote)
-
 
 class RemoteSource:
-    """A gguf.Source over HTTP. `fetched` counts the bytes that came."""
+    """The start of a file on the hub, as a gguf.Source.
 
-    def __init__(self, hub: Hub, remote: RemoteFile) -> None:
-        self._hub = hub
-        self._remote = remote
+    `prefix` holds the bytes that are known, from an earlier pull or read here: a header read once
+    is not fetched again with the rest. `fetched` counts the bytes that came over the network.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        remote: RemoteFile,
+        prefix: bytes = b"",
+        patience: Patience | None = None,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        self._hub, self._remote = hub, remote
+        self._patience, self._cancel = patience, cancel
+        self.prefix = bytearray(prefix)
         self.name = remote.name
         self.size = remote.size
         self.fetched = 0
 
     def read(self, offset: int, size: int) -> bytes:
         """One range; a server that ignores ranges is read from the start up to the end of it."""
-        return patiently(lambda: self._read(offset, min(offset + size, self.size)))
+        end = min(offset + size, self.size)
+        start = max(offset, min(end, len(self.prefix)))
+        data = bytes(self.prefix[offset:start])
+        if start < end:
+            data += patiently(lambda: self._read(start, end), self._patience, self._cancel)
+        if offset <= len(self.prefix) < end:
+            self.prefix[offset:] = data
+        return data
 
     def _read(self, start: int, end: int) -> bytes:
         data = bytearray()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.registry.files import open_own
@@ -77,6 +78,16 @@ class Journal:
             self._unsynced += len(data)
             self._note(index)
 
+    def seed(self, prefix: bytes) -> None:
+        """Take over the file's first bytes, as far as they are missing."""
+        for index in range(self.segments):
+            start, end = self.span(index)
+            if start >= len(prefix):
+                return
+            missing = prefix[start + self._done[index] : end]
+            if missing:
+                self.write(index, missing)
+
     def sync(self, after: int) -> None:
         """Once `after` bytes have come since the last time, force them to the disk and note it."""
         if self._unsynced < after or not self._sync_lock.acquire(blocking=False):
@@ -128,38 +139,74 @@ class Journal:
 
     def _load(self) -> bool:
         """Take over what an earlier process left; False when it cannot be trusted."""
-        head = os.pread(self._file, _HEAD.size, 0)
-        if len(head) != _HEAD.size or os.fstat(self._data).st_size != self.size:
+        if os.fstat(self._data).st_size != self.size:
             return False
-        magic, size, segment, boot = _HEAD.unpack(head)
-        if magic != _MAGIC or size != self.size or segment <= 0:
+        left = _parse(os.pread(self._file, os.fstat(self._file).st_size, 0), self.size)
+        if left is None:
             return False
-        count = max(1, -(-size // segment))
-        body = os.pread(self._file, count * _ENTRY.size, _HEAD.size)
-        if len(body) != count * _ENTRY.size:
-            return False
-        same_boot = bool(boot_id()) and boot.rstrip(b"\0") == boot_id()
-        entries = list(_ENTRY.iter_unpack(body))
-        self.segment = segment
-        self._durable = [durable for _, durable in entries]
-        self._done = [done for done, _ in entries] if same_boot else list(self._durable)
-        for index in range(count):
-            start, end = self.span(index)
-            if not self._durable[index] <= end - start or not self._done[index] <= end - start:
-                return False
-        if not same_boot:
-            os.pwrite(self._file, self._head(), 0)
-            for index in range(count):
-                self._note(index)
+        self.segment, self._done, self._durable = left.segment, left.done, left.durable
+        os.pwrite(self._file, self._head(), 0)  # from now on this run of the machine counts
+        for index in range(self.segments):
+            self._note(index)
         return True
 
 
-def bytes_there(part: Path, size: int) -> int:
-    """How much of a file an earlier pull left, without touching it; for the disk space check."""
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """What a journal says, as far as it can be trusted. Bytes per segment."""
+
+    segment: int
+    done: list[int]
+    durable: list[int]
+
+
+def _parse(data: bytes, size: int) -> _Left | None:
+    """Read a journal; None when it is broken or another file's."""
+    if len(data) < _HEAD.size:
+        return None
+    magic, stated, segment, boot = _HEAD.unpack_from(data)
+    if magic != _MAGIC or stated != size or segment <= 0:
+        return None
+    count = max(1, -(-size // segment))
+    if len(data) != _HEAD.size + count * _ENTRY.size:
+        return None
+    entries = list(_ENTRY.iter_unpack(data[_HEAD.size :]))
+    durable = [entry[1] for entry in entries]
+    same_boot = bool(boot_id()) and boot.rstrip(b"\0") == boot_id()
+    done = [entry[0] for entry in entries] if same_boot else list(durable)
+    for index in range(count):
+        length = min(segment, size - index * segment)
+        if max(done[index], durable[index]) > length:
+            return None
+    return _Left(segment, done, durable)
+
+
+def _left(part: Path, size: int) -> _Left | None:
+    """What an earlier pull left, without touching it."""
     try:
-        data = part.with_suffix(".journal").read_bytes()
-        entries = list(_ENTRY.iter_unpack(data[_HEAD.size :]))
-    except (OSError, struct.error):
-        return 0
-    written: int = sum(done for done, _ in entries)
-    return min(size, written)
+        if part.is_symlink() or part.stat().st_size != size:
+            return None
+        return _parse(part.with_suffix(".journal").read_bytes(), size)
+    except OSError:
+        return None
+
+
+def bytes_there(part: Path, size: int) -> int:
+    """How many bytes of a file an earlier pull left."""
+    left = _left(part, size)
+    return sum(left.done) if left else 0
+
+
+def prefix_there(part: Path, size: int) -> bytes:
+    """The bytes an earlier pull left at the start of the file, as far as they have no gap.
+
+    At most the first segment: that is where the header is.
+    """
+    left = _left(part, size)
+    if left is None or not left.done[0]:
+        return b""
+    try:
+        with part.open("rb") as file:
+            return file.read(left.done[0])
+    except OSError:
+        return b""

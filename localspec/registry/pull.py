@@ -17,7 +17,7 @@ from localspec.registry.files import check_cancel, free_sentence, sha256_of
 from localspec.registry.found import cached_file
 from localspec.registry.gguf import FileSource, Source
 from localspec.registry.hub import Hub, RemoteFile, RemoteSource
-from localspec.registry.journal import bytes_there
+from localspec.registry.journal import bytes_there, prefix_there
 from localspec.registry.model import Model, read_model, shard_names
 from localspec.registry.pairing import check_pair
 from localspec.registry.records import Part, Record, StoredModel
@@ -33,11 +33,16 @@ _CHANGES = 3  # how often a file may change on the hub during one pull
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A target or draft before its weights are fetched; several `remotes` when it is sharded."""
+    """A target or draft before its weights are fetched; several `remotes` when it is sharded.
+
+    `prefixes`: the bytes read to check each of them, which are not fetched again.
+    """
 
     weights: Weights
     remotes: tuple[RemoteFile, ...]
     model: Model
+    prefixes: tuple[bytes, ...]
+    header_bytes: int  # of them over the network, this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,16 @@ class Plan:
     fetch: int
     header_bytes: int
     notes: tuple[str, ...]
+
+    @property
+    def prefixes(self) -> dict[str, bytes]:
+        """The known first bytes of each file, by hash."""
+        models = (self.target, self.draft) if self.draft else (self.target,)
+        return {
+            remote.sha256: prefix
+            for model in models
+            for remote, prefix in zip(model.remotes, model.prefixes, strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +148,7 @@ class Puller:
         self.hub.check_online()
         wanted = [pair.target, pair.draft] if pair.draft else [pair.target]
         with ThreadPoolExecutor(len(wanted), thread_name_prefix="header") as pool:
-            looked = list(pool.map(lambda weights: self._look(weights, cancel), wanted))
-        models = [model for model, _ in looked]
+            models = list(pool.map(lambda weights: self._look(weights, cancel), wanted))
         target, draft = models[0], models[1] if len(models) > 1 else None
         notes = list(check_pair(target.model, draft.model if draft else None))
         chosen = self._fits(target.model, draft.model if draft else None)
@@ -151,7 +165,7 @@ class Puller:
             remotes=remotes,
             fit=chosen,
             fetch=fetch,
-            header_bytes=sum(read for _, read in looked),
+            header_bytes=sum(model.header_bytes for model in models),
             notes=tuple(notes),
         )
 
@@ -167,7 +181,8 @@ class Puller:
             if path:
                 used[remote.sha256] = path
             else:
-                transfers.append(Transfer(self.hub, self.store, remote, self.tuning, stop))
+                prefix = plan.prefixes.get(remote.sha256, b"")
+                transfers.append(Transfer(self.hub, self.store, remote, self.tuning, stop, prefix))
         if transfers:
             self._transfer(plan, transfers, used, progress, stop)
         record = self._record(plan, used)
@@ -205,8 +220,8 @@ class Puller:
         if failures:
             raise failures[0]
 
-    def _look(self, weights: Weights, cancel: threading.Event | None) -> tuple[PlannedModel, int]:
-        """Resolve a model's files and read their headers; also the bytes read over the network."""
+    def _look(self, weights: Weights, cancel: threading.Event | None) -> PlannedModel:
+        """Resolve a model's files and read their headers."""
         remotes = tuple(
             patiently(
                 lambda file=file: self.hub.resolve(  # type: ignore[misc]
@@ -217,19 +232,29 @@ class Puller:
             )
             for file in _files(weights.file)
         )
-        sources = [self._source(remote) for remote in remotes]
+        sources = [self._source(remote, cancel) for remote in remotes]
         model = read_model(sources)
-        read = sum(each.fetched for each in sources if isinstance(each, RemoteSource))
-        return PlannedModel(weights, remotes, model), read
+        far = [each if isinstance(each, RemoteSource) else None for each in sources]
+        return PlannedModel(
+            weights=weights,
+            remotes=remotes,
+            model=model,
+            prefixes=tuple(bytes(each.prefix) if each else b"" for each in far),
+            header_bytes=sum(each.fetched for each in far if each),
+        )
 
-    def _source(self, remote: RemoteFile) -> Source:
+    def _source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:
         """Where to read a header: the disk when the file is there, else the hub."""
         for path in (self.store.blob(remote.sha256), _cached(remote)):
             if path and path.is_file() and path.stat().st_size == remote.size:
                 source = FileSource(path)
                 source.name = remote.name
                 return source
-        return self.hub.source(remote)
+        prefix = prefix_there(self._part_path(remote), remote.size)
+        return RemoteSource(self.hub, remote, prefix, self.tuning.patience, cancel)
+
+    def _part_path(self, remote: RemoteFile) -> Path:
+        return self.store.parts / f"{remote.sha256}.part"
 
     def _fits(self, target: Model, draft: Model | None) -> fit.Fit | None:
         return fit.fit(target, draft, self.memory()) if self.memory else None
@@ -239,8 +264,7 @@ class Puller:
         blob = self.store.blob(remote.sha256)
         if _cached(remote) or (blob.is_file() and blob.stat().st_size == remote.size):
             return 0
-        part = self.store.parts / f"{remote.sha256}.part"
-        return remote.size - bytes_there(part, remote.size)
+        return remote.size - bytes_there(self._part_path(remote), remote.size)
 
     def _check_disk(self, fetch: int) -> None:
         folder = self.store.root

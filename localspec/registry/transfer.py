@@ -46,9 +46,16 @@ class Transfer:
     """Fetches one file. `done` and `hashed` may be read from other threads while `run` works."""
 
     def __init__(
-        self, hub: Hub, store: Store, remote: RemoteFile, tuning: Tuning, cancel: threading.Event
+        self,
+        hub: Hub,
+        store: Store,
+        remote: RemoteFile,
+        tuning: Tuning,
+        cancel: threading.Event,
+        prefix: bytes = b"",
     ) -> None:
         self.remote = remote
+        self._prefix = prefix  # bytes that are known already, from reading the header
         self.hashed = 0
         self._hub = hub
         self._tuning = tuning
@@ -100,6 +107,8 @@ class Transfer:
         journal = Journal(self._part, self.remote.size, self._tuning.segment)
         self._journal = journal
         try:
+            journal.seed(self._prefix)
+            self._prefix = b""
             try:
                 self._segments(journal)
             except _RangeIgnored:

@@ -1,0 +1,61 @@
+"""A hub, a store and a puller per test; nothing of the machine's own caches or proxies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.hub import Hub
+from localspec.registry.pull import Puller
+from localspec.registry.retry import Patience
+from localspec.registry.store import Store
+from localspec.registry.transfer import Tuning
+from tests.support.hub import TestHub
+
+# Small segments and short waits: the laws are the same at 200 MB.
+QUICK = Tuning(
+    connections=3,
+    segment=256 << 10,
+    sync=1 << 20,
+    patience=Patience(tries=4, first_pause=0.01, longest_pause=0.05),
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf-cache"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+@pytest.fixture
+def hub() -> Iterator[TestHub]:
+    with TestHub().running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "models")
+
+
+@pytest.fixture
+def puller(hub: TestHub, store: Store) -> Puller:
+    return Puller(store, Hub(hub.endpoint, stall=1.0), QUICK)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    """What the tests put on their hub under these names."""
+    return Pair(
+        summary="a test",
+        licence="MIT",
+        target=Weights(repo="own/target", file="target.gguf"),
+        draft=Weights(repo="own/draft", file="draft.gguf"),
+    )

@@ -1,0 +1,165 @@
+"""models.toml: the shipped one is sound; a broken one is named with file, line and key."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from localspec.errors import ModelNotFound
+from localspec.registry.catalogue import (
+    FILE,
+    REPO,
+    SHA256,
+    LiveCatalogue,
+    load_catalogue,
+    read_catalogue,
+    shipped_catalogue,
+)
+from localspec.registry.errors import CatalogueError
+
+SHIPPED = shipped_catalogue()
+FACTS = Path(__file__).parents[2].parent / "shared" / "catalogue" / "pairs.tsv"
+WEIGHTS = [
+    (f"{name}.{role}", entry[role])
+    for name, entry in tomllib.loads(SHIPPED.read_text())["pairs"].items()
+    for role in ("target", "draft")
+]
+GOOD = """
+[pairs.mine]
+summary = "my own"
+aliases = ["my-pair"]
+
+[pairs.mine.target]
+repo = "me/models"
+file = "big.gguf"
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    return tmp_path / "models.toml"
+
+
+@pytest.mark.parametrize(("where", "weights"), WEIGHTS, ids=[where for where, _ in WEIGHTS])
+def test_every_file_is_well_formed_and_has_its_source(
+    where: str, weights: dict[str, object]
+) -> None:
+    assert REPO.fullmatch(str(weights["repo"])), where
+    assert FILE.fullmatch(str(weights["file"])), where
+    assert re.match(
+        r"files seen in (janhq/|mudler/|llama\.cpp |huggingface\.co )", str(weights["verified"])
+    )
+    assert SHA256.fullmatch(str(weights.get("sha256", "0" * 64)))
+
+
+def test_the_shipped_catalogue_parses_strictly() -> None:
+    pairs = read_catalogue(SHIPPED)
+    assert len(pairs) == 24
+    assert all(pair.draft for pair in pairs.values())
+    assert [name for name, pair in pairs.items() if pair.hybrid] == ["qwen36-27b"]
+    assert {role for pair in pairs.values() for role in pair.roles} == {"chat", "fim"}
+
+
+@pytest.mark.skipif(not FACTS.is_file(), reason="the facts behind models.toml are not beside us")
+def test_it_holds_every_pair_of_the_facts() -> None:
+    pairs = read_catalogue(SHIPPED)
+    for line in FACTS.read_text().splitlines()[1:]:
+        cells = [*line.split("\t"), "", "", "", ""]
+        pair = pairs[cells[0].removesuffix("(HYBRID)")]
+        weights = pair.target if cells[2] == "target" else pair.draft
+        assert weights is not None
+        assert (weights.repo, weights.file) == (cells[3], cells[4])
+        assert weights.sha256 == cells[8].strip()
+        assert pair.memory == cells[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("coder-14b", "coder-14b"),
+        ("qwen2.5-coder-14b", "coder-14b"),
+        ("Qwen2.5-Coder-14B", "coder-14b"),
+        ("llama-3.1-8b", "llama31-8b"),
+        ("gemma-3-12b", "gemma3-12b"),
+    ],
+)
+def test_names_people_type(typed: str, meant: str, user: Path) -> None:
+    assert load_catalogue(user).find(typed)[0] == meant
+
+
+def test_an_unknown_name_gets_the_nearest(user: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"Did you mean qwen2\.5-coder-14b"):
+        load_catalogue(user).find("qwen2.5-coder-14")
+
+
+def test_the_users_file_overlays(user: Path) -> None:
+    user.write_text(GOOD + GOOD.replace("mine", "coder-7b").replace("my-pair", "other"))
+    catalogue = load_catalogue(user)
+    assert len(catalogue.pairs) == 25
+    assert catalogue.find("my-pair")[1].draft is None
+    assert catalogue.find("coder-7b")[1].target.repo == "me/models"
+    with pytest.raises(ModelNotFound):
+        catalogue.find("qwen2.5-coder-7b")  # an alias of the pair that was replaced
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = [", "line 1"),
+        ("hello = 1", "line 1, hello: unknown key 'hello'"),
+        ("version = 2", "line 1, version: version must be 1"),
+        ("pairs = 1", "line 1, pairs: pairs must be a table"),
+        (GOOD + "colour = 1", "line 9, pairs.mine.target.colour: the table contains unknown field"),
+        (GOOD.replace('"my own"', "3"), "line 3, pairs.mine.summary: expected 'str', got 'int'"),
+        (GOOD.replace('summary = "my own"\n', ""), "line 2, pairs.mine.summary"),
+        (GOOD.replace('"my own"', '""'), "line 3, pairs.mine.summary: must not be empty"),
+        (GOOD.replace("me/models", "models"), "line 7, pairs.mine.target.repo: 'models' is not a"),
+        (GOOD.replace("me/models", "a/../b"), "line 7, pairs.mine.target.repo"),
+        (GOOD.replace("big.gguf", "../big.gguf"), "line 8, pairs.mine.target.file"),
+        (GOOD.replace("big.gguf", "big.bin"), "line 8, pairs.mine.target.file"),
+        (GOOD.replace("mine", "Mine"), "pairs.Mine: 'Mine' is not a name"),
+        (GOOD.replace("my-pair", "mine/x"), "line 4, pairs.mine.aliases"),
+        (GOOD + 'sha256 = "abc"', "line 9, pairs.mine.target.sha256: 'abc' is not 64"),
+        (GOOD.replace("summary", 'memory = "lots"\nsummary'), "line 3, pairs.mine.memory"),
+        (GOOD.replace("summary", 'roles = ["x"]\nsummary'), "line 3, pairs.mine.roles"),
+        (GOOD + GOOD.replace("mine", "two"), "line 12, pairs.two.aliases: 'my-pair' already means"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(text: str, says: str, user: Path) -> None:
+    user.write_text(text)
+    with pytest.raises(CatalogueError) as caught:
+        read_catalogue(user)
+    assert str(user) in caught.value.message
+    assert says in caught.value.message
+
+
+def test_a_broken_edit_keeps_the_last_good_one(user: Path) -> None:
+    user.write_text(GOOD)
+    live = LiveCatalogue(user)
+    assert "mine" in live.current.pairs
+    user.write_text(GOOD + "colour = 1")
+    assert not live.reload()
+    assert "mine" in live.current.pairs
+    assert "colour" in live.problem
+    assert "stays in use" in live.problem
+    user.write_text(GOOD.replace("mine", "yours"))
+    assert live.reload()
+    assert "yours" in live.current.pairs
+    assert not live.problem
+
+
+def test_a_file_broken_at_the_start_leaves_the_shipped_pairs(user: Path) -> None:
+    user.write_text("x = [")
+    live = LiveCatalogue(user)
+    assert len(live.current.pairs) == 24
+    assert "left out" in live.problem
+
+
+def test_what_fits_here(user: Path) -> None:
+    fits = load_catalogue(user).fitting(8 << 30)
+    assert fits["smollm2"]
+    assert fits["qwen3-4b"]
+    assert not fits["llama33-70b"]

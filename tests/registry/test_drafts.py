@@ -1,0 +1,111 @@
+"""Finding models other programs left on this disk, and ranking them as drafts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from localspec.errors import LocalspecError
+from localspec.registry.drafts import rank_drafts
+from localspec.registry.found import Found, find_models
+from localspec.registry.own import add
+from localspec.registry.store import Store
+from tests.support.gguf_files import model, sha256
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somebody's home, with a model of every program."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    files = {
+        Path(os.environ["HF_HUB_CACHE"]) / "models--a--b/snapshots/c/hub.gguf": 3,
+        tmp_path / ".lmstudio/models/a/b/studio.gguf": 4,
+        tmp_path / "mine/lone.gguf": 5,
+        tmp_path / "mine/mmproj-lone.gguf": 6,
+        tmp_path / "mine/part-00002-of-00002.gguf": 7,
+    }
+    for path, seed in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        model(seed=seed).write(path)
+    ollama = model(seed=8).data()
+    root = tmp_path / ".ollama/models"
+    layer = {
+        "mediaType": "application/vnd.ollama.image.model",
+        "digest": f"sha256:{sha256(ollama)}",
+    }
+    manifest = root / "manifests/registry.ollama.ai/library/qwen/0.5b"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"layers": [{"mediaType": "other", "digest": "x"}, layer]}))
+    (manifest.parent / "broken").write_text("{")
+    (root / "blobs").mkdir()
+    (root / "blobs" / f"sha256-{sha256(ollama)}").write_bytes(ollama)
+    return tmp_path
+
+
+def test_every_place_is_looked_through(home: Path, store: Store) -> None:
+    add(store, "p", model(layers=3, seed=1).write(home / "pair.gguf"))
+    (home / "mine/again.gguf").hardlink_to(home / "mine/lone.gguf")
+    found = find_models(store, [home / "mine", home / "absent"])
+    assert [(each.origin.split("/")[0], each.name) for each in found] == [
+        ("pair p", "pair.gguf"),
+        ("Hugging Face cache", "hub.gguf"),
+        ("LM Studio", "studio.gguf"),
+        ("Ollama", "qwen:0.5b"),
+        ("", "again.gguf"),  # the same file as lone.gguf: once
+    ]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> tuple[Path, list[Found]]:
+    files = {
+        "target": model(layers=8, width=32),
+        "small": model(layers=1),
+        "middle": model(layers=4, width=16),
+        "other": model(layers=1).token(9, "nine"),
+        "large": model(layers=9, width=32),
+        "mamba": model(layers=1, architecture="mamba"),
+    }
+    found = [
+        Found(file.write(tmp_path / f"{name}.gguf"), f"{name}.gguf", "here")
+        for name, file in files.items()
+    ]
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF")
+    return tmp_path / "target.gguf", [*found, Found(broken, "broken.gguf", "here")]
+
+
+def test_matching_drafts_come_first_the_smallest_ahead(models: tuple[Path, list[Found]]) -> None:
+    ranked = rank_drafts(*models)
+    assert [each.found.name for each in ranked if each.matched] == ["small.gguf", "middle.gguf"]
+    assert ranked[0].ratio > ranked[1].ratio > 1
+    reasons = {each.found.name: each.reason for each in ranked if not each.matched}
+    assert "token 9 is 't9' in the target and 'nine'" in reasons["other.gguf"]
+    assert "not smaller than the target" in reasons["large.gguf"]
+    assert "cannot take tokens back" in reasons["mamba.gguf"]
+    assert "cut" in reasons["broken.gguf"]
+    assert all(reason.endswith(".") for reason in reasons.values())
+
+
+def test_measured_drafts_are_ranked_by_speed(models: tuple[Path, list[Found]]) -> None:
+    ranked = rank_drafts(
+        *models, measure=lambda _, draft: {"small": 10.0, "middle": 20.0}[draft.stem]
+    )
+    assert [(each.found.name, each.speed) for each in ranked[:2]] == [
+        ("middle.gguf", 20.0),
+        ("small.gguf", 10.0),
+    ]
+
+
+def test_a_draft_that_cannot_be_measured_does_not_match(models: tuple[Path, list[Found]]) -> None:
+    def measure(_: Path, draft: Path) -> float:
+        if draft.stem == "small":
+            raise LocalspecError("The worker died.")
+        return 5.0
+
+    ranked = rank_drafts(*models, measure=measure)
+    assert [each.found.name for each in ranked if each.matched] == ["middle.gguf"]
+    assert "The worker died." in {each.reason for each in ranked}

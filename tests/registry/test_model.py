@@ -1,0 +1,157 @@
+"""Values that would end llama.cpp, or make a model useless without a word (G5–G9, G11)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localspec.registry.architectures import rollback
+from localspec.registry.errors import BadGguf, UnsafeModel
+from localspec.registry.model import check_weights, read_local_model, shard_names
+from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, Gguf, model, shards
+
+
+def refused(file: Gguf, folder: Path) -> str:
+    with pytest.raises(UnsafeModel) as caught:
+        read_local_model(file.write(folder / "m.gguf"))
+    return caught.value.message
+
+
+def test_a_model_is_described(tmp_path: Path) -> None:
+    file = model(tokens=200, layers=3, width=16)
+    read = read_local_model(file.write(tmp_path / "m.gguf"))
+    assert (read.architecture, read.layers, read.width, read.vocabulary) == ("llama", 3, 16, 200)
+    assert (read.heads, read.kv_heads, read.key_length) == (2, (1, 1, 1), 8)
+    assert read.context == 4096
+    assert read.rollback == "full"
+    assert read.parameters == sum(tensor.elements for tensor in read.header.tensors)
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "says"),
+    [
+        ("llama.block_count", U32, 1000, "block_count' is 1000"),
+        ("llama.block_count", U32, 0, "block_count' is 0"),
+        ("llama.block_count", U32, 3, "lacks layer 2"),
+        ("llama.block_count", U32, 1, "holds layer 1"),
+        ("llama.block_count", F32, 2.0, "whole number"),
+        ("llama.attention.layer_norm_rms_epsilon", F32, float("nan"), "not a finite number"),
+        ("llama.attention.layer_norm_rms_epsilon", F32, -1e-5, "between 0 and 0.1"),
+        ("llama.rope.freq_base", F32, float("inf"), "not a finite number"),
+        ("llama.attention.head_count", U32, 0, "head_count"),
+        ("llama.attention.head_count_kv", ARRAY, (I32, [1]), "1 entries for 2 layers"),
+        ("llama.embedding_length", U32, 0, "embedding_length' is 0"),
+        ("llama.embedding_length", U32, 16, "shape"),
+        ("llama.context_length", U32, 0, "context_length"),
+        ("llama.context_length", U32, 2**31, "context_length"),
+        ("llama.expert_used_count", U32, 4, "experts"),
+        ("tokenizer.ggml.eos_token_id", U32, 1_000_000_000, "there are 300 tokens"),
+        ("tokenizer.ggml.bos_token_id", U32, 300, "there are 300 tokens"),
+        ("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 299), "lists 299 tokens"),
+        ("tokenizer.ggml.token_type", ARRAY, (I32, [1] * 299), "one entry per token"),
+        ("general.architecture", STRING, "../etc", "architecture"),
+    ],
+)
+def test_a_dangerous_value_is_named(
+    key: str, kind: int, value: object, says: str, tmp_path: Path
+) -> None:
+    assert says in refused(model().put(key, kind, value), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token_embd.weight", "output_norm.weight", "blk.1.attn_norm.weight", "blk.0.attn_q.weight",
+        "blk.1.ffn_down.weight", "blk.1.attn_v.weight",
+    ],
+)  # fmt: skip
+def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    assert name in refused(model().drop(name), tmp_path)
+
+
+@pytest.mark.parametrize("key", ["general.architecture", "llama.block_count"])
+def test_a_missing_number_is_named(key: str, tmp_path: Path) -> None:
+    refused(model().drop(key), tmp_path)
+
+
+def test_a_vocabulary_without_weights_is_no_model(tmp_path: Path) -> None:
+    empty = model()
+    empty.tensors = []
+    assert "no weights" in refused(empty, tmp_path)
+
+
+def test_zeros_at_the_end_are_noticed(tmp_path: Path) -> None:
+    """G9: what a download leaves that reserved its space and stopped."""
+    path = model().write(tmp_path / "m.gguf")
+    check_weights(path)
+    data = path.read_bytes()
+    path.write_bytes(data[:-512] + bytes(512))
+    read_local_model(path)  # the header knows nothing of it
+    with pytest.raises(UnsafeModel, match="ends in zeros"):
+        check_weights(path)
+
+
+def test_a_norm_of_nan_is_noticed(tmp_path: Path) -> None:
+    path = model().write(tmp_path / "m.gguf")
+    data = bytearray(path.read_bytes())
+    data[-4:] = b"\0\0\xc0\x7f"
+    path.write_bytes(data)
+    with pytest.raises(UnsafeModel, match=r"output_norm\.weight"):
+        check_weights(path)
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    whole = model(layers=4)
+    for name, data in shards(whole, 3, "m").items():
+        (tmp_path / name).write_bytes(data)
+    read = read_local_model(tmp_path / "m-00002-of-00003.gguf")  # any part will do
+    assert read.layers == 4
+    assert read.parameters == read_local_model(whole.write(tmp_path / "w.gguf")).parameters
+
+
+def test_a_missing_or_foreign_shard_is_named(tmp_path: Path) -> None:
+    files = shards(model(layers=4), 3, "m")
+    names = list(files)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / names[1]).write_bytes(files[names[2]])
+    with pytest.raises(BadGguf, match="is not part 2 of 3"):
+        read_local_model(tmp_path / names[0])
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(BadGguf, match="00002-of-00003"):
+        read_local_model(tmp_path / names[0])
+    lone = tmp_path / "lone.gguf"
+    lone.write_bytes(files[names[0]])
+    with pytest.raises(BadGguf, match="one of 3 parts"):
+        read_local_model(lone)
+
+
+def test_shard_names() -> None:
+    assert shard_names("a.gguf") == ["a.gguf"]
+    assert shard_names("a-00002-of-00002.gguf") == [
+        "a-00001-of-00002.gguf",
+        "a-00002-of-00002.gguf",
+    ]
+    for impossible in ("a-00000-of-00002.gguf", "a-00003-of-00002.gguf", "a-00001-of-99999.gguf"):
+        with pytest.raises(BadGguf):
+            shard_names(impossible)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window", "kind"),
+    [
+        ("llama", 0, "full"),
+        ("qwen3", 0, "full"),
+        ("phi3", 2048, "full"),  # llama.cpp reads its window and does not use it
+        ("gemma3", 1024, "short"),
+        ("gemma3", 0, "full"),
+        ("mamba2", 0, "none"),
+        ("jamba", 0, "none"),
+        ("qwen35", 0, "snapshots"),
+        ("dream", 0, "none"),
+        ("one-of-the-future", 0, "full"),
+    ],
+)
+def test_rollback_by_architecture(architecture: str, window: int, kind: str) -> None:
+    assert rollback(architecture, window) == kind

@@ -1,0 +1,146 @@
+"""A pull killed with SIGKILL, again and again, loses next to nothing (N1, must show 1)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localspec.registry import journal as journal_module
+from localspec.registry.journal import Journal, bytes_there, prefix_there
+from localspec.registry.store import Store
+from tests.support.gguf_files import model, sha256
+from tests.support.hub import TestHub
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.hub import Hub
+from localspec.registry.pull import Puller
+from localspec.registry.store import Store
+pair = Pair(
+    summary="a test",
+    target=Weights(repo="own/target", file="target.gguf"),
+    draft=Weights(repo="own/draft", file="draft.gguf"),
+)
+puller = Puller(Store(Path(sys.argv[1])), Hub())
+puller.pull("p", pair)
+"""
+
+
+def start(store: Store, hub: TestHub) -> subprocess.Popen[bytes]:
+    """A process that pulls as users do: HF_ENDPOINT, the usual tuning."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(store.root)],
+        env=os.environ | {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "*"},
+    )
+
+
+def pull_through_kills(store: Store, hub: TestHub, megabytes: tuple[int, int], kills: int) -> float:
+    """Pull, killed `kills` times at random points; bytes fetched / bytes of the files."""
+    target = model(layers=4, filler=megabytes[0] * 1_000_000, seed=1).data()
+    draft = model(filler=megabytes[1] * 1_000_000, seed=2).data()
+    hub.add("own/target", "target.gguf", target)
+    hub.add("own/draft", "draft.gguf", draft)
+    size = len(target) + len(draft)
+    dice = random.Random(5)
+    points = sorted(dice.uniform(0.02, 0.95) * size for _ in range(kills))
+    for point in points:
+        process = start(store, hub)
+        while hub.sent < point and process.poll() is None:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, "it was under way"
+        assert not store.listing().records, "not visible before it is whole"
+    assert start(store, hub).wait() == 0
+    record = store.ready("p")
+    assert record.draft is not None
+    for stored, data in ((record.target, target), (record.draft, draft)):
+        assert sha256(store.model_path(stored).read_bytes()) == sha256(data)
+    assert any(not each.range.startswith("bytes=0-") for each in hub.gets())
+    return hub.sent / size
+
+
+def test_five_kills_cost_next_to_nothing(store: Store, hub: TestHub) -> None:
+    """The law at 30 MB."""
+    hub.rate = 15e6
+    assert pull_through_kills(store, hub, (24, 6), kills=5) < 1.05
+
+
+@pytest.mark.slow
+def test_five_kills_of_a_pair_of_200_mb(store: Store, hub: TestHub) -> None:
+    hub.rate = 40e6
+    fetched = pull_through_kills(store, hub, (160, 40), kills=5)
+    print(f"fetched {fetched:.4f} × the files")
+    assert fetched < 1.05
+
+
+# the journal
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Path:
+    return tmp_path / "x.part"
+
+
+def test_a_journal_remembers(part: Path) -> None:
+    journal = Journal(part, 1000, 300)
+    assert journal.segments == 4
+    assert journal.span(3) == (900, 1000)
+    journal.write(1, b"abc")
+    journal.write(3, b"d" * 100)
+    journal.close()
+    assert bytes_there(part, 1000) == 103
+    assert prefix_there(part, 1000) == b""
+    again = Journal(part, 1000, 500)
+    assert again.segment == 300, "the segments it was begun with"
+    assert [again.done(index) for index in range(4)] == [0, 3, 0, 100]
+    again.seed(b"z" * 302)
+    assert [again.done(index) for index in range(4)] == [300, 3, 0, 100]
+    again.close()
+    assert prefix_there(part, 1000) == b"z" * 300
+    assert part.read_bytes()[298:304] == b"zzabc\0"
+
+
+def test_after_a_power_cut_only_what_is_on_the_disk_counts(
+    part: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(part, 1000, 300)
+    journal.write(0, b"a" * 100)
+    journal.sync(after=1)
+    journal.write(0, b"b" * 50)
+    journal.sync(after=1000)
+    journal.close()
+    assert bytes_there(part, 1000) == 150
+    monkeypatch.setattr(journal_module, "boot_id", lambda: b"another run of the machine")
+    assert bytes_there(part, 1000) == 100
+    again = Journal(part, 1000, 300)
+    assert again.done(0) == 100
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"", b"LSPART01", b"x" * 200,
+        journal_module._HEAD.pack(b"LSPART01", 1000, 300, b"") + b"\xff" * 64,
+        journal_module._HEAD.pack(b"LSPART01", 999, 300, b"") + bytes(64),
+        journal_module._HEAD.pack(b"LSPART01", 1000, 0, b"") + bytes(64),
+    ],
+)  # fmt: skip
+def test_a_broken_journal_starts_again(part: Path, damage: bytes) -> None:
+    journal = Journal(part, 1000, 300)
+    journal.write(0, b"a" * 100)
+    journal.close()
+    part.with_suffix(".journal").write_bytes(damage)
+    assert bytes_there(part, 1000) == 0
+    again = Journal(part, 1000, 300)
+    assert again.total == 0
+    again.close()

@@ -1,0 +1,313 @@
+"""The store: records, sharing, damage (D3–D5, U2, U3, R2), own files, and what `show` tells."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from localspec.errors import Conflict, InvalidRequest, ModelNotFound, UnsafePath
+from localspec.registry import files
+from localspec.registry.details import show
+from localspec.registry.errors import (
+    BadGguf,
+    Damaged,
+    DiskFull,
+    NotMatched,
+    RecordTooNew,
+    StoreError,
+    UnsafeModel,
+)
+from localspec.registry.own import add
+from localspec.registry.records import Part, Record, StoredModel
+from localspec.registry.store import Store
+from tests.support.gguf_files import model, sha256
+
+TARGET = model(layers=4, seed=1)
+DRAFT = model(layers=1, seed=2)
+
+
+def put_blob(store: Store, data: bytes, file: str) -> StoredModel:
+    store.prepare()
+    path = store.blob(sha256(data))
+    path.write_bytes(data)
+    mtime = path.stat().st_mtime_ns
+    part = Part(file=file, size=len(data), sha256=sha256(data), checked=mtime)
+    return StoredModel(parts=(part,), architecture="llama", repo="own/x")
+
+
+def put_pair(store: Store, name: str, target: bytes, draft: bytes) -> Record:
+    record = Record(
+        name=name,
+        target=put_blob(store, target, "target.gguf"),
+        draft=put_blob(store, draft, "draft.gguf"),
+    )
+    store.put(record)
+    return record
+
+
+@pytest.fixture
+def record(store: Store) -> Record:
+    return put_pair(store, "p", TARGET.data(), DRAFT.data())
+
+
+def damage(path: Path) -> None:
+    """Flip one byte."""
+    data = bytearray(path.read_bytes())
+    data[-40] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_record_comes_back(store: Store, record: Record) -> None:
+    assert store.get("p") == record
+    assert store.listing().records == (record,)
+    assert store.ready("p") == record
+    assert record.size == len(TARGET.data()) + len(DRAFT.data())
+
+
+def test_an_empty_store_is_not_created_by_looking(store: Store) -> None:
+    assert store.listing().records == ()
+    with pytest.raises(ModelNotFound, match="localspec pull p"):
+        store.get("p")
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "", "A", "a/b", "a" * 65, ".hidden"])
+def test_a_name_is_no_path(store: Store, name: str) -> None:
+    with pytest.raises(ModelNotFound):
+        store.get(name)
+
+
+def test_show_tells_everything(store: Store, record: Record) -> None:
+    details = show(store, "p", 1024)
+    assert details.target.architecture == "llama"
+    assert details.target.layers == 4
+    assert details.draft is not None
+    assert details.draft.need.cache == 1024 * (4 + 4) * 2
+    assert details.verdict is not None
+    assert details.verdict.matched
+    assert details.needed > details.target.need.total + details.draft.need.total
+    assert show(store, "p", 10**6).context == 4096, "what the models know"
+
+
+# removing
+
+
+def test_remove_frees_the_files(store: Store, record: Record) -> None:
+    removed = store.remove("p")
+    assert removed.freed == record.size
+    assert not list(store.blobs.iterdir())
+    assert not store.listing().records
+
+
+def test_remove_keeps_what_another_pair_needs(store: Store, record: Record) -> None:
+    put_pair(store, "q", model(seed=9).data(), DRAFT.data())
+    removed = store.remove("p")
+    assert removed.freed == len(TARGET.data())
+    assert removed.kept == ("draft.gguf (used by q)",)
+    assert store.ready("q").draft is not None
+
+
+def test_a_pair_in_use_is_not_removed(store: Store, record: Record) -> None:
+    with pytest.raises(Conflict, match="in use"):
+        store.remove("p", in_use=lambda name: name == "p")
+    assert store.ready("p") == record
+
+
+def test_while_a_pull_runs_no_file_goes(store: Store, record: Record) -> None:
+    with store.pulling():
+        with pytest.raises(Conflict, match="A pull is running"):
+            store.collect()
+        assert store.remove("p").freed == 0
+    assert store.collect().freed > 0
+    assert not list(store.blobs.iterdir())
+
+
+def test_collect_deletes_what_no_pair_needs(store: Store, record: Record) -> None:
+    put_blob(store, b"orphan" * 1000, "o.gguf")
+    (store.parts / "x.part").write_bytes(b"x" * 5000)
+    (store.parts / "x.journal").write_bytes(b"x")
+    (store.pairs / ".p.json.1.2.tmp").write_bytes(b"x")
+    planned = store.collect(dry_run=True)
+    assert len(planned.files) == 4
+    assert len(list(store.parts.iterdir())) == 3
+    assert store.collect() == planned
+    assert store.ready("p") == record
+    assert store.collect().files == ()
+
+
+def test_collect_deletes_nothing_while_a_record_is_unreadable(store: Store, record: Record) -> None:
+    (store.pairs / "p.json").write_text('{"version": 99}')
+    with pytest.raises(Conflict, match="Nothing was deleted"):
+        store.collect()
+
+
+# damage
+
+
+def test_a_flipped_byte_fails_verify_and_refuses_the_load(store: Store, record: Record) -> None:
+    """D5. Noticed at the next load by the modification time, and remembered."""
+    damage(store.blob(record.target.parts[0].sha256))
+    with pytest.raises(Damaged, match="localspec rm p; localspec pull p"):
+        store.ready("p")
+    reports = store.verify("p")
+    assert [bool(report.problem) for report in reports] == [True, False]
+    assert "SHA-256" in reports[0].problem
+
+
+def test_damage_found_by_verify_is_remembered(store: Store, record: Record) -> None:
+    """Even if the damage left the modification time alone, as a failing disk does."""
+    path = store.blob(record.target.parts[0].sha256)
+    before = path.stat().st_mtime_ns
+    damage(path)
+    os.utime(path, ns=(before, before))
+    store.verify("p")
+    with pytest.raises(Damaged):
+        store.ready("p")
+
+
+def test_a_cut_or_missing_file_refuses_the_load(store: Store, record: Record) -> None:
+    """D4."""
+    path = store.blob(record.target.parts[0].sha256)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Damaged, match=r"has \d+ bytes and should have"):
+        store.ready("p")
+    path.unlink()
+    with pytest.raises(Damaged, match="is missing"):
+        store.ready("p")
+    assert "is missing" in store.verify("p")[0].problem
+
+
+def test_a_link_in_place_of_a_file_is_refused(store: Store, record: Record, tmp_path: Path) -> None:
+    """D7."""
+    path = store.blob(record.target.parts[0].sha256)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Damaged, match="not a file"):
+        store.ready("p")
+    where = store.pairs / "p.json"
+    where.rename(tmp_path / "p.json")
+    where.symlink_to(tmp_path / "p.json")
+    with pytest.raises(UnsafePath):
+        store.get("p")
+    assert store.listing().problems
+
+
+def test_progress_of_verify_runs_from_nothing_to_all(store: Store, record: Record) -> None:
+    heard: list[tuple[int, int]] = []
+    store.verify("p", lambda done, total: heard.append((done, total)))
+    assert heard[-1] == (record.size, record.size)
+    assert heard == sorted(heard)
+
+
+def test_a_power_cut_before_the_rename_leaves_nothing(
+    store: Store, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D3."""
+
+    def cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", cut)
+    with pytest.raises(KeyboardInterrupt):
+        put_pair(store, "q", TARGET.data(), DRAFT.data())
+    assert [each.name for each in store.listing().records] == ["p"]
+    assert not store.listing().problems
+
+
+def test_a_full_disk_keeps_the_old_record(
+    store: Store, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(DiskFull):
+        store.put(record)
+    monkeypatch.undo()
+    assert store.ready("p") == record
+    assert [path.name for path in store.pairs.iterdir()] == ["p.json"]
+
+
+# versions
+
+
+def test_a_newer_record_is_refused_and_untouched(store: Store, record: Record) -> None:
+    """U2."""
+    path = store.pairs / "p.json"
+    text = json.dumps({"version": 2, "name": "p", "new": ["shape"]})
+    path.write_text(text)
+    for action in (store.get, store.ready, store.verify, store.remove):
+        with pytest.raises(RecordTooNew, match="newer localspec"):
+            action("p")
+    with pytest.raises(RecordTooNew):
+        store.put_new(record)
+    assert "newer localspec" in store.listing().problems[0]
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": "x"}'])
+def test_a_broken_record_is_told_and_can_be_mended(store: Store, record: Record, text: str) -> None:
+    (store.pairs / "p.json").write_text(text)
+    with pytest.raises(StoreError, match="is broken"):
+        store.get("p")
+    assert len(store.listing().problems) == 1
+    store.put_new(record)
+    assert store.ready("p") == record
+
+
+def test_a_record_without_a_hash_is_verified_again(store: Store, tmp_path: Path) -> None:
+    """U3."""
+    path = TARGET.write(tmp_path / "t.gguf")
+    added = add(store, "p", path, hash_now=False)
+    assert added.target.parts[0].sha256 == ""
+    ready = store.ready("p")
+    assert ready.target.parts[0].sha256 == sha256(TARGET.data())
+    assert ready.target.parts[0].checked == path.stat().st_mtime_ns
+    assert store.get("p") == ready
+
+
+# own files
+
+
+def test_own_files_are_used_where_they_lie(store: Store, tmp_path: Path) -> None:
+    target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
+    record = add(store, "mine", target, draft)
+    assert record.draft is not None
+    assert record.source == "own"
+    assert store.model_path(store.ready("mine").target) == target
+    assert not list(store.blobs.iterdir())
+    with pytest.raises(Conflict, match="already"):
+        add(store, "mine", target)
+    removed = store.remove("mine")
+    assert removed.freed == 0
+    assert target.exists()
+    assert draft.exists()
+
+
+def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -> None:
+    target = TARGET.write(tmp_path / "t.gguf")
+    add(store, "mine", target)
+    target.touch()
+    assert store.ready("mine").target.parts[0].checked == target.stat().st_mtime_ns
+    damage(target)
+    with pytest.raises(Damaged, match="Restore it, or run: localspec rm mine"):
+        store.ready("mine")
+
+
+def test_own_files_get_the_same_checks(store: Store, tmp_path: Path) -> None:
+    target = TARGET.write(tmp_path / "t.gguf")
+    other = DRAFT.token(8, "eight").write(tmp_path / "d.gguf")
+    with pytest.raises(NotMatched, match="token 8 is 't8'"):
+        add(store, "mine", target, other)
+    with pytest.raises(InvalidRequest):
+        add(store, "My Pair", target)
+    with pytest.raises(BadGguf, match="does not exist"):
+        add(store, "mine", tmp_path / "absent.gguf")
+    data = target.read_bytes()
+    target.write_bytes(data[:-300] + bytes(300))
+    with pytest.raises(UnsafeModel, match="ends in zeros"):
+        add(store, "mine", target)
+    assert not store.listing().records
