@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -64,8 +65,7 @@ class Worker:
         """End it now. SIGKILL also ends a stopped process."""
         if self._process.returncode is None:
             self._ending = ending
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill_group()
 
     async def shut_down(self) -> None:
         """Ask it to end, wait a little, end it."""
@@ -91,14 +91,19 @@ class Worker:
             # Without its socket it has nothing to live for.
             returncode = await asyncio.wait_for(self._process.wait(), _GRACE)
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill_group()
             returncode = await self._process.wait()
+        self._kill_group()  # whatever it started has nobody to work for
         await asyncio.wait({stderr}, timeout=0.5)  # a grandchild may hold the pipe open
         stderr.cancel()
         kills = oom.kills()
         known = None if kills is None or self._oom_kills is None else kills > self._oom_kills
         self._on_death(self, Death(self._ending, returncode, self._last_words(), known))
+
+    def _kill_group(self) -> None:
+        """The worker leads a group of its own (`start_new_session`), its helpers are in it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     async def _read_frames(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):

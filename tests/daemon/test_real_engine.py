@@ -1,0 +1,166 @@
+"""The whole path with llama.cpp at its end: the shipped pair, and synthetic ones with evil templates."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.bench import synthetic
+from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
+from tests.support.pairs import cycle_pair
+
+QUESTION = "What does shutil.copytree do?"
+GREEDY = {"temperature": 0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Home]:
+    """One daemon with the shipped pair for all tests that leave nothing behind."""
+    with temporary_home() as home:
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.fixture
+def real_daemon(home: Home) -> Iterator[RunningDaemon]:
+    daemon = RunningDaemon(home)
+    yield daemon
+    daemon.stop()
+
+
+def long_stream(home: Home, **fields: object) -> dict[str, object]:
+    """Fields that keep the engine busy for long enough to interfere."""
+    return {"temperature": 0, "ignore_eos": True, "max_tokens": 900, **fields}
+
+
+def test_an_answer_comes_through_with_statistics(real: Home) -> None:
+    run = real.run("ask", "-u", "--temperature", "0", "-n", "24", QUESTION)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+    assert "drafted" in run.stderr
+
+
+def test_drafts_are_made_and_accepted(real: Home) -> None:
+    body = real.chat(QUESTION, temperature=0, max_tokens=100, ignore_eos=True).json
+    assert body["usage"]["completion_tokens"] == 100
+    assert body["timings"]["draft_n"] > 0
+    assert body["localspec"]["speculation"]["accepted"] > 0
+
+
+def test_a_stream_says_the_same_as_a_whole_answer(real: Home) -> None:
+    whole = real.chat(QUESTION, **GREEDY, exact=True)
+    streamed = real.chat(QUESTION, **GREEDY, exact=True, stream=True)
+    assert streamed.events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in streamed.events[:-1]]
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == whole.text
+
+
+def test_a_client_that_leaves_frees_the_slot(real: Home) -> None:
+    before = real.status()["counts"]["cancelled"]
+    with real.streaming(QUESTION, **long_stream(real)) as stream:
+        stream.readline()
+    wait_for(lambda: real.status()["counts"]["cancelled"] > before, "the cancellation")
+    assert real.chat(QUESTION, **GREEDY).status == 200
+
+
+def test_x4_an_endless_answer_ends_with_the_context(real: Home) -> None:
+    answer = real.chat(QUESTION, temperature=0, ignore_eos=True, max_tokens=2**31 - 1)
+    assert answer.status == 200
+    assert answer.json["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_its_limit(real: Home) -> None:
+    answer = real.chat("word " * 20_000)
+    assert answer.status == 400
+    assert answer.error["code"] == "context_length_exceeded"
+
+
+def test_h11_token_ids_out_of_range_are_refused(real: Home) -> None:
+    for target, body in (
+        ("/v1/completions", {"prompt": [2**31 - 1]}),
+        ("/detokenize", {"tokens": [2**31 - 1]}),
+    ):
+        assert real.request("POST", target, body).status == 400
+    assert real.chat(QUESTION, **GREEDY).status == 200
+
+
+def test_tokens_make_the_way_there_and_back(real: Home) -> None:
+    tokens = real.request("POST", "/tokenize", {"content": "def f(x):"}).json["tokens"]
+    assert real.request("POST", "/detokenize", {"tokens": tokens}).json["content"] == "def f(x):"
+
+
+def test_logprobs_belong_to_the_tokens_of_the_text(real: Home) -> None:
+    choice = real.chat(QUESTION, **GREEDY, logprobs=True, top_logprobs=2).json["choices"][0]
+    entries = choice["logprobs"]["content"]
+    raw = b"".join(bytes(entry["bytes"]) for entry in entries)
+    assert raw.decode().startswith(choice["message"]["content"])
+    assert all(entry["logprob"] <= 0 for entry in entries)
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+def test_p1_a_killed_engine_is_explained_and_replaced(
+    home: Home, real_daemon: RunningDaemon
+) -> None:
+    with home.streaming(QUESTION, **long_stream(home)) as stream:
+        stream.readline()
+        os.kill(real_daemon.worker_pid(), signal.SIGKILL)
+        assert b'"worker_died"' in stream.read()
+    assert home.chat(QUESTION, **GREEDY).status == 200
+
+
+def test_p3_a_killed_daemon_takes_the_engine_along(home: Home) -> None:
+    daemon = RunningDaemon(home)
+    with home.streaming(QUESTION, **long_stream(home)) as stream:
+        stream.readline()
+        worker = daemon.worker_pid()
+        daemon.process.kill()
+        daemon.process.communicate()
+    wait_for(lambda: not alive(worker), "the engine's end")
+
+
+def test_p4_a_drained_daemon_finishes_its_answer(home: Home, real_daemon: RunningDaemon) -> None:
+    fields = {**GREEDY, "ignore_eos": True, "max_tokens": 200}
+    with home.streaming(QUESTION, **fields) as stream:
+        stream.readline()
+        real_daemon.process.send_signal(signal.SIGTERM)
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert real_daemon.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        pytest.param(
+            "{{ ''.__class__.__mro__[1].__subclasses__()[0] }}", "sandbox", id="t1-code-execution"
+        ),
+        pytest.param(
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "longer than 2 seconds",
+            id="t2-endless-loops",
+        ),
+        pytest.param("{{ 'a' * 500000000 }}", "template", id="t3-half-a-gigabyte"),
+        pytest.param("{% if %}", "line 1", id="t4-syntax-error"),
+    ],
+)
+def test_a_template_that_misbehaves_is_a_bad_request_and_completions_work(
+    template: str, reason: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic, "CHAT_TEMPLATE", template)
+    files = cycle_pair(tmp_path / "evil")
+    home.environment["LOCALSPEC_PAIR"] = f"{files.target},{files.draft}"
+    daemon = RunningDaemon(home)
+    answer = home.chat("hello")
+    assert answer.status == 400
+    assert answer.error["code"] == "chat_template_error"
+    assert reason in answer.error["message"]
+    body = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
+    assert home.request("POST", "/v1/completions", body).status == 200
+    assert home.status()["counts"]["worker_deaths"] == 0
+    daemon.stop()
