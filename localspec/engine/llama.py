@@ -414,6 +414,7 @@ class Context:
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
         self.n_seq = settings.n_seq
+        self.n_outputs = min(settings.n_outputs, settings.n_batch)
         self.n_vocab = model.vocab.size
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
         self._memory = C.llama_get_memory(self.handle)

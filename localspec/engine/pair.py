@@ -59,7 +59,9 @@ class Pair:
         fixed_state = self._target.recurrent or self._target.hybrid
         self.parallel = 1 if fixed_state else settings.parallel
         self._draft_context = self._draft_context_for(self._draft) if self._draft else None
-        context = self._target_context(self.parallel, self.parallel * (MAX_LIMIT + 1))
+        context = self._target_context(
+            self.parallel, self.parallel * (MAX_DEPTH + 1) + MAX_LIMIT
+        )
         batch = Batch(settings.n_batch)
         self.no_rollback = self._rollback_problem(context)
         progress("profile", 0.0)

@@ -71,10 +71,10 @@ class Planner:
     def draft(self, lane: Lane, turns: Sequence[Turn]) -> None:
         """Give each writing turn the drafts that are worth verifying, if any."""
         rows = sum(len(turn.read) for turn in turns)
-        choosing = []
-        for turn in turns:
-            if not turn.gen.reading and self._consider(lane, turn, rows):
-                choosing.append(turn)
+        writing = [turn for turn in turns if not turn.gen.reading]
+        spare = min(lane.context.n_outputs - len(turns), lane.batch.capacity - rows)
+        each = spare // max(len(writing), 1)  # rows that one turn may draft
+        choosing = [turn for turn in writing if self._consider(lane, turn, rows, each)]
         if not choosing:
             return
         rate = self._decide(lane, choosing, rows - len(choosing))
@@ -85,11 +85,11 @@ class Planner:
 
     # ------------------------------------------------------------------------ which kind
 
-    def _consider(self, lane: Lane, turn: Turn, rows: int) -> bool:
+    def _consider(self, lane: Lane, turn: Turn, rows: int, most: int) -> bool:
         """Set the turn's kind and candidate to the best this generation could have now."""
         gen = turn.gen
         room = self._pair.n_ctx - len(gen.slot.tokens) - 1
-        limit = min(gen.left - 1, room, MAX_LIMIT)
+        limit = min(gen.left - 1, room, most, MAX_LIMIT)
         if lane.max_depth is not None:
             limit = min(limit, lane.max_depth)
         options = self._options(turn, limit) if limit > 0 else []
