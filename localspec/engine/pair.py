@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localspec.engine import profile, sampling
-from localspec.engine.depth import MAX_LIMIT, Calibration
+from localspec.engine.depth import MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import DraftModel
 from localspec.engine.exact import choose_width
 from localspec.engine.generation import Prepared
