@@ -22,18 +22,17 @@ from localspec.registry.gguf import (
     Header,
     NumberArray,
     Source,
-    StringArray,
     Tensor,
     Value,
     read_header,
 )
+from localspec.registry.vocabulary import check_vocabulary
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 MAX_WIDTH = 1 << 20
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
-_ABSENT_IDS = (0xFFFFFFFF, -1)  # how converters write "no such token"
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 # What each layer of the common dense architectures must hold; others are left to llama.cpp, which
@@ -166,7 +165,7 @@ def describe(headers: Sequence[Header]) -> Model:
             _per_layer(first, f"{architecture}.feed_forward_length", layers, 4 * width)
         ),
         context=_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
-        vocabulary=_check_vocabulary(first, width, tensors),
+        vocabulary=check_vocabulary(first, width, tensors),
         sliding_window=window,
         attention_interval=_attention_interval(first, architecture),
         parameters=sum(tensor.elements for tensor in tensors.values()),
@@ -277,33 +276,6 @@ def _check_tensors(
         for choice in _LAYER_CHOICES:
             if not any(f"blk.{layer}.{part}" in tensors for part in choice):
                 raise UnsafeModel(f"{name} lacks the tensor 'blk.{layer}.{choice[0]}'.")
-
-
-def _check_vocabulary(header: Header, width: int, tensors: dict[str, Tensor]) -> int:
-    """Number of tokens: the list, its types, the embedding rows and the special ids must agree."""
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, StringArray) or not tokens.count:
-        raise UnsafeModel(f"{header.name} holds no list of tokens.")
-    shape = tensors["token_embd.weight"].shape
-    if shape != (width, tokens.count):
-        raise UnsafeModel(
-            f"{header.name} lists {tokens.count} tokens of width {width}, and its embedding has "
-            f"the shape {shape}."
-        )
-    for key in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
-        value = header.metadata.get(key)
-        if value is not None and (
-            not isinstance(value, NumberArray) or value.count != tokens.count
-        ):
-            raise UnsafeModel(f"{header.name}: '{key}' does not have one entry per token.")
-    for key, value in header.metadata.items():
-        if not key.startswith("tokenizer.ggml.") or not key.endswith("_token_id"):
-            continue
-        if type(value) is not int or not (0 <= value < tokens.count or value in _ABSENT_IDS):
-            raise UnsafeModel(
-                f"{header.name}: '{key}' is {value} and there are {tokens.count} tokens."
-            )
-    return tokens.count
 
 
 def check_weights(path: Path) -> None:

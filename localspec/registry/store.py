@@ -148,6 +148,11 @@ class Store:
             raise store_error(error, folder) from error
         return links[0]
 
+    def paths(self, record: Record) -> tuple[Path, Path | None]:
+        """What to hand to llama.cpp: target, and draft if there is one."""
+        draft = self.model_path(record.draft) if record.draft else None
+        return self.model_path(record.target), draft
+
     def ready(self, name: str) -> Record:
         """The pair, ready to load: every file there, of its size, unchanged since it was hashed.
 

@@ -13,7 +13,8 @@ from localspec.registry.pull import Puller
 from localspec.registry.retry import Patience
 from localspec.registry.store import Store
 from localspec.registry.transfer import Tuning
-from tests.support.hub import TestHub
+from tests.registry.pulling import DRAFT, TARGET
+from tests.support.hub import Faults, TestHub
 
 # Small segments and short waits: the laws are the same at 200 MB.
 QUICK = Tuning(
@@ -59,3 +60,10 @@ def pair() -> Pair:
         target=Weights(repo="own/target", file="target.gguf"),
         draft=Weights(repo="own/draft", file="draft.gguf"),
     )
+
+
+@pytest.fixture
+def faults(hub: TestHub) -> Faults:
+    """A matched pair on the hub; the faults are the target's."""
+    hub.add("own/draft", "draft.gguf", DRAFT)
+    return hub.add("own/target", "target.gguf", TARGET)

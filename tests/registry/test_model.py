@@ -9,7 +9,7 @@ import pytest
 from localspec.registry.architectures import rollback
 from localspec.registry.errors import BadGguf, UnsafeModel
 from localspec.registry.model import check_weights, read_local_model, shard_names
-from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, Gguf, model, shards
+from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, Gguf, model, shards
 
 
 def refused(file: Gguf, folder: Path) -> str:
@@ -51,12 +51,25 @@ def test_a_model_is_described(tmp_path: Path) -> None:
         ("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 299), "lists 299 tokens"),
         ("tokenizer.ggml.token_type", ARRAY, (I32, [1] * 299), "one entry per token"),
         ("general.architecture", STRING, "../etc", "architecture"),
+        ("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 300), "lists the token b'a' twice"),
+        ("tokenizer.ggml.token_type", ARRAY, (I32, [6] * 300), "names no byte"),
     ],
 )
 def test_a_dangerous_value_is_named(
     key: str, kind: int, value: object, says: str, tmp_path: Path
 ) -> None:
     assert says in refused(model().put(key, kind, value), tmp_path)
+
+
+def test_a_begin_token_that_is_to_be_added_exists(tmp_path: Path) -> None:
+    rwkv = model().put("tokenizer.ggml.model", STRING, "rwkv")
+    rwkv = rwkv.drop("tokenizer.ggml.bos_token_id")
+    added = rwkv.put("tokenizer.ggml.add_bos_token", BOOL, True)
+    assert "for the begin of a text and has none" in refused(added, tmp_path)
+
+
+def test_empty_tokens_are_not_twice_the_same(tmp_path: Path) -> None:
+    read_local_model(model().token(7, "").token(8, "").write(tmp_path / "m.gguf"))
 
 
 @pytest.mark.parametrize(

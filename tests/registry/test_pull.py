@@ -1,66 +1,32 @@
-"""Pulls against a hub on loopback that misbehaves on demand (N1–N11, D1, D3, D7)."""
+"""Pulls: checks before any weight, two at once, cancelling, what is there already, offline."""
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from localspec.errors import ModelNotFound, UnsafePath
 from localspec.registry import fit
 from localspec.registry.catalogue import Pair
 from localspec.registry.errors import (
     CannotRollBack,
     DiskFull,
     DoesNotFit,
-    Gated,
-    HashMismatch,
-    HubError,
     NotMatched,
-    NotOnHub,
     Offline,
     PullCancelled,
-    StoreReadOnly,
-    Unreachable,
-    WebPage,
 )
-from localspec.registry.hub import Hub
 from localspec.registry.pull import Progress, Puller
 from localspec.registry.pulls import Pulls
 from localspec.registry.store import Store
 from tests.registry.conftest import QUICK
+from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole
 from tests.support.gguf_files import Gguf, model, sha256, shards
 from tests.support.hub import Faults, TestHub
-
-TARGET = model(filler=3 << 20, seed=1).data()
-DRAFT = model(layers=1, filler=1 << 20, seed=2).data()
-SIZE = len(TARGET) + len(DRAFT)
-
-
-@pytest.fixture
-def faults(hub: TestHub) -> Faults:
-    """A matched pair on the hub; the faults are the target's."""
-    hub.add("own/draft", "draft.gguf", DRAFT)
-    return hub.add("own/target", "target.gguf", TARGET)
-
-
-def assert_whole(store: Store, name: str = "p") -> None:
-    record = store.ready(name)
-    assert record.draft is not None
-    assert store.model_path(record.target).read_bytes() == TARGET
-    assert store.model_path(record.draft).read_bytes() == DRAFT
-
-
-def assert_absent(store: Store, name: str = "p") -> None:
-    with pytest.raises(ModelNotFound):
-        store.get(name)
 
 
 @pytest.mark.usefixtures("faults")
@@ -149,166 +115,6 @@ def test_the_catalogues_hash_that_differs_is_said(puller: Puller, pair: Pair) ->
     known = msgspec.structs.replace(pair.target, sha256="0" * 64)
     record = puller.pull("p", msgspec.structs.replace(pair, target=known))
     assert "is not the file the catalogue knows" in record.notes[0]
-
-
-# the network's faults
-
-
-def test_a_broken_line_is_taken_up_where_it_broke(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
-) -> None:
-    faults.close_after = [70_000, 0, 100_000, 5]
-    puller.pull("p", pair)
-    assert_whole(store)
-    assert hub.sent < 1.2 * SIZE
-
-
-def test_a_server_without_ranges_is_read_from_the_start(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
-) -> None:
-    """N2: restart, no append."""
-    faults.ignore_range = True
-    faults.close_after = [10_000]
-    puller.pull("p", pair)
-    assert_whole(store)
-
-
-def test_corruption_of_the_same_size_is_noticed(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
-) -> None:
-    """N3, N9: nothing installed; the whole draft is kept for the next try."""
-    faults.corrupt = True
-    with pytest.raises(HashMismatch, match=r"own/target/target\.gguf came damaged"):
-        puller.pull("p", pair)
-    assert_absent(store)
-    assert not store.blob(sha256(TARGET)).exists()
-    faults.corrupt = False
-    puller.pull("p", pair)
-    assert_whole(store)
-
-
-def test_one_file_fails_the_other_is_kept(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
-) -> None:
-    """N9."""
-    faults.statuses = [(404, "")] * 50
-    draft_first = threading.Event()
-    with pytest.raises(HubError):
-        puller.pull("p", pair, lambda _: draft_first.set())
-    assert_absent(store)
-    faults.statuses = []
-    before = hub.sent
-    puller.pull("p", pair)
-    assert_whole(store)
-    assert hub.sent - before < 1.2 * SIZE
-
-
-@pytest.mark.parametrize("gets", [2, 6])
-def test_a_file_that_changes_is_started_again(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, gets: int
-) -> None:
-    """N4: never a mixture of two files."""
-    faults.change_after = gets
-    record = puller.pull("p", pair)
-    now = hub.files["own/target", "target.gguf"]
-    assert record.target.parts[0].sha256 == now.sha256 != sha256(TARGET)
-    assert record.target.revision == now.commit
-    assert store.model_path(record.target).read_bytes() == now.data
-
-
-@pytest.mark.parametrize("where", ["portal", "portal_on_get"])
-def test_a_captive_portal_is_named(
-    puller: Puller, faults: Faults, store: Store, pair: Pair, where: str
-) -> None:
-    """N5."""
-    setattr(faults, where, True)
-    with pytest.raises(WebPage, match="open a browser, log in"):
-        puller.pull("p", pair)
-    assert_absent(store)
-
-
-def test_a_busy_server_is_given_the_time_it_asks_for(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
-) -> None:
-    """N6, on metadata and on content."""
-    faults.head_statuses = [(503, ""), (429, "")]
-    faults.statuses = [(503, "1"), (429, "")]
-    begin = time.monotonic()
-    puller.pull("p", pair)
-    assert time.monotonic() - begin >= 1
-    assert_whole(store)
-
-
-def test_a_server_that_stays_busy_is_given_up(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
-) -> None:
-    faults.head_statuses = [(503, "")] * 20
-    with pytest.raises(Unreachable, match="503"):
-        puller.pull("p", pair)
-    assert_absent(store)
-
-
-def test_a_stalled_line_is_given_up_and_tried_again(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
-) -> None:
-    """N7, with one second instead of twenty."""
-    faults.stall_after = [50_000]
-    begin = time.monotonic()
-    puller.pull("p", pair)
-    assert 0.9 < time.monotonic() - begin < 10
-    assert_whole(store)
-
-
-def test_nobody_listens(store: Store, pair: Pair) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(Unreachable, match="cannot be reached"):
-            Puller(store, Hub(endpoint), QUICK).pull("p", pair)
-
-
-def test_a_server_without_redirects(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
-) -> None:
-    faults.direct = True
-    puller.pull("p", pair)
-    assert_whole(store)
-
-
-@pytest.mark.usefixtures("faults")
-def test_a_file_that_is_not_there(puller: Puller, pair: Pair) -> None:
-    other = msgspec.structs.replace(pair.target, file="other.gguf")
-    with pytest.raises(NotOnHub, match=r"no file other\.gguf in own/target"):
-        puller.pull("p", msgspec.structs.replace(pair, target=other))
-    other = msgspec.structs.replace(pair.target, repo="un/known")
-    with pytest.raises(NotOnHub):
-        puller.pull("p", msgspec.structs.replace(pair, target=other))
-
-
-def test_a_gated_model_says_so_and_the_token_stays_ours(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """N10: and the storage behind the hub never sees the token either."""
-    caplog.set_level(logging.DEBUG)
-    faults.gated = True
-    with pytest.raises(Gated, match=r"accept its terms at https://huggingface\.co/own/target"):
-        puller.pull("p", pair)
-    monkeypatch.setenv("HF_TOKEN", hub.token + "wrong")
-    with pytest.raises(Gated) as caught:
-        puller.pull("p", pair)
-    monkeypatch.setenv("HF_TOKEN", hub.token)
-    puller.pull("p", pair)
-    assert_whole(store)
-    assert all(each.authorized != each.to_storage for each in hub.requests[-6:])
-    seen = caplog.text + str(caught.value) + repr(caught.value.__cause__)
-    seen += "".join(path.read_text() for path in store.pairs.iterdir())
-    assert hub.token not in seen
 
 
 # offline
@@ -476,69 +282,3 @@ def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
     assert len(record.target.parts) == 3
     store.remove("p")
     assert not path.parent.exists()
-
-
-# the disk's faults
-
-
-def test_a_disk_that_fills_up_keeps_what_was_fetched(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """D1 on the way."""
-    real, room = os.pwrite, [2_000_000]
-
-    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
-        room[0] -= len(data)
-        if room[0] < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(descriptor, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(DiskFull, match=r"\d+ more bytes are needed and \d+ bytes are free"):
-        puller.pull("p", pair)
-    assert_absent(store)
-    monkeypatch.setattr(os, "pwrite", real)
-    before = hub.sent
-    puller.pull("p", pair)
-    assert hub.sent - before < SIZE - 1_000_000
-    assert_whole(store)
-
-
-@pytest.mark.parametrize("which", ["blob", "part", "journal", "lock"])
-def test_a_link_in_the_store_is_not_followed(
-    puller: Puller, faults: Faults, store: Store, pair: Pair, tmp_path: Path, which: str
-) -> None:
-    """D7."""
-    store.prepare()
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"precious")
-    digest = sha256(TARGET)
-    place = store.blob(digest) if which == "blob" else store.parts / f"{digest}.{which}"
-    place.symlink_to(victim)
-    with pytest.raises(UnsafePath, match="symbolic link"):
-        puller.pull("p", pair)
-    assert victim.read_bytes() == b"precious"
-    assert_absent(store)
-
-
-def test_a_read_only_store_refuses_a_pull(
-    puller: Puller,
-    hub: TestHub,
-    faults: Faults,
-    store: Store,
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """D6: and what is there stays usable."""
-    puller.pull("p", pair)
-    monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root
-    asked = len(hub.requests)
-    with pytest.raises(StoreReadOnly, match="read-only"):
-        puller.pull("q", pair)
-    assert len(hub.requests) == asked
-    assert_whole(store)

@@ -35,11 +35,11 @@ puller.pull("p", pair)
 """
 
 
-def start(store: Store, hub: TestHub) -> subprocess.Popen[bytes]:
+def start(store: Store, hub: TestHub, **environment: str) -> subprocess.Popen[bytes]:
     """A process that pulls as users do: HF_ENDPOINT, the usual tuning."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(store.root)],
-        env=os.environ | {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "*"},
+        env=os.environ | {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "*"} | environment,
     )
 
 
@@ -80,6 +80,18 @@ def test_five_kills_of_a_pair_of_200_mb(store: Store, hub: TestHub) -> None:
     fetched = pull_through_kills(store, hub, (160, 40), kills=5)
     print(f"fetched {fetched:.4f} × the files")
     assert fetched < 1.05
+
+
+def test_a_proxy_is_used(store: Store, hub: TestHub) -> None:
+    """The endpoint's name cannot be resolved here: only a proxy reaches it."""
+    hub.add("own/target", "target.gguf", model(layers=2, seed=1).data())
+    hub.add("own/draft", "draft.gguf", model(layers=1, seed=2).data())
+    process = start(
+        store, hub, HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=hub.endpoint, NO_PROXY=""
+    )
+    assert process.wait() == 0
+    assert {each.host for each in hub.requests if not each.to_storage} == {"hub.invalid"}
+    assert store.ready("p").draft is not None
 
 
 # the journal

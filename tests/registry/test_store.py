@@ -64,6 +64,10 @@ def test_a_record_comes_back(store: Store, record: Record) -> None:
     assert store.get("p") == record
     assert store.listing().records == (record,)
     assert store.ready("p") == record
+    target, draft = store.paths(record)
+    assert target.read_bytes() == TARGET.data()
+    assert draft is not None
+    assert draft.read_bytes() == DRAFT.data()
     assert record.size == len(TARGET.data()) + len(DRAFT.data())
 
 

@@ -48,6 +48,7 @@ class Request:
     range: str
     authorized: bool
     to_storage: bool
+    host: str = ""
 
 
 @dataclass
@@ -149,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         hub, path = self.server.hub, unquote(self.path.split("?")[0])
+        if path.startswith("http://"):  # asked as a proxy
+            path = "/" + path.split("/", 3)[3]
         to_storage = self.headers.get("Host", "").startswith("localhost")
         authorization = self.headers.get("Authorization", "")
         with hub._lock:
@@ -159,6 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self.headers.get("Range", ""),
                     bool(authorization),
                     to_storage,
+                    self.headers.get("Host", ""),
                 )
             )
         found = re.fullmatch(r"/(?:storage/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)

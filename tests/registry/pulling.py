@@ -1,0 +1,25 @@
+"""The pair the pull tests put on their hub, and what is true after a pull."""
+
+from __future__ import annotations
+
+import pytest
+
+from localspec.errors import ModelNotFound
+from localspec.registry.store import Store
+from tests.support.gguf_files import model
+
+TARGET = model(filler=3 << 20, seed=1).data()
+DRAFT = model(layers=1, filler=1 << 20, seed=2).data()
+SIZE = len(TARGET) + len(DRAFT)
+
+
+def assert_whole(store: Store, name: str = "p") -> None:
+    record = store.ready(name)
+    assert record.draft is not None
+    assert store.model_path(record.target).read_bytes() == TARGET
+    assert store.model_path(record.draft).read_bytes() == DRAFT
+
+
+def assert_absent(store: Store, name: str = "p") -> None:
+    with pytest.raises(ModelNotFound):
+        store.get(name)
