@@ -1,0 +1,283 @@
+"""`scripts/bench engine`: plain, every fixed depth and `auto` on pairs of known acceptance.
+
+Synthetic pairs (localspec.bench.synthetic) are written once and kept. Per acceptance rate the pair is
+loaded once and all settings take turns on it, on the same texts, in an order shuffled anew for each
+repetition; every output is checked token by token. `auto` starts with nothing learned and keeps what
+it learns from text to text, as in real use. With --llama-server the same files are given to a
+llama-server per setting, in the same turns.
+
+`scripts/bench engine replay TRACE` replays depth policies on a trace written with --record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localspec.bench import quiet
+from localspec.errors import LocalspecError
+from localspec.paths import default_paths
+
+if TYPE_CHECKING:
+    from localspec.bench.interleaved import Plan
+    from localspec.bench.workloads import Sizes, Workload
+
+
+def main(arguments: list[str]) -> int:
+    """Run it. 0: done (what was missed is in the report); 1: a wrong output or a failure; 2: usage."""
+    # As in the worker (localspec.engine.__main__), and before llama_cpp is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        if arguments[:1] == ["replay"]:
+            return _replay(_replay_parser().parse_args(arguments[1:]))
+        parser = _parser()
+        options = parser.parse_args(arguments)
+        try:
+            plan = _plan(options)
+        except ValueError as error:
+            parser.error(str(error))
+        if options.record is not None:
+            return _record(options, plan)
+        if options.rounds:
+            return _soak(options, plan)
+        return _measure(options, plan)
+    except (LocalspecError, OSError) as error:
+        sys.stderr.write(f"localspec: {error}\n")
+        return 1
+
+
+def say(text: str) -> None:
+    """Progress, on standard error."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+# ------------------------------------------------------------------------------------- options
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "scripts/bench engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="a small pair: does it work, not how fast is it")
+    add("--size", choices=["big", "quick", "tiny"], default="big", help="of the pair (big)")
+    add("--target-shape", metavar="K=V,…", help="e.g. layers=32,width=4096,ff=14336,heads=32,"
+        "kv-heads=8,vocab=151936,quant=q4_0: changes to the size chosen")  # fmt: skip
+    add("--draft-shape", metavar="K=V,…", help="the same for the draft")
+    add("--acceptance", nargs="+", metavar="α", help="0.9, bursty, or HIGH/LOW for other bursts")
+    add("--depths", default="1,2,3,4,5,6,7,8", help="fixed depths, separated by commas")
+    add("--tokens", type=_positive, default=256, help="to generate (256)")
+    add("--prompt", type=_positive, default=64, help="tokens to read before (64)")
+    add("--skip", type=int, default=64, help="tokens the second figure leaves out (64)")
+    add("--repetitions", type=_positive, default=3, help="texts per acceptance rate (3)")
+    add("--seed", type=int, default=0, help="of texts and order")
+    add("--threads", type=int, default=0, help="0: one per core")
+    add("--context", type=int, default=0, help="tokens; 0: as many as a text needs")
+    add("--gpu-layers", type=int, default=-1, help="-1: all that fit")
+    add("--kv", choices=["f16", "q8_0"], default="f16", help="type of the KV cache")
+    add("--no-extra-buffers", action="store_true", help="llama.cpp's repacked CPU kernels off")
+    add("--work", type=Path, help="where the pairs are kept (the cache folder)")
+    add("--json", type=Path, metavar="FILE", help="write everything there, raw runs included")
+    add("--llama-server", type=Path, metavar="PATH", help="compare with this llama-server")
+    add("--server-argument", action="append", default=[], metavar="ARG",
+        help="hand it this as well (may be repeated)")  # fmt: skip
+    add("--rounds", type=int, default=0, metavar="N",
+        help="instead: does memory grow over N rounds, on a very small pair?")  # fmt: skip
+    add("--record", type=Path, metavar="TRACE",
+        help="instead: write a trace for `replay`, of the first --acceptance or of --target")  # fmt: skip
+    add("--target", type=Path, help="with --record: a real pair's target, and")
+    add("--draft", type=Path, help="with --record: its draft")
+    add("--text", type=Path, help="with --record and --target: a file with the prompt")
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    from localspec.bench.workloads import SIZES, SOAK, Sizes, shape
+
+    size = SIZES["quick" if options.quick else options.size]
+    if options.rounds and not options.quick and options.size == "big":
+        size = SOAK
+    if not options.target_shape and not options.draft_shape:
+        return size
+    target = shape(options.target_shape, size.target) if options.target_shape else size.target
+    draft = shape(options.draft_shape, size.draft) if options.draft_shape else size.draft
+    if draft.n_vocab != target.n_vocab:  # a pair has one vocabulary: the target's
+        draft = replace(draft, n_vocab=target.n_vocab)
+    return Sizes("custom", target, draft)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """What was asked for. Raises ValueError."""
+    from localspec.bench.interleaved import Plan
+    from localspec.bench.workloads import WORKLOADS, workload
+    from localspec.protocol.frames import EngineSettings
+
+    wanted: list[Workload] = [workload(text) for text in options.acceptance or ()]
+    depths = sorted({int(part) for part in options.depths.split(",")})
+    if depths[0] < 1 or depths[-1] > 16:
+        raise ValueError("--depths: from 1 to 16")
+    if options.llama_server is not None and not os.access(options.llama_server, os.X_OK):
+        raise ValueError(f"--llama-server: {options.llama_server} is not a program")
+    return Plan(
+        work=(options.work or default_paths().cache / "bench").absolute(),
+        sizes=_sizes(options),
+        workloads=wanted or WORKLOADS,
+        depths=depths,
+        prompt=options.prompt,
+        tokens=options.tokens,
+        skip=options.skip if options.skip < options.tokens else 0,
+        repetitions=options.repetitions,
+        seed=options.seed,
+        engine=EngineSettings(
+            n_ctx=options.context,
+            n_threads=options.threads,
+            n_gpu_layers=options.gpu_layers,
+            type_kv=options.kv,
+            extra_buffers=not options.no_extra_buffers,
+        ),
+        server=options.llama_server.absolute() if options.llama_server else None,
+        server_arguments=options.server_argument,
+    )
+
+
+# ------------------------------------------------------------------------------------- parts
+
+
+def _measure(options: argparse.Namespace, plan: Plan) -> int:
+    from localspec.bench import report
+    from localspec.bench.interleaved import measure
+    from localspec.engine import llama
+
+    llama.initialise()
+    before = quiet.report()
+    say(before)
+    measured = measure(plan, say)
+    load_after = quiet.report()
+    limits = report.Limits()
+    settings = plan.engine_settings(None)
+    noise = max((run.others or 0.0 for each in measured for run in each.runs), default=0.0)
+    first, last = measured[0].rss_mb[0], max(each.rss_mb[1] for each in measured)
+    notes = [
+        f"{platform.machine()}, {os.cpu_count()} cores, {settings.n_threads} threads; "
+        f"llama-cpp-python {llama.llama_version()}; {llama.system_info()}",
+        f"pair {plan.sizes.name}: target {plan.sizes.target}, draft {plan.sizes.draft}",
+        f"{plan.repetitions} texts per α, {plan.prompt} tokens read, {plan.tokens} generated; "
+        f"`later` leaves out the first {plan.skip}",
+        f"before: {before}",
+        f"after: {load_after}",
+        f"other processes' work during a run: {noise * 100:.0f} % of a core at most"
+        + (" (WARNING: more than 10 %)" if noise > quiet.NOISE else ""),
+        f"resident memory: {first:.0f} MB after the first run, {last:.0f} MB at most at the end of α",
+    ]
+    if plan.sizes.name in ("quick", "tiny"):
+        notes.append(
+            "what must hold is meant for large pairs: small passes cost no more than Python"
+        )
+    sys.stdout.write(report.markdown("Engine", notes, measured, limits))
+    facts = {"notes": notes, "sizes": plan.sizes.name, "engine": settings, "seed": plan.seed}
+    _write(options.json, report.as_json(facts, measured, limits))
+    return 0 if all(run.correct for each in measured for run in each.runs) else 1
+
+
+def _write(path: Path | None, content: object) -> None:
+    if path is not None:
+        import msgspec
+
+        text = json.dumps(msgspec.to_builtins(content), indent=1)
+        path.write_text(text + "\n", encoding="utf-8")
+
+
+def _soak(options: argparse.Namespace, plan: Plan) -> int:
+    from localspec.bench.report import table
+    from localspec.bench.soak import soak
+    from localspec.bench.workloads import workload
+    from localspec.engine import llama
+
+    llama.initialise()
+    if not options.acceptance:
+        plan = replace(plan, workloads=[workload("0.7")])
+    found = soak(plan, options.rounds, say)
+    rows = ([str(rounds), f"{mb:.1f}"] for rounds, mb in found.readings)
+    word = "flat" if found.flat else "it GROWS"
+    sys.stdout.write(
+        "# Memory over many rounds\n\n" + table(["rounds", "resident MB"], rows) + "\n"
+        f"- {found.growth_mb:+.1f} MB after the first tenth: {word}\n"
+    )
+    _write(options.json, {"readings": list(found.readings), "growth_mb": found.growth_mb})
+    return 0 if found.flat else 1
+
+
+def _record(options: argparse.Namespace, plan: Plan) -> int:
+    import random
+
+    from localspec.bench.trace import record
+    from localspec.bench.workloads import build, text
+    from localspec.engine import llama
+
+    llama.initialise()
+    prompt: list[int] | str
+    settings = plan.engine_settings(None)
+    if options.target is not None:
+        if options.draft is None or options.text is None:
+            raise LocalspecError("--target needs --draft and --text.")
+        target, draft = options.target, options.draft
+        prompt, name = options.text.read_text(encoding="utf-8"), options.target.stem
+        settings.n_ctx = options.context  # the prompt's length is not known yet
+    else:
+        wanted = plan.workloads[0]
+        files = build(plan.work, plan.sizes, wanted, say)
+        each = text(files, plan.prompt, plan.tokens, random.Random(plan.seed))
+        target, draft, prompt = files.target, files.draft, each.prompt
+        name = f"{plan.sizes.name}, α = {wanted.name}"
+    found = record(target, draft, prompt, plan.tokens, settings, name)
+    found.save(options.record)
+    say(f"{len(found.target)} tokens, {sum(found.hits)} guessed right: {options.record}")
+    return 0
+
+
+def _replay_parser() -> argparse.ArgumentParser:
+    from localspec.bench.trace import EXAMPLE_COSTS
+
+    parser = argparse.ArgumentParser("scripts/bench engine replay", description=_replay.__doc__)
+    add = parser.add_argument
+    add("trace", type=Path)
+    add("--costs", choices=["trace", *EXAMPLE_COSTS], default="trace",
+        help="those measured when the trace was recorded, or those of an example machine")  # fmt: skip
+    add("--depths", default="1,2,3,4,5,6,7,8", help="fixed depths to compare with")
+    add("--passes", type=_positive, default=3, help="times auto reads the trace, learning (3)")
+    add("--json", type=Path, metavar="FILE")
+    return parser
+
+
+def _replay(options: argparse.Namespace) -> int:
+    """Regret of `auto` against the best fixed depth and the clairvoyant shortest path."""
+    from localspec.bench import replay
+    from localspec.bench.trace import EXAMPLE_COSTS, Trace, cost_profile
+
+    try:
+        trace = Trace.load(options.trace)
+        costs = trace.costs if options.costs == "trace" else EXAMPLE_COSTS[options.costs]
+        depths = sorted({int(part) for part in options.depths.split(",")})
+        found = replay.regret(trace, cost_profile(costs), depths, options.passes)
+    except ValueError as error:
+        sys.stderr.write(f"localspec: {error}\n")
+        return 2
+    sys.stdout.write(replay.markdown(trace, found))
+    _write(options.json, found)
+    return 0

@@ -1,0 +1,183 @@
+"""llama-server on the same files, one process per setting, by its own clock."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from localspec.bench.runs import WARM_TOKENS, BenchError, Run, Setting
+from localspec.bench.workloads import Text
+
+LOAD_S = 300.0  # a cold 8 B model from a slow disk
+ANSWER_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How to start llama-server. The files, sizes and threads are those of our engine.
+
+    gpu_layers negative: as llama-server decides, which is all that fit.
+    """
+
+    program: Path
+    target: Path
+    draft: Path
+    context: int
+    threads: int
+    gpu_layers: int = -1
+    type_kv: str = "f16"
+    extra: Sequence[str] = ()
+
+    def command(self, depth: int, port: int) -> list[str]:
+        """The command line; depth 0 is plain decoding."""
+        line = [str(self.program), "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+        line += ["-m", str(self.target), "-c", str(self.context), "-np", "1", "--cache-ram", "0"]
+        line += ["-t", str(self.threads), "-ctk", self.type_kv, "-ctv", self.type_kv]
+        if self.gpu_layers >= 0:
+            line += ["-ngl", str(self.gpu_layers)]
+        if depth:
+            line += ["--spec-type", "draft-simple", "-md", str(self.draft)]
+            line += ["--spec-draft-n-max", str(depth), "-td", str(self.threads)]
+            line += ["-ctkd", self.type_kv, "-ctvd", self.type_kv]
+            if self.gpu_layers >= 0:
+                line += ["-ngld", str(self.gpu_layers)]
+        return [*line, *self.extra]
+
+
+def _environment() -> dict[str, str]:
+    """Our environment without what we set for our own OpenMP: llama-server keeps its defaults."""
+    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+
+
+class Running:
+    """A started llama-server; leaving it ends the process."""
+
+    def __init__(self, server: Server, setting: Setting) -> None:
+        self._setting = setting
+        self._port = _free_port()
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed in stop)
+        self._process = subprocess.Popen(
+            server.command(setting.depth or 0, self._port),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env=_environment(),
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + LOAD_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise BenchError(f"llama-server ended while loading: {self._last_line()}")
+            try:
+                status, _ = self._request("GET", "/health", None, 5.0)
+            except OSError:
+                status = 0
+            if status == 200:
+                return
+            time.sleep(0.1)
+        raise BenchError(f"llama-server was not ready after {LOAD_S:.0f} s: {self._last_line()}")
+
+    def _stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def _last_line(self) -> str:
+        self._log.seek(0)
+        lines = [line.strip() for line in self._log if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+    def _request(
+        self, method: str, path: str, body: object, timeout: float
+    ) -> tuple[int, dict[str, Any]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout)
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            answer = json.loads(response.read() or b"{}")
+            return response.status, answer if isinstance(answer, dict) else {}
+        finally:
+            connection.close()
+
+    def warm_up(self, text: Text) -> None:
+        """A short answer first: the first passes of every width are slow."""
+        self._complete(text.prompt, WARM_TOKENS)
+
+    def run(self, text: Text, repetition: int) -> Run:
+        """One completion from token ids, timed by the server itself. Raises BenchError."""
+        answer = self._complete(text.prompt, len(text.expected))
+        timings = answer["timings"]
+        return Run(
+            self._setting.name,
+            repetition,
+            int(timings["predicted_n"]),
+            answer.get("tokens") == text.expected,
+            float(timings["predicted_per_second"]),
+            drafted=int(timings.get("draft_n", 0)),
+            accepted=int(timings.get("draft_n_accepted", 0)),
+        )
+
+    def _complete(self, prompt: list[int], count: int) -> dict[str, Any]:
+        # Greedy by the shortest way its sampler knows, so that it loses no time on 150 k candidates.
+        body = {
+            "prompt": prompt,
+            "n_predict": count,
+            "temperature": 0.0,
+            "top_k": 1,
+            "samplers": ["top_k"],
+            "cache_prompt": False,
+            "return_tokens": True,
+        }
+        try:
+            status, answer = self._request("POST", "/completion", body, ANSWER_S)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise BenchError(
+                f"llama-server gave no answer ({error}): {self._last_line()}"
+            ) from error
+        if status != 200 or "timings" not in answer:
+            raise BenchError(f"llama-server answered {status}: {json.dumps(answer)[:300]}")
+        return answer
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

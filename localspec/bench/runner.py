@@ -1,0 +1,197 @@
+"""Runs one setting of our engine on one text, in this process, and times it token by token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from localspec.bench.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
+from localspec.bench.workloads import Text
+from localspec.engine.depth import Calibration
+from localspec.engine.engine import Engine
+from localspec.engine.generation import Prepared
+from localspec.engine.pair import Pair
+from localspec.engine.profile import CostProfile, CostTable
+from localspec.engine.sampling import Sampler, resolve
+from localspec.protocol.frames import (
+    Delta,
+    Done,
+    EngineSettings,
+    Failed,
+    Frame,
+    Generate,
+    PairFiles,
+    Sampling,
+    Speculative,
+    TokenPrompt,
+)
+
+_Learned = tuple[dict[str, Calibration], CostProfile]
+
+
+def speed_after(stamps: Sequence[tuple[float, int]], skip: int) -> float | None:
+    """Tokens per second after the first `skip`, from (seconds, tokens so far) pairs.
+
+    Tokens come in groups, one per round: it counts from the first round that reached `skip`.
+    """
+    reached = next((stamp for stamp in stamps if stamp[1] >= skip), None)
+    if reached is None or stamps[-1][1] == reached[1]:
+        return None
+    return (stamps[-1][1] - reached[1]) / (stamps[-1][0] - reached[0])
+
+
+class Runner:
+    """One loaded pair and the engine on it.
+
+    Every setting runs on the same loaded models, but what `auto` learns (survival of drafts, cost of
+    passes) is its own, as in real use: it starts fresh and is kept from text to text, and runs of
+    other settings teach it nothing. The one thing shared is the measured cost of a draft step.
+    """
+
+    def __init__(self, target: Path, draft: Path, settings: EngineSettings) -> None:
+        """Load the pair. Raises LoadFailed."""
+        files = PairFiles("bench", str(target), str(draft))
+        self.pair = Pair(files, settings, lambda _stage, _fraction: None)
+        self.engine = Engine(self.pair, self._emit)
+        self._requests = 0
+        self._stamps: list[tuple[float, int]] = []
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._done: Done | None = None
+        self._auto: _Learned = (self.pair.calibrations, self.pair.costs)
+
+    def _emit(self, frame: Frame) -> None:
+        match frame:
+            case Delta():
+                self._stamps.append((time.perf_counter(), frame.tokens))
+                self._text.append(frame.text)
+                self._ids += [logprob.id for logprob in frame.logprobs]
+            case Done():
+                self._done = frame
+            case Failed():
+                raise BenchError(frame.message)
+            case _:
+                pass
+
+    def _throwaway(self) -> _Learned:
+        costs = self._auto[1]
+        table = CostTable(costs.target.as_dict())
+        return {kind: Calibration() for kind in self._auto[0]}, CostProfile(
+            table, costs.draft, costs.overhead_ms
+        )
+
+    def _use(self, learned: _Learned) -> None:
+        self.pair.calibrations, self.pair.costs = learned
+        self.pair.shared.costs = learned[1].target
+
+    def warm_up(self, text: Text) -> None:
+        """Short runs of the extremes, so that nothing is done for the first time in a timed one."""
+        short = Text(text.prompt, text.expected[:WARM_TOKENS], text.acceptance)
+        for depth in (0, 8):
+            self.run(Setting(depth), short, 0, 0)
+
+    def write(self, prompt: list[int], tokens: int) -> list[int]:
+        """Plain greedy tokens after `prompt`, to the end of the answer or so many. Raises BenchError."""
+        self._use(self._throwaway())
+        self._ids = []
+        request = msgspec.structs.replace(self._request(PLAIN, prompt, tokens), top_logprobs=0)
+        self.engine.submit(self._prepared(request, prompt))
+        while self.engine.active:
+            self.engine.step()
+        return self._ids
+
+    def run(self, setting: Setting, text: Text, repetition: int, skip: int) -> Run:
+        """Generate once, reading the prompt anew. Raises BenchError."""
+        self._use(self._auto if setting == AUTO else self._throwaway())
+        self._stamps, self._text, self._done = [], [], None
+        request = self._request(setting, text.prompt, len(text.expected))
+        self.engine.submit(self._prepared(request, text.prompt))
+        wall = 0.0
+        rounds, busy = self.engine.rounds, self.pair.busy_s()
+        while self.engine.active:
+            writing = bool(self._stamps)
+            start = time.perf_counter()
+            self.engine.step()
+            if writing:
+                wall += time.perf_counter() - start
+            else:  # what follows the first token is what is asked about
+                rounds, busy = self.engine.rounds, self.pair.busy_s()
+        return self._result(
+            setting,
+            text,
+            repetition,
+            skip,
+            wall,
+            self.pair.busy_s() - busy,
+            self.engine.rounds - rounds,
+        )
+
+    def _request(self, setting: Setting, prompt: list[int], tokens: int) -> Generate:
+        self._requests += 1
+        return Generate(
+            self._requests,
+            TokenPrompt(prompt),
+            Sampling(temperature=0.0),
+            tokens,
+            # the synthetic text never repeats; a lookup would cost nothing and gain nothing
+            speculative=Speculative(setting.depth != 0, setting.depth, "draft"),
+            exact=False,
+            cache_prompt=False,
+        )
+
+    def _prepared(self, request: Generate, prompt: list[int]) -> Prepared:
+        settings = resolve(request.sampling, self.pair.defaults)
+        return Prepared(request, prompt, Sampler(settings, self.pair.vocab.piece))
+
+    def _result(
+        self,
+        setting: Setting,
+        text: Text,
+        repetition: int,
+        skip: int,
+        wall: float,
+        busy: float,
+        rounds: int,
+    ) -> Run:
+        done = self._done
+        if done is None:
+            raise BenchError("The engine came to rest without an answer.")
+        pieces = b"".join(self.pair.vocab.piece(token) for token in text.expected)
+        outside = max(wall - busy, 0.0)
+        return Run(
+            setting.name,
+            repetition,
+            done.completion_tokens,
+            "".join(self._text) == pieces.decode("utf-8", "replace"),
+            done.timings.predicted_per_second,
+            speed_after(self._stamps, skip) if skip else None,
+            done.speculation.drafted,
+            done.speculation.accepted,
+            done.speculation.rounds,
+            outside / wall if wall > 0 else None,
+            1e3 * outside / rounds if rounds else None,
+        )
+
+    def costs(self) -> dict[str, object]:
+        """The cost profile as `auto` has it now."""
+        return self._auto[1].as_dict()
+
+    def close(self) -> None:
+        self._use(self._auto)
+        self.pair.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()

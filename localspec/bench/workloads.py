@@ -1,0 +1,168 @@
+"""What the engine's benchmark decodes: one synthetic target, and a draft per acceptance rate.
+
+The files are kept between runs, in a folder named for their sizes, and written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from localspec.bench import synthetic
+from localspec.bench.synthetic import Cycle, Quant, Shape
+
+SEED = 0  # of the files; the texts have their own
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """`acceptance`: the chance that a draft is right; a pair alternates in bursts."""
+
+    name: str
+    acceptance: float | tuple[float, float]
+
+    @property
+    def mean(self) -> float:
+        """Average acceptance rate over a long text."""
+        if isinstance(self.acceptance, tuple):
+            return sum(self.acceptance) / 2
+        return self.acceptance
+
+
+BURSTY = Workload("bursty", (0.95, 0.1))
+WORKLOADS = (*(Workload(f"{a:g}", a) for a in (0.95, 0.9, 0.7, 0.4, 0.2, 0.0)), BURSTY)
+
+
+def workload(text: str) -> Workload:
+    """A workload by name: `0.7`, `bursty`, or `0.9/0.2` for bursts of these two rates.
+
+    Raises:
+        ValueError: not a name, or a rate outside [0, 1].
+    """
+    if text == BURSTY.name:
+        return BURSTY
+    rates = [float(part) for part in text.split("/")]
+    if len(rates) > 2 or not all(0 <= rate <= 1 for rate in rates):
+        raise ValueError(f"an acceptance rate lies between 0 and 1, not {text}")
+    return Workload(text, rates[0] if len(rates) == 1 else (rates[0], rates[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Shapes of a pair, under a name for people."""
+
+    name: str
+    target: Shape
+    draft: Shape
+
+    @property
+    def folder(self) -> str:
+        """The folder its files lie in: the name, and a hash of the shapes."""
+        key = hashlib.sha256(repr((SEED, self.target, self.draft)).encode()).hexdigest()
+        return f"{self.name}-{key[:8]}"
+
+
+BIG = Sizes("big", synthetic.BIG_TARGET, synthetic.BIG_DRAFT)
+QUICK = Sizes("quick", synthetic.QUICK_TARGET, synthetic.QUICK_DRAFT)
+TINY = Sizes("tiny", synthetic.TINY_TARGET, synthetic.TINY_DRAFT)
+# Passes of well under a millisecond, and a vocabulary so large that kept logits would show at once.
+SOAK = Sizes(
+    "soak",
+    replace(synthetic.TINY_TARGET, n_vocab=32_000),
+    replace(synthetic.TINY_DRAFT, n_vocab=32_000),
+)
+SIZES = {sizes.name: sizes for sizes in (BIG, QUICK, TINY)}
+
+_FIELDS = {
+    "layers": "n_layer",
+    "width": "n_embd",
+    "ff": "n_ff",
+    "heads": "n_head",
+    "kv-heads": "n_head_kv",
+    "vocab": "n_vocab",
+    "context": "n_ctx",
+}
+
+
+def shape(text: str, base: Shape) -> Shape:
+    """`base` with what `text` says: `layers=32,width=4096,ff=14336,heads=32,kv-heads=8,quant=q4_0`.
+
+    Raises:
+        ValueError: an unknown name, or a value that is no number.
+    """
+    changes: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name == "quant" and value in get_args(Quant):
+            changes["quant"] = value
+        elif name in _FIELDS and value.isdigit():
+            changes[_FIELDS[name]] = int(value)
+        else:
+            known = ", ".join(_FIELDS)
+            kinds = ", ".join(get_args(Quant))
+            raise ValueError(f"{part!r} is neither NAME=NUMBER ({known}) nor quant=KIND ({kinds})")
+    return replace(base, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """One workload's pair on disk, and the cycles the two follow."""
+
+    target: Path
+    draft: Path
+    cycle: Cycle
+    drafted: Cycle
+
+
+def build(work: Path, sizes: Sizes, wanted: Workload, say: Say) -> Files:
+    """The pair of a workload, written where it is not there yet.
+
+    Raises:
+        ImportError: the `gguf` package is missing (it is in the `test` extra).
+        OSError: no room for the files.
+    """
+    folder = work / sizes.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    cycle = synthetic.target_cycle(sizes.target.n_vocab, SEED)
+    drafted = synthetic.draft_cycle(cycle, wanted.acceptance, SEED + 1)
+    rates = wanted.acceptance if isinstance(wanted.acceptance, tuple) else (wanted.acceptance,)
+    label = "-".join(f"{rate:g}" for rate in rates)
+    target = _written(folder / "target.gguf", sizes.target, cycle, SEED, say)
+    draft = _written(folder / f"draft-{label}.gguf", sizes.draft, drafted, SEED + 2, say)
+    return Files(target, draft, cycle, drafted)
+
+
+def _written(path: Path, shape: Shape, cycle: Cycle, seed: int, say: Say) -> Path:
+    if not path.exists():
+        say(f"writing {path}")
+        part = path.with_suffix(".part")
+        synthetic.write_model(part, shape, cycle, seed=seed, name=f"synthetic-{path.stem}")
+        part.replace(path)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt on the cycle and the only right continuation of it.
+
+    acceptance: the share of `expected` that this workload's draft predicts.
+    """
+
+    prompt: list[int]
+    expected: list[int]
+    acceptance: float
+
+
+def text(files: Files, prompt: int, tokens: int, rng: random.Random) -> Text:
+    """A text from anywhere on the cycle: `prompt` tokens to read and `tokens` to generate."""
+    start = rng.randrange(len(files.cycle))
+    read = synthetic.follow(files.cycle, start, prompt)
+    expected = synthetic.follow(files.cycle, read[-1], tokens)
+    before: Sequence[int] = [read[-1], *expected[:-1]]
+    hits = sum(int(files.drafted[a]) == b for a, b in zip(before, expected, strict=True))
+    return Text(read, expected, hits / tokens)

@@ -1,0 +1,101 @@
+"""`scripts/bench engine` from end to end, on the smallest pair; times mean nothing here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from localspec.bench.engine import main
+from localspec.bench.llama_server import Server
+from localspec.bench.workloads import TINY, build, workload
+
+SMALL = ["--size", "tiny", "--tokens", "40", "--prompt", "8", "--skip", "8", "--repetitions", "1"]
+
+
+@pytest.fixture
+def fake_server(tmp_path: Path) -> Path:
+    program = tmp_path / "llama-server"
+    script = Path(__file__).with_name("fake_llama_server.py")
+    root = Path(__file__).parents[2]
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{root}" exec "{sys.executable}" "{script}" "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def test_every_setting_runs_beside_llama_server(
+    tmp_path: Path, fake_server: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    arguments = [*SMALL, "--work", str(tmp_path), "--acceptance", "0.7", "--depths", "1,3"]
+    assert main([*arguments, "--llama-server", str(fake_server), "--json", str(out)]) == 0
+    stored = json.loads(out.read_text())
+    runs = {run["setting"]: run for run in stored["workloads"][0]["runs"]}
+    assert runs.keys() == {"plain", "1", "3", "auto", "server plain", "server 1", "server 3"}
+    assert all(run["correct"] for run in runs.values())
+    assert runs["plain"]["drafted"] == 0
+    assert runs["3"]["drafted"] > runs["1"]["drafted"] > 0
+    assert runs["server 3"]["drafted"] == 10
+    assert runs["server 3"]["speed"] == 42.0
+    printed = capsys.readouterr()
+    assert "outputs that left the right text: 0" in printed.out
+    assert "[7/7" in printed.err
+    assert not list(tmp_path.glob("state-*")), "what was learned is not kept for the next run"
+
+
+def test_a_server_that_does_not_start_is_a_sentence(
+    tmp_path: Path, fake_server: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*SMALL, "--work", str(tmp_path), "--acceptance", "0.7", "--depths", "1"]
+    arguments += ["--llama-server", str(fake_server), "--server-argument=--broken"]
+    assert main(arguments) == 1
+    assert "ended while loading: error: it does not load" in capsys.readouterr().err
+
+
+def test_a_recorded_trace_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    arguments = [*SMALL, "--work", str(tmp_path), "--acceptance", "0.9", "--record", str(trace)]
+    assert main(arguments) == 0
+    stored = json.loads(trace.read_text())
+    assert len(stored["target"]) == len(stored["draft"]) == 40
+    files = build(tmp_path, TINY, workload("0.9"), lambda _said: None)
+    before, after = stored["target"][:-1], stored["target"][1:]
+    assert after == [files.cycle[token] for token in before]
+    assert stored["draft"][1:] == [files.drafted[token] for token in before]
+    assert main(["replay", str(trace), "--costs", "repacked"]) == 0
+    assert "| clairvoyant |" in capsys.readouterr().out
+
+
+def test_memory_over_many_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*SMALL, "--work", str(tmp_path), "--rounds", "200"]
+    main(arguments)  # whether it is flat is for a long run to say
+    assert "after the first tenth" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--acceptance", "2"],
+        ["--depths", "0,1"],
+        ["--target-shape", "layers=x"],
+        ["--llama-server", "/nowhere/llama-server"],
+        ["--tokens", "0"],
+    ],
+)
+def test_wrong_usage_is_said_before_anything_is_done(wrong: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--work", str(tmp_path / "work"), *wrong])
+    assert stopped.value.code == 2
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_server_gets_the_same_files_and_sizes() -> None:
+    server = Server(Path("s"), Path("t.gguf"), Path("d.gguf"), 512, 2, type_kv="q8_0")
+    plain, drafting = " ".join(server.command(0, 1)), " ".join(server.command(5, 1))
+    assert "-m t.gguf -c 512 -np 1" in plain
+    assert "-md" not in plain
+    assert "--spec-type draft-simple -md d.gguf --spec-draft-n-max 5" in drafting
+    assert "-ctk q8_0" in plain
+    assert "-ngl" not in plain

@@ -1,0 +1,147 @@
+"""Replays on small traces, where the right answer can be counted by hand."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from localspec.bench.replay import (
+    Costs,
+    Replay,
+    clairvoyant_ms,
+    fixed_ms,
+    markdown,
+    regret,
+    runs_of_hits,
+)
+from localspec.bench.trace import EXAMPLE_COSTS, Trace, cost_profile
+from localspec.engine.depth import Calibration, FixedDepth, MeasuredDepth, bucket
+
+# Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.
+LINEAR = {
+    "target_ms": {w: 100.0 + 10.0 * (w - 1) for w in range(1, 17)},
+    "draft_ms": dict.fromkeys(range(1, 17), 10.0),
+    "overhead_ms": 0.0,
+}
+COSTS = Costs.of(cost_profile(LINEAR))
+
+
+def trace_of(hits: list[bool], confidence: float = 0.7) -> Trace:
+    target = list(range(len(hits)))
+    draft = [token if hit else -1 for token, hit in zip(target, hits, strict=True)]
+    return Trace("test", target, draft, [bucket(confidence)] * len(hits), LINEAR)
+
+
+def random_hits(rate: float, count: int, seed: int = 0) -> list[bool]:
+    rng = random.Random(seed)
+    return [rng.random() < rate for _ in range(count)]
+
+
+def test_runs_of_hits() -> None:
+    assert runs_of_hits([True, True, False, True]) == [2, 1, 0, 1]
+    assert runs_of_hits([]) == []
+
+
+def test_plain_decoding_is_one_pass_per_token() -> None:
+    assert fixed_ms([True] * 5, COSTS, 0) == pytest.approx(500)
+
+
+def test_a_fixed_depth_writes_the_accepted_drafts_and_one_token_more() -> None:
+    # two drafts: 10 + 10, and a pass of width 3: 120
+    assert fixed_ms([True, True, True], COSTS, 2) == pytest.approx(140)
+    assert fixed_ms([False, False, False], COSTS, 2) == pytest.approx(140 + (10 + 110) + 100)
+
+
+def test_a_fixed_depth_does_not_draft_beyond_the_end() -> None:
+    assert fixed_ms([True], COSTS, 8) == pytest.approx(100)
+
+
+def brute_force_ms(hits: list[bool], at: int = 0) -> float:
+    if at >= len(hits):
+        return 0.0
+    runs = runs_of_hits(hits)
+    return min(
+        COSTS.round_ms(k, k) + brute_force_ms(hits, at + min(runs[at], k) + 1)
+        for k in range(len(hits) - at)
+    )
+
+
+def test_the_clairvoyant_path_is_the_shortest_of_all() -> None:
+    for hits in itertools.product([False, True], repeat=6):
+        assert clairvoyant_ms(list(hits), COSTS) == pytest.approx(brute_force_ms(list(hits)))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.7, 0.95])
+def test_nobody_is_faster_than_the_clairvoyant(rate: float) -> None:
+    found = regret(trace_of(random_hits(rate, 300)), cost_profile(LINEAR), range(1, 9))
+    assert found.clairvoyant <= min(found.best_fixed, found.auto, found.auto_first) + 1e-6
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4])
+def test_a_fixed_policy_walks_as_computed_but_for_the_drafts_reading(depth: int) -> None:
+    hits = random_hits(0.6, 200)
+    replay = Replay(trace_of(hits), COSTS, Calibration(), FixedDepth(depth))
+    replay.run()
+    fixed = fixed_ms(hits, COSTS, depth)
+    assert fixed <= replay.spent_ms <= fixed * 1.02
+    if depth == 0:
+        assert set(replay.depths) == {0}
+
+
+@pytest.mark.parametrize("costs", EXAMPLE_COSTS)
+@pytest.mark.parametrize("rate", [0.95, 0.9, 0.7, 0.4, 0.2, 0.0])
+def test_auto_stays_near_the_best_fixed_depth(rate: float, costs: str) -> None:
+    trace = trace_of(random_hits(rate, 2000))
+    found = regret(trace, cost_profile(EXAMPLE_COSTS[costs]), range(1, 9))
+    assert found.plain / found.auto >= 0.97
+    assert found.best_fixed / found.auto >= 0.95
+
+
+def test_auto_beats_every_fixed_depth_where_the_text_changes() -> None:
+    hits: list[bool] = []
+    for burst in range(40):
+        hits += random_hits(0.1 if burst % 2 else 0.95, 40, burst)
+    found = regret(trace_of(hits), cost_profile(EXAMPLE_COSTS["repacked"]), range(1, 9))
+    assert found.best_fixed / found.auto >= 1.0
+
+
+def test_auto_drafts_nothing_for_long_where_all_drafts_are_wrong() -> None:
+    replay = Replay(trace_of([False] * 400), COSTS, Calibration(), MeasuredDepth())
+    replay.run()
+    assert sum(replay.depths[200:]) <= 10
+
+
+def test_a_trace_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+    trace = trace_of([True, False, True])
+    trace.save(tmp_path / "trace.json")
+    again = Trace.load(tmp_path / "trace.json")
+    assert (again.target, again.draft, again.buckets) == (trace.target, trace.draft, trace.buckets)
+    assert again.hits == [True, False, True]
+    assert cost_profile(again.costs).plain_ms == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"version": 2}',
+        '{"version": 1, "name": "x"}',
+        '{"version": 1, "name": "", "target": [1], "draft": [], "buckets": [0], "costs": {}}',
+        '{"version": 1, "name": "", "target": [1], "draft": [1], "buckets": [99], "costs": {}}',
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"trace"):
+        Trace.load(path)
+
+
+def test_the_table_names_every_way() -> None:
+    trace = trace_of(random_hits(0.7, 100))
+    text = markdown(trace, regret(trace, cost_profile(LINEAR), [1, 2]))
+    for name in ("plain", "fixed 1", "fixed 2", "auto", "clairvoyant"):
+        assert f"| {name} |" in text
