@@ -57,33 +57,36 @@ class Client:
         return self._json("GET", "/health")
 
     def status(self) -> dict[str, Any]:
-        return self._json("GET", "/localspec/status")
+        return self._json("GET", "/localspec/status", timeout=10.0)
 
     def shutdown(self) -> dict[str, Any]:
         """Ask the daemon to finish what it is doing and end."""
-        return self._json("POST", "/localspec/shutdown", {})
+        return self._json("POST", "/localspec/shutdown", {}, timeout=10.0)
 
     def reset(self) -> dict[str, Any]:
         """Use again a pair that was set aside after crashes; forget that safe mode was needed."""
         return self._json("POST", "/localspec/reset", {})
 
-    def connect(self) -> transport.Connection:
-        """A connection, with a daemon started for it if need be."""
+    def connect(self, timeout: float | None = None) -> transport.Connection:
+        """A connection, with a daemon started for it if need be; `timeout` for every wait, in s."""
         try:
-            return transport.Connection(self.socket_path)
+            return transport.Connection(self.socket_path, timeout)
         except errors.NoDaemon:
             if not self.autostart:
                 raise
         from localspec.client import autostart
 
         autostart.start(self.socket_path)
-        return transport.Connection(self.socket_path)
+        return transport.Connection(self.socket_path, timeout)
 
     # ------------------------------------------------------------------ underneath
 
-    def _json(self, method: str, target: str, body: object = None) -> dict[str, Any]:
+    def _json(
+        self, method: str, target: str, body: object = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """The answer's JSON; `timeout` in seconds for every wait."""
         data = b"" if body is None else json.dumps(body).encode()
-        connection, response = self._open(method, target, data)
+        connection, response = self._open(method, target, data, timeout)
         try:
             value: dict[str, Any] = json.loads(response.read())
             return value
@@ -93,21 +96,21 @@ class Client:
             connection.close()
 
     def _open(
-        self, method: str, target: str, body: bytes
+        self, method: str, target: str, body: bytes, timeout: float | None = None
     ) -> tuple[transport.Connection, transport.Response]:
         """Send a request; a response that is not an error, or the error it carries."""
         try:
-            return self._try(method, target, body)
+            return self._try(method, target, body, timeout)
         except errors.VersionMismatch:
             from localspec.client import autostart
 
             autostart.replace(self)
-            return self._try(method, target, body)
+            return self._try(method, target, body, timeout)
 
     def _try(
-        self, method: str, target: str, body: bytes
+        self, method: str, target: str, body: bytes, timeout: float | None
     ) -> tuple[transport.Connection, transport.Response]:
-        connection = self.connect()
+        connection = self.connect(timeout)
         try:
             headers = {API_HEADER: str(localspec.API_VERSION)}
             response = connection.request(method, target, body, headers)

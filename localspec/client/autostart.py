@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -60,6 +61,38 @@ def replace(client: Client) -> None:
     _bare(socket_path, "POST", "/localspec/shutdown")
     wait_gone(socket_path)
     start(socket_path)
+
+
+def end_unresponsive() -> bool:
+    """End the daemon that holds the lock although it does not answer; False when none does."""
+    lock = paths.default_paths().lock
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if _lockable(handle):
+                return number is signal.SIGKILL
+            # The lock is held, so the pid in it is its holder's and no other process's.
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                os.kill(int(lock.read_text("ascii")), number)
+            deadline = time.monotonic() + STOP_SECONDS
+            while not _lockable(handle) and time.monotonic() < deadline:
+                time.sleep(_POLL)
+        return _lockable(handle)
+    finally:
+        os.close(handle)
+
+
+def _lockable(handle: int) -> bool:
+    """Whether nobody holds the lock."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    return True
 
 
 def wait_gone(socket_path: str) -> None:

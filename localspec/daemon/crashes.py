@@ -56,6 +56,15 @@ class Death:
             return True
         return self.signal is signal.SIGKILL and bool(self.oom_kill)
 
+    @property
+    def how(self) -> str:
+        """The end in two words."""
+        if self.ending == "watchdog":
+            return "no answer"
+        if self.for_memory:
+            return "out of memory"
+        return f"signal {self.signal.name}" if self.signal else f"exit status {self.returncode}"
+
     def error(self, watchdog: float) -> LocalspecError:
         """What the requests that were running are told."""
         if self.ending == "watchdog":
@@ -68,9 +77,8 @@ class Death:
                 "The engine ran out of memory and was ended. Use a smaller pair or a smaller "
                 f"`context` in config.toml.{self._words()}"
             )
-        how = f"signal {self.signal.name}" if self.signal else f"exit status {self.returncode}"
         return WorkerDied(
-            f"The engine died ({how}); the next request starts a new one.{self._words()}"
+            f"The engine died ({self.how}); the next request starts a new one.{self._words()}"
         )
 
     def _words(self) -> str:
@@ -99,7 +107,7 @@ class CrashHistory:
         if pair in self._aside:
             raise PairSetAside(
                 f"The pair '{pair}' is set aside: its engine crashed {LIMIT} times within "
-                f"{WINDOW / 60:.0f} minutes ({self._aside[pair]}). "
+                f"{WINDOW / 60:.0f} minutes (the last time: {self._aside[pair]}). "
                 "To try it again: localspec start --reset"
             )
 

@@ -22,7 +22,7 @@ Indexed = tuple[int, Event]
 _json = msgspec.json.Encoder()
 
 
-class ClientGone(Exception):  # noqa: N818 - nobody is left to be told
+class ClientGone(Exception):
     """The client closed its connection."""
 
 

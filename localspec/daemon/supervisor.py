@@ -36,7 +36,7 @@ SAFE_NOTE = (
 )
 
 
-class _Again(Exception):  # noqa: N818 - not an error: the request is sent once more
+class _Again(Exception):
     """The worker died where safe mode may help."""
 
 
@@ -392,7 +392,8 @@ class Supervisor:
             if self.safe_mode and not self._proven:
                 self.safe_reason = None  # it did not help, so it is not the cure
             outcome = death.error(self._config.watchdog)
-            self.history.record(self._pair.name, self._clock(), str(outcome))
+            reason = f"{death.how} {death.last_words}".rstrip()
+            self.history.record(self._pair.name, self._clock(), reason)
         self._fail_all(outcome)
 
     def _fail_all(self, outcome: Exception) -> None:

@@ -104,3 +104,9 @@ def test_closing_a_stream_cancels_it(
     next(stream)
     stream.close()
     assert json.loads(home.chat("running").text) == 0
+
+
+def test_stop_ends_a_daemon_that_does_not_answer(home: Home, daemon: RunningDaemon) -> None:
+    home.socket.unlink()
+    assert home.run("stop").stdout == "The daemon did not answer and was ended.\n"
+    assert daemon.process.wait(timeout=30) == 0

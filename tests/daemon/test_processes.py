@@ -7,11 +7,14 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from localspec.client import autostart
 from tests.support.daemons import Home, RunningDaemon, alive, wait_for
 
 Start = Callable[..., RunningDaemon]
@@ -79,6 +82,33 @@ def test_p4_sigterm_lets_a_running_answer_finish_and_exits_with_0(
     assert daemon.stop() == 0
     assert not alive(worker)
     assert not home.socket.exists()
+
+
+IMPATIENT = """
+import asyncio, os, shlex
+from localspec.config import load_config
+from localspec.daemon.lifecycle import Daemon
+from localspec.paths import default_paths, private_directory
+paths = default_paths()
+private_directory(paths.runtime)
+engine = shlex.split(os.environ["LOCALSPEC_ENGINE"])
+async def run():
+    config = load_config(paths.config_file)
+    await Daemon(config, paths, worker_command=engine, drain_seconds=0.1).run()
+asyncio.run(run())
+"""
+
+
+def test_p4_an_answer_that_takes_longer_than_the_grace_time_ends_with_an_error(home: Home) -> None:
+    home.use_fake()
+    process = subprocess.Popen([sys.executable, "-c", IMPATIENT], env=home.environment)
+    wait_for(lambda: autostart.listens(str(home.socket)), "the daemon")
+    with home.streaming("forever") as stream:
+        stream.readline()
+        process.send_signal(signal.SIGTERM)
+        last = stream.read().decode().strip().split("\n\n")[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
+    assert process.wait(timeout=30) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -67,12 +67,13 @@ def test_a_client_that_leaves_frees_the_slot(real: Home) -> None:
     with real.streaming(QUESTION, **long_stream(real)) as stream:
         stream.readline()
     wait_for(lambda: real.status()["counts"]["cancelled"] > before, "the cancellation")
-    assert real.chat(QUESTION, **GREEDY).status == 200
+    answer = real.chat(QUESTION, **GREEDY)
+    assert answer.status == 200, answer.body
 
 
 def test_x4_an_endless_answer_ends_with_the_context(real: Home) -> None:
     answer = real.chat(QUESTION, temperature=0, ignore_eos=True, max_tokens=2**31 - 1)
-    assert answer.status == 200
+    assert answer.status == 200, answer.body
     assert answer.json["choices"][0]["finish_reason"] == "length"
 
 
@@ -88,7 +89,8 @@ def test_h11_token_ids_out_of_range_are_refused(real: Home) -> None:
         ("/detokenize", {"tokens": [2**31 - 1]}),
     ):
         assert real.request("POST", target, body).status == 400
-    assert real.chat(QUESTION, **GREEDY).status == 200
+    answer = real.chat(QUESTION, **GREEDY)
+    assert answer.status == 200, answer.body
 
 
 def test_tokens_make_the_way_there_and_back(real: Home) -> None:
@@ -112,7 +114,8 @@ def test_p1_a_killed_engine_is_explained_and_replaced(
         stream.readline()
         os.kill(real_daemon.worker_pid(), signal.SIGKILL)
         assert b'"worker_died"' in stream.read()
-    assert home.chat(QUESTION, **GREEDY).status == 200
+    answer = home.chat(QUESTION, **GREEDY)
+    assert answer.status == 200, answer.body
 
 
 def test_p3_a_killed_daemon_takes_the_engine_along(home: Home) -> None:

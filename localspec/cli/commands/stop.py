@@ -19,7 +19,11 @@ def command() -> int:
     try:
         client.shutdown()
     except NoDaemon:
-        render.line("No daemon is running.")
+        # Perhaps it hangs, or has lost its socket: then it still holds its lock.
+        ended = autostart.end_unresponsive()
+        render.line(
+            "The daemon did not answer and was ended." if ended else "No daemon is running."
+        )
         return 0
     autostart.wait_gone(client.socket_path)
     render.line("The daemon has ended.")
