@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -130,6 +131,12 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, hub: TestHub) -> None:
         self.hub = hub
         super().__init__(("127.0.0.1", 0), _Handler)
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        """A small send buffer: `sent` should count what went out, not what waits to."""
+        connection, address = super().get_request()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIECE)
+        return connection, address
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that was killed is no news here."""
