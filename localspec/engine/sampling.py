@@ -181,9 +181,8 @@ class Sampler:
             return _truncated(ids, weights, float(weights.sum()), settings)
         if settings.top_p >= 1.0 and settings.min_p <= 0.0 and settings.typical_p >= 1.0:
             # Nothing is cut, so nothing is sorted.
-            weights = np.exp((row - row.max()) / np.float32(settings.temperature)).astype(
-                np.float64
-            )
+            temperature = np.float32(max(settings.temperature, 1e-30))  # less is 0 in float32
+            weights = np.exp((row - row.max()) / temperature).astype(np.float64)
             return Distribution(np.arange(len(row)), weights / weights.sum())
         everything = np.exp(row - row.max())
         total = float(everything.sum(dtype=np.float64))
@@ -304,9 +303,9 @@ def _dry(
             follower = backwards[at - 1]
             longest[follower] = max(longest.get(follower, 0), length)
     for token, length in longest.items():
-        # 50 keeps base ** n finite; such a token is out of the question long before
+        # 50 keeps base ** n finite, 1e6 the logit: a grammar may leave no other token
         power = min(length - settings.dry_allowed_length, 50)
-        row[token] -= settings.dry_multiplier * settings.dry_base**power
+        row[token] -= min(settings.dry_multiplier * settings.dry_base**power, 1e6)
 
 
 def _prefix_matches(items: Sequence[int]) -> list[int]:

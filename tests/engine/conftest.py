@@ -24,7 +24,11 @@ from tests.support.running import Running, running
 llama.initialise()
 # Real passes on a busy machine have no deadline, and a failure is printed with its example.
 settings.register_profile(
-    "engine", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    "engine",
+    max_examples=50,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("engine")
 

@@ -1,0 +1,418 @@
+"""Every sampling parameter against a plain reimplementation of what llama.cpp documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from localspec.engine.sampling import (
+    Distribution,
+    Logits,
+    Sampler,
+    Settings,
+    logprob,
+    model_defaults,
+    residual,
+    resolve,
+)
+from localspec.protocol.frames import Sampling
+
+# Every parameter off: what a test switches on is all that acts.
+OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def piece(token: int) -> bytes:
+    return b"\n" if token == 0 else f" {token}".encode()
+
+
+def row_of(values: Sequence[float]) -> Logits:
+    return np.array(values, dtype=np.float32)
+
+
+# Steps of 1/4, so that ties happen; sometimes a token is impossible.
+logits = st.lists(
+    st.one_of(st.integers(-40, 40).map(lambda n: n / 4), st.just(-math.inf)),
+    min_size=1,
+    max_size=24,
+).filter(lambda values: max(values) > -math.inf)
+truncations = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.1, 0.7, 1.0, 1.5, 10.0]),
+        "top_k": st.integers(0, 30),
+        "top_p": st.sampled_from([0.0, 0.3, 0.9, 0.99, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.4, 1.0]),
+        "typical_p": st.sampled_from([0.2, 0.7, 0.95, 1.0]),
+    }
+)
+
+
+def softmax(values: Sequence[float]) -> list[float]:
+    highest = max(values)
+    weights = [math.exp(value - highest) for value in values]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def head(probs: Sequence[float], order: Sequence[int], enough: float) -> list[int]:
+    """The first of `order` whose probabilities reach `enough`, the one that reaches it included."""
+    total, kept = 0.0, []
+    for at in order:
+        kept.append(at)
+        total += probs[at]
+        assume(abs(total - enough) > 1e-6)  # on the edge, rounding decides
+        if total >= enough:
+            break
+    return kept
+
+
+def reference(values: Sequence[float], settings: Settings) -> list[tuple[float, float]]:
+    """(logit, probability) of each token that may be drawn, most probable first."""
+    left = sorted((value for value in values if value > -math.inf), reverse=True)
+    if 0 < settings.top_k:
+        left = left[: settings.top_k]
+    if settings.typical_p < 1:
+        probs = softmax(left)
+        entropy = -sum(p * math.log(p) for p in probs if p > 0)
+        strange = [abs(-math.log(p) - entropy) if p > 0 else math.inf for p in probs]
+        gaps = sorted(strange)
+        assume(all(b - a > 1e-6 or b == a for a, b in pairwise(gaps)))
+        order = sorted(range(len(left)), key=lambda at: strange[at])
+        left = [left[at] for at in sorted(head(probs, order, settings.typical_p))]
+    if settings.top_p < 1:
+        left = left[: len(head(softmax(left), range(len(left)), settings.top_p))]
+    if settings.min_p > 0:
+        edge = left[0] + math.log(settings.min_p)
+        assume(all(abs(value - edge) > 1e-6 or value == left[0] for value in left))
+        left = [value for value in left if value >= edge or value == left[0]]
+    tempered = softmax([value / settings.temperature for value in left])
+    return list(zip(left, tempered, strict=True))
+
+
+def drawn(row: Logits, distribution: Distribution) -> list[tuple[float, float]]:
+    """As `reference`: by logit, since which of several equal tokens is kept does not matter."""
+    pairs = zip(distribution.ids, distribution.probs, strict=True)
+    found = [(float(row[token]), float(p)) for token, p in pairs if p > 0]
+    return sorted(found, reverse=True)
+
+
+def assert_same(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> None:
+    """Equal but for rounding; what is less probable than 1e-9 may be there or not."""
+    ours = [pair for pair in ours if pair[1] > 1e-9]
+    theirs = [pair for pair in theirs if pair[1] > 1e-9]
+    assert [value for value, _ in ours] == [value for value, _ in theirs]
+    assert [p for _, p in ours] == pytest.approx([p for _, p in theirs], rel=1e-4, abs=1e-7)
+
+
+@given(logits, truncations)
+def test_truncations_leave_what_the_reference_leaves(
+    values: list[float], chosen: Mapping[str, Any]
+) -> None:
+    settings = replace(OFF, **chosen)
+    row = row_of(values)
+    distribution = Sampler(settings, piece).distribution(row)
+    assert_same(drawn(row, distribution), reference(values, settings))
+    assert float(distribution.probs.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"top_k": 40},
+        {"top_p": 0.95},
+        {"top_p": 0.9999},
+        {"min_p": 0.05},
+        {"top_k": 40, "top_p": 0.95, "min_p": 0.05, "temperature": 0.8},
+        {"top_p": 0.5, "min_p": 0.02},
+        {},
+    ],
+)
+def test_a_vocabulary_of_150_000_is_truncated_like_a_small_one(chosen: dict[str, Any]) -> None:
+    settings = replace(OFF, **chosen)
+    row = np.random.default_rng(5).normal(0, 3, 150_000).astype(np.float32)
+    values = np.sort(row.astype(np.float64))[::-1]
+    left = values[: settings.top_k] if settings.top_k else values
+    probs = np.exp(left - left[0]) / np.exp(left - left[0]).sum()
+    if settings.top_p < 1:
+        left = left[: int((np.cumsum(probs) < settings.top_p).sum()) + 1]
+    if settings.min_p > 0:
+        left = left[left >= left[0] + math.log(settings.min_p)]
+    weights = np.exp((left - left[0]) / settings.temperature)
+    wanted = weights / weights.sum()
+    sampler = Sampler(settings, piece)
+    for _ in range(3):  # the search for the top remembers how far it looked
+        distribution = sampler.distribution(row)
+        # Of 150 000 sums in float32, the last few digits decide about the last few tokens.
+        assert len(distribution.ids) == pytest.approx(len(left), rel=1e-3)
+        ours = np.sort(distribution.probs)[::-1]
+        most = min(len(ours), len(wanted))
+        np.testing.assert_allclose(ours[:most], wanted[:most], rtol=1e-3)
+        assert row[distribution.ids].max() == left[0]
+        assert row[distribution.ids].min() == pytest.approx(left[-1], abs=1e-2)
+
+
+def test_top_k_finds_the_top_after_rows_of_another_spread() -> None:
+    sampler = Sampler(replace(OFF, top_k=10), piece)
+    rng = np.random.default_rng(0)
+    for spread in (0.001, 100.0, 1e-6, 5.0, 1000.0, 0.0):
+        row = (rng.normal(0, 1, 1000) * spread).astype(np.float32)
+        row[rng.random(1000) < 0.5] = -np.inf
+        kept = drawn(row, sampler.distribution(row))
+        top = sorted((float(v) for v in row), reverse=True)[:10]
+        assert [value for value, _ in kept] == [v for v in top if v >= top[0] - 745]
+
+
+def test_top_k_with_fewer_possible_tokens_than_k_keeps_those() -> None:
+    row = np.full(1000, -np.inf, dtype=np.float32)
+    row[[3, 700]] = 1.0
+    distribution = Sampler(replace(OFF, top_k=40), piece).distribution(row)
+    assert sorted(distribution.ids.tolist()) == [3, 700]
+    assert distribution.probs.tolist() == [0.5, 0.5]
+
+
+@given(logits, truncations)
+def test_greedy_is_the_highest_logit_whatever_else_is_set(
+    values: list[float], chosen: Mapping[str, Any]
+) -> None:
+    sampler = Sampler(replace(OFF, **{**chosen, "temperature": 0.0}), piece)
+    row = row_of(values)
+    assert float(row[sampler.sample(row)]) == max(values)
+    assert sampler.distribution(row).probs.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("chosen", [{}, {"top_k": 3}, {"top_p": 0.99}, {"min_p": 1e-9}])
+@pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-30, 1e-60, 5e-324])
+def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: float) -> None:
+    sampler = Sampler(replace(OFF, **chosen, temperature=temperature), piece)
+    distribution = sampler.distribution(row_of([1.0, 3.0, 2.0, -5.0]))
+    assert distribution.of(1) == 1.0
+    assert sampler.sample(row_of([1.0, 3.0, 2.0, -5.0])) == 1
+
+
+@given(logits)
+def test_impossible_tokens_are_never_drawn(values: list[float]) -> None:
+    row = row_of(values)
+    for chosen in ({}, {"top_k": 5}, {"top_p": 0.999999}, {"typical_p": 0.999}):
+        sampler = Sampler(replace(OFF, seed=3, **chosen), piece)  # type: ignore[arg-type]
+        distribution = sampler.distribution(row)
+        for uniform in (0.0, 0.5, 1 - 2**-53):
+            assert row[distribution.pick(uniform)] > -np.inf
+
+
+# ---------------------------------------------------------------------------- bias, penalties, masks
+
+histories = st.lists(st.integers(0, 7), max_size=20)
+
+
+@given(
+    st.lists(st.integers(-8, 8), min_size=8, max_size=8),
+    histories,
+    st.integers(-1, 12),
+    st.sampled_from([1.0, 1.5, 0.5]),
+    st.sampled_from([0.0, 0.5, -1.0]),
+    st.sampled_from([0.0, 0.25, -2.0]),
+)
+def test_penalties_are_llama_cpps(
+    values: list[int],
+    history: list[int],
+    last_n: int,
+    repeat: float,
+    frequency: float,
+    presence: float,
+) -> None:
+    settings = replace(
+        OFF,
+        repeat_last_n=last_n,
+        repeat_penalty=repeat,
+        frequency_penalty=frequency,
+        presence_penalty=presence,
+    )
+    adjusted = Sampler(settings, piece).adjusted(row_of(values), history)
+    span = history if last_n < 0 else history[max(len(history) - last_n, 0) :]
+    for token, value in enumerate(values):
+        wanted = float(value)
+        if token in span:
+            wanted = wanted * repeat if wanted <= 0 else wanted / repeat
+            wanted -= span.count(token) * frequency + presence
+        assert float(adjusted[token]) == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+def dry_reference(history: list[int], settings: Settings) -> dict[int, float]:
+    """What each token loses, by comparing every place of the history with its end."""
+    last = settings.dry_penalty_last_n
+    span = history if last < 0 else history[max(len(history) - last, 0) :]
+    breakers = [text.encode() for text in settings.dry_sequence_breakers]
+    longest: dict[int, int] = {}
+    for at in range(1, len(span)):
+        length = 0
+        while length < at and span[at - 1 - length] == span[-1 - length]:
+            if any(breaker in piece(span[-1 - length]) for breaker in breakers):
+                break
+            length += 1
+        if length >= settings.dry_allowed_length and length:
+            longest[span[at]] = max(longest.get(span[at], 0), length)
+    return {
+        token: settings.dry_multiplier * settings.dry_base ** (n - settings.dry_allowed_length)
+        for token, n in longest.items()
+    }
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=20),
+    st.integers(1, 4),
+    st.integers(-1, 15),
+    st.sampled_from([(), ("\n",), ("\n", "3")]),
+)
+def test_dry_takes_from_each_token_that_would_extend_a_repeat(
+    history: list[int], allowed: int, last_n: int, breakers: tuple[str, ...]
+) -> None:
+    settings = replace(
+        OFF,
+        dry_multiplier=0.5,
+        dry_allowed_length=allowed,
+        dry_penalty_last_n=last_n,
+        dry_sequence_breakers=breakers,
+    )
+    adjusted = Sampler(settings, piece).adjusted(row_of([0.0] * 4), history)
+    wanted = dry_reference(history, settings)
+    assert adjusted.tolist() == pytest.approx([-wanted.get(token, 0.0) for token in range(4)])
+
+
+def test_dry_stays_finite_arithmetic_for_the_largest_settings_allowed() -> None:
+    settings = replace(OFF, dry_multiplier=100.0, dry_base=100.0, dry_sequence_breakers=())
+    row = Sampler(settings, piece).adjusted(row_of([0.0, 0.0, 0.0]), [1] * 200)
+    assert -np.inf < row[1] <= -1e6
+    assert row[0] == row[2] == 0.0
+    assert Sampler(settings, piece).sample(row) in (0, 2)
+
+
+@given(st.dictionaries(st.integers(0, 7), st.sampled_from([-100.0, -1.5, 2.0, 100.0])))
+def test_a_bias_is_added_to_its_token_only(bias: dict[int, float]) -> None:
+    row = row_of([1.0] * 8)
+    adjusted = Sampler(replace(OFF, logit_bias=bias), piece).adjusted(row, [])
+    assert adjusted.tolist() == [1.0 + bias.get(token, 0.0) for token in range(8)]
+    assert row.tolist() == [1.0] * 8
+
+
+@given(st.lists(st.booleans(), min_size=8, max_size=8).filter(any))
+def test_a_mask_leaves_only_what_it_allows(allowed: list[bool]) -> None:
+    sampler = Sampler(replace(OFF, logit_bias={0: 100.0}), piece)
+    row = sampler.adjusted(row_of([0.0] * 8), [], np.array(allowed))
+    assert [value > -np.inf for value in row] == allowed
+
+
+def test_where_nothing_applies_the_row_is_not_copied() -> None:
+    row = row_of([1.0, 2.0])
+    assert Sampler(OFF, piece).adjusted(row, [1]) is row
+
+
+# ---------------------------------------------------------------------------- picking and residual
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any), st.floats(0, 1))
+def test_a_pick_is_the_place_in_the_cumulated_probabilities(
+    weights: list[int], uniform: float
+) -> None:
+    assume(uniform < 1)
+    probs = np.array(weights) / sum(weights)
+    token = Distribution(np.arange(len(weights)) + 10, probs).pick(uniform)
+    assert probs[token - 10] > 0
+    before = sum(weights[: token - 10]) / sum(weights)
+    assert before <= uniform + 1e-9
+    assert uniform <= before + probs[token - 10] + 1e-9
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any),
+    st.lists(st.integers(0, 6), min_size=6, max_size=6).filter(any),
+    st.permutations(range(6)),
+    st.permutations(range(6)),
+)
+def test_the_residual_is_what_the_target_has_more_of(
+    p: list[int], q: list[int], target_order: list[int], draft_order: list[int]
+) -> None:
+    """Candidates come in any order, and those of probability zero may be left out."""
+
+    def distribution(weights: list[int], order: list[int]) -> Distribution:
+        ids = [token for token in order if weights[token]]
+        return Distribution(
+            np.array(ids), np.array([weights[t] for t in ids], dtype=float) / sum(weights)
+        )
+
+    target, draft = distribution(p, target_order), distribution(q, draft_order)
+    over = [max(p[t] / sum(p) - q[t] / sum(q), 0.0) for t in range(6)]
+    assume(sum(over) > 1e-9)
+    left = residual(target, draft)
+    assert [left.of(t) for t in range(6)] == pytest.approx([o / sum(over) for o in over])
+
+
+def test_the_residual_of_equal_distributions_is_the_target() -> None:
+    same = Distribution(np.array([1, 2]), np.array([0.25, 0.75]))
+    assert residual(same, same) is same
+
+
+def test_a_token_outside_the_candidates_has_probability_zero() -> None:
+    assert Distribution(np.array([1, 2]), np.array([0.25, 0.75])).of(3) == 0.0
+
+
+# ---------------------------------------------------------------------------- log-probabilities
+
+
+@given(logits, st.integers(0, 5))
+def test_logprobs_are_the_log_softmax_of_the_row(values: list[float], top: int) -> None:
+    top = min(top, len(values))
+    row = row_of(values)
+    finite = [value for value in values if value > -math.inf]
+    total = max(finite) + math.log(sum(math.exp(v - max(finite)) for v in finite))
+    token = int(row.argmax())
+    entry = logprob(row, token, top, piece)
+    assert entry.piece == piece(token)
+    assert entry.logprob == pytest.approx(values[token] - total, abs=1e-5)
+    best = sorted(values, reverse=True)[:top]
+    assert [p for _, _, p in entry.top] == pytest.approx([v - total for v in best], abs=1e-5)
+    for other, bytes_of, p in entry.top:
+        assert bytes_of == piece(other)
+        assert p == pytest.approx(values[other] - total, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------- what was asked
+
+
+def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> None:
+    settings = resolve(
+        Sampling(temperature=0.0, seed=7, dry_sequence_breakers=["x"]),
+        {"temperature": 0.6, "top_k": 20.0},
+    )
+    assert settings.temperature == 0.0
+    assert settings.top_k == 20
+    assert isinstance(settings.top_k, int)
+    assert settings.top_p == Settings().top_p
+    assert settings.dry_sequence_breakers == ("x",)
+    assert settings.seed == 7
+
+
+def test_settings_of_a_file_that_are_no_numbers_are_left_out() -> None:
+    stored = {
+        "general.sampling.temp": "warm",
+        "general.sampling.top_k": "nan",
+        "general.sampling.top_p": "0.9",
+    }
+    assert model_defaults(stored.get) == {"top_p": 0.9}
+
+
+@given(st.integers(-(2**63), 2**63 - 1))
+def test_a_seed_fixes_the_random_stream(seed: int) -> None:
+    draws = [[Sampler(replace(OFF, seed=seed), piece).uniform() for _ in range(2)] for _ in "ab"]
+    assert draws[0] == draws[1]
+    assert all(0 <= draw < 1 for draw in draws[0])
+
+
+def test_without_a_seed_two_requests_draw_differently() -> None:
+    assert Sampler(OFF, piece).uniform() != Sampler(OFF, piece).uniform()

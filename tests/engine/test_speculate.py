@@ -1,0 +1,174 @@
+"""The two verification rules, without any model: rows are tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import localspec.engine.speculate as speculate
+from localspec.engine.sampling import Distribution, Logits, Sampler, Settings
+from localspec.engine.speculate import verify_match, verify_rejection
+from tests.support.statistics import chi_square_z
+
+N = 5
+DEPTH = 2
+DRAWS = 50_000
+OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+_rng = np.random.default_rng(0)
+# What follows each token, in the target's and in the draft's opinion; they differ a good deal.
+TARGET: Logits = _rng.normal(0, 1.5, (N, N)).astype(np.float32)
+DRAFT: Logits = (TARGET + _rng.normal(0, 1.5, (N, N))).astype(np.float32)
+
+drafts = st.lists(st.integers(0, N - 1), max_size=6)
+
+
+def piece(token: int) -> bytes:
+    return str(token).encode()
+
+
+def after(text: Sequence[int]) -> Logits:
+    row: Logits = TARGET[text[-1]]
+    return row
+
+
+def greedy(first: int, count: int) -> list[int]:
+    text = [first]
+    for _ in range(count):
+        text.append(int(after(text).argmax()))
+    return text[1:]
+
+
+@given(drafts)
+def test_greedy_keeps_the_drafts_that_are_the_argmax_and_corrects_the_next(
+    drafted: list[int],
+) -> None:
+    sampler = Sampler(replace(OFF, temperature=0.0), piece)
+    kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, sampler)
+    truth = greedy(0, len(drafted) + 1)
+    right = next((i for i, d in enumerate(drafted) if d != truth[i]), len(drafted))
+    assert kept == truth[: right + 1]
+
+
+@given(drafts, st.integers(0, 100))
+def test_match_gives_the_tokens_of_plain_decoding_with_the_same_seed(
+    drafted: list[int], seed: int
+) -> None:
+    """And leaves the random stream where plain decoding leaves it."""
+    settings = replace(OFF, seed=seed)
+    speculative, plain = Sampler(settings, piece), Sampler(settings, piece)
+    kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, speculative)
+    text = [0]
+    for _ in kept:
+        text.append(plain.sample(after(text)))
+    assert kept == text[1:]
+    assert speculative.uniform() == plain.uniform()
+
+
+@given(drafts, st.integers(0, 100))
+def test_each_row_is_asked_with_the_tokens_kept_before_it(drafted: list[int], seed: int) -> None:
+    """Penalties and grammars need them."""
+    for rule in ("match", "rejection"):
+        seen: list[tuple[int, list[int]]] = []
+
+        def rows(i: int, kept: Sequence[int], seen: list[tuple[int, list[int]]] = seen) -> Logits:
+            seen.append((i, list(kept)))
+            return after([0, *drafted[:i]])
+
+        sampler = Sampler(replace(OFF, seed=seed), piece)
+        if rule == "match":
+            kept = verify_match(rows, drafted, sampler)
+        else:
+            probs = [Distribution(np.arange(N), np.full(N, 1 / N)) for _ in drafted]
+            kept = verify_rejection(rows, drafted, probs, sampler)
+        assert seen == [(i, kept[:i]) for i in range(len(kept))]
+        assert kept[:-1] == drafted[: len(kept) - 1]
+        assert 1 <= len(kept) <= len(drafted) + 1
+
+
+def test_a_draft_that_agrees_with_the_target_is_always_accepted() -> None:
+    sampler = Sampler(replace(OFF, seed=1), piece)
+    for _ in range(300):
+        text, probs = [0], []
+        for _ in range(3):
+            probs.append(sampler.distribution(after(text)))
+            text.append(probs[-1].pick(sampler.uniform()))
+        kept = verify_rejection(lambda i, k, t=text: after(t[: i + 1]), text[1:], probs, sampler)  # type: ignore[misc]
+        assert kept[:3] == text[1:]
+        assert len(kept) == 4
+
+
+def test_a_draft_the_target_cannot_say_is_never_accepted() -> None:
+    row = np.array([0.0, -np.inf, 1.0], dtype=np.float32)
+    sampler = Sampler(replace(OFF, seed=1), piece)
+    certain = Distribution(np.array([1]), np.ones(1))
+    for _ in range(300):
+        assert verify_rejection(lambda i, k: row, [1], [certain], sampler)[0] in (0, 2)
+
+
+def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> float:
+    """How far a text of `count` tokens, drafted and verified, is from the target's own transitions.
+
+    Standard deviations of chi-square: what follows each token is a sample of its own.
+    """
+    sampler = sampler or Sampler(settings, piece)
+    opinions = [sampler.distribution(DRAFT[t]) for t in range(N)]
+    text = [0]
+    while len(text) < count:
+        drafted: list[int] = []
+        for _ in range(DEPTH):
+            last = drafted[-1] if drafted else text[-1]
+            drafted.append(opinions[last].pick(sampler.uniform()))
+        read = [text[-1], *drafted]
+        probs = [opinions[token] for token in read[:-1]]
+        text += verify_rejection(lambda i, k, r=read: TARGET[r[i]], drafted, probs, sampler)  # type: ignore[misc]
+    plain = Sampler(settings, piece)
+    wanted = [plain.distribution(TARGET[t]) for t in range(N)]
+    followers: list[list[int]] = [[] for _ in range(N)]
+    for token, after_it in pairwise(text):
+        followers[token].append(after_it)
+    samples = [
+        (drawn, {token: wanted[first].of(token) for token in range(N)})
+        for first, drawn in enumerate(followers)
+        if len(drawn) > 100
+    ]
+    assert len(samples) >= 3
+    return chi_square_z(*samples)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        replace(OFF, seed=11),
+        # Draft and target are truncated to different candidates.
+        replace(OFF, temperature=0.7, top_k=4, seed=12),
+    ],
+)
+def test_rejection_sampling_draws_from_the_targets_distribution(settings: Settings) -> None:
+    assert excess(settings, DRAWS) < 4.5
+
+
+@pytest.mark.parametrize("mistake", ["no residual", "draft believed more"])
+def test_the_test_of_the_distribution_finds_a_wrong_rule(
+    mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: the same statistic on rules that are nearly right."""
+    settings = replace(OFF, seed=11)
+    sampler = Sampler(settings, piece)
+    if mistake == "no residual":  # after a rejection, drawn from the target's whole distribution
+        monkeypatch.setattr(speculate, "residual", lambda target, draft: target)
+    else:  # accepted with min(1, 1.3 p/q), and everything else as it should be
+        of = Distribution.of
+        opinions = [sampler.distribution(DRAFT[t]).probs for t in range(N)]
+
+        def less(self: Distribution, token: int) -> float:
+            is_draft = any(np.array_equal(self.probs, probs) for probs in opinions)
+            return of(self, token) / (1.3 if is_draft else 1.0)
+
+        monkeypatch.setattr(Distribution, "of", less)
+    assert excess(settings, DRAWS // 5, sampler) > 8

@@ -1,0 +1,33 @@
+"""Is a sample drawn from a distribution? Pearson's chi-square without a statistics library."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from math import inf, sqrt
+from typing import TypeVar
+
+Cell = TypeVar("Cell", bound=Hashable)
+
+
+def chi_square_z(*samples: tuple[Iterable[Cell], Mapping[Cell, float]]) -> float:
+    """Standard deviations by which the chi-square statistic exceeds what chance gives.
+
+    samples: independent (draws, probability of each cell). Wilson and Hilferty's approximation (1931).
+    Cells expected fewer than five times are put together; a draw of probability zero gives infinity.
+    """
+    statistic, freedom = 0.0, 0
+    for draws, probabilities in samples:
+        counts = Counter(draws)
+        total = sum(counts.values())
+        if any(probabilities.get(cell, 0.0) <= 0.0 for cell in counts):
+            return inf
+        pairs = [(counts[cell], total * p) for cell, p in probabilities.items() if p > 0]
+        rare = [pair for pair in pairs if pair[1] < 5]
+        pairs = [pair for pair in pairs if pair[1] >= 5]
+        if rare:
+            pairs.append((sum(seen for seen, _ in rare), sum(hoped for _, hoped in rare)))
+        statistic += sum((seen - hoped) ** 2 / hoped for seen, hoped in pairs)
+        freedom += len(pairs) - 1
+    spread = 2 / (9 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / sqrt(spread)
