@@ -172,7 +172,8 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
     limits = report.Limits()
     settings = plan.engine_settings(None)
     noise = max((run.others or 0.0 for each in measured for run in each.runs), default=0.0)
-    first, last = measured[0].rss_mb[0], max(each.rss_mb[1] for each in measured)
+    grown = max(each.rss_mb[1] - each.rss_mb[0] for each in measured)
+    largest = max(each.rss_mb[1] for each in measured)
     notes = [
         f"{platform.machine()}, {os.cpu_count()} cores, {settings.n_threads} threads; "
         f"llama-cpp-python {llama.llama_version()}; {llama.system_info()}",
@@ -183,7 +184,8 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
         f"after: {load_after}",
         f"other processes' work during a run: {noise * 100:.0f} % of a core at most"
         + (" (WARNING: more than 10 %)" if noise > quiet.NOISE else ""),
-        f"resident memory: {first:.0f} MB after the first run, {last:.0f} MB at most at the end of α",
+        f"resident memory: {largest:.0f} MB at most; from the first run of a pair to its last "
+        f"{grown:+.0f} MB at most",
     ]
     if plan.sizes.name in ("quick", "tiny"):
         notes.append(

@@ -122,9 +122,9 @@ def _workload(plan: Plan, wanted: Workload, state: Path, progress: _Progress) ->
                 runs.append(run)
                 first_mb = first_mb or rss_mb()
                 progress.done(wanted, run)
-        costs = runner.costs()
+        costs, last_mb = runner.costs(), rss_mb()
     acceptance = sum(each.acceptance for each in texts) / len(texts)
-    return Measured(wanted, acceptance, runs, costs, (first_mb, rss_mb()))
+    return Measured(wanted, acceptance, runs, costs, (first_mb, last_mb))
 
 
 def _server(plan: Plan, files: Files, settings: EngineSettings) -> Server | None:
