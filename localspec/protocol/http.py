@@ -153,7 +153,7 @@ class TemplateRequest(Struct):
     chat_template_kwargs: dict[str, Any] = {}
 
 
-class BadBody(ValueError):  # noqa: N818 - named as our other errors are
+class BadBody(ValueError):
     """A request body that is not what was declared. `param` is the field, when one is to blame."""
 
     def __init__(self, message: str, param: str | None = None) -> None:

@@ -22,6 +22,7 @@ GREEDY = {"temperature": 0, "max_tokens": 24}
 def real() -> Iterator[Home]:
     """One daemon with the shipped pair for all tests that leave nothing behind."""
     with temporary_home() as home:
+        home.environment["LOCALSPEC_CONTEXT"] = "256"  # soon full
         daemon = RunningDaemon(home)
         yield home
         daemon.stop()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.protocol import http
@@ -144,11 +144,12 @@ def test_a_completion_takes_every_form_of_prompt(prompt: Any) -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
-    max_leaves=8,
+    max_leaves=5,
 )
 FIELDS = st.dictionaries(st.sampled_from(ChatRequest.__struct_fields__) | st.text(), JSON)
 
 
+@settings(max_examples=50)
 @given(FIELDS)
 def test_any_json_is_taken_or_refused_in_a_sentence(fields: dict[str, Any]) -> None:
     try:

@@ -1,0 +1,46 @@
+"""The daemon's own socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+import pytest
+
+from localspec.daemon import listener
+from localspec.errors import AlreadyRunning, UnsafePath
+from tests.support.daemons import Home
+
+
+def test_h14_the_kernel_names_the_user_at_the_other_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert listener.peer_uid(ours) == os.getuid()
+
+
+def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(home: Home) -> None:
+    before = os.umask(0)
+    try:
+        with listener.bind(home.root / "s"):
+            assert stat.S_IMODE((home.root / "s").stat().st_mode) == 0o600
+        assert os.umask(0) == 0
+    finally:
+        os.umask(before)
+
+
+def test_d7_what_is_no_socket_is_never_removed(home: Home) -> None:
+    (home.root / "file").write_text("precious")
+    (home.root / "link").symlink_to(home.root / "file")
+    for name in ("file", "link"):
+        with pytest.raises(UnsafePath, match="not a socket"):
+            listener.bind(home.root / name)
+    assert (home.root / "file").read_text() == "precious"
+
+
+def test_p8_a_socket_that_somebody_answers_on_is_not_taken(home: Home) -> None:
+    path = home.root / "s"
+    with listener.bind(path) as first:
+        first.listen()
+        with pytest.raises(AlreadyRunning):
+            listener.bind(path)
