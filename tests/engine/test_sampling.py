@@ -76,7 +76,7 @@ def head(probs: Sequence[float], order: Sequence[int], enough: float) -> list[in
 def reference(values: Sequence[float], settings: Settings) -> list[tuple[float, float]]:
     """(logit, probability) of each token that may be drawn, most probable first."""
     left = sorted((value for value in values if value > -math.inf), reverse=True)
-    if 0 < settings.top_k:
+    if settings.top_k > 0:
         left = left[: settings.top_k]
     if settings.typical_p < 1:
         probs = softmax(left)

@@ -26,7 +26,8 @@ from localspec.protocol.frames import PairFiles
 
 N_VOCAB = 512
 BOS, EOS, END = N_VOCAB - 5, N_VOCAB - 4, N_VOCAB - 1
-CONTEXT_SHAPE = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=4, n_vocab=N_VOCAB, n_ctx=2048)
+# Heads of 32, so that their cache can be kept in eight bits.
+CONTEXT_SHAPE = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=2, n_vocab=N_VOCAB, n_ctx=2048)
 
 
 def ending_cycle(length: int, seed: int = 0) -> Cycle:
@@ -83,9 +84,7 @@ def target_alone(files: PairFiles) -> PairFiles:
 
 
 def _with_context(shape: Shape, n_ctx: int) -> Shape:
-    return Shape(
-        shape.n_layer, shape.n_embd, shape.n_ff, shape.n_head, shape.n_vocab, n_ctx=n_ctx
-    )
+    return Shape(shape.n_layer, shape.n_embd, shape.n_ff, shape.n_head, shape.n_vocab, n_ctx=n_ctx)
 
 
 def rescale(path: Path, factors: dict[str, float]) -> None:

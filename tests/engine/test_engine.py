@@ -1,0 +1,464 @@
+"""The step loop on real, tiny models: one request at a time."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localspec.engine.sampling import Sampler, Settings
+from localspec.errors import InvalidRequest
+from localspec.protocol.frames import PairFiles, Sampling, Speculative
+from tests.support.pairs import (
+    BOS,
+    N_VOCAB,
+    contextual_pair,
+    cycle_pair,
+    ending_cycle,
+    expected,
+    target_alone,
+)
+from tests.support.rescoring import NEAR_TIE, worst_gap
+from tests.support.running import GREEDY, Answer, Running, drafting, running
+from tests.support.statistics import chi_square_z
+
+PROMPT = [300, 17, 402, 255, 31, 340, 18, 77]
+Load = Callable[..., Running]
+
+
+def fresh(engine: Running, prompt: list[int], *args: object, **more: object) -> Answer:
+    """An answer that no cached prefix has a part in."""
+    engine.forget()
+    return engine.ask(prompt, *args, **more)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------- S1–S3: the same text
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.4, 0.75, 1.0])
+def test_a_draft_changes_nothing_whatever_its_quality_and_depth(
+    models: Path, load: Load, acceptance: float
+) -> None:
+    engine = load(cycle_pair(models / f"cycle-{acceptance}", acceptance))
+    truth = expected(7, 40)
+    for depth in (1, 2, 3, 4, 7, 15, 64, None):
+        answer = fresh(engine, [BOS, 7], 40, speculative=drafting(depth))
+        assert answer.tokens == truth
+        speculation = answer.done.speculation
+        if depth is not None:
+            assert speculation.drafted > 0
+            if acceptance == 0.0:
+                assert speculation.accepted == 0
+            if acceptance == 1.0:
+                assert speculation.accepted == speculation.drafted
+
+
+@pytest.mark.parametrize("kind", ["auto", "draft", "ngram"])
+@pytest.mark.parametrize("depth", [1, 2, 3, 5, 9, 30, None])
+def test_text_that_depends_on_everything_before_is_the_plain_text(
+    contextual: Running, kind: str, depth: int | None
+) -> None:
+    """A wrong cell left in the cache by a rejected draft would change what follows."""
+    prompt = PROMPT * 2
+    plain = fresh(contextual, prompt, 64).tokens
+    assert fresh(contextual, prompt, 64, speculative=drafting(depth, kind)).tokens == plain
+
+
+def test_every_greedy_token_is_the_targets_argmax_when_scored_again(contextual: Running) -> None:
+    for seed in range(4):
+        prompt = np.random.default_rng(seed).integers(0, N_VOCAB - 5, 20).tolist()
+        answer = fresh(contextual, prompt, 48, speculative=drafting(4))
+        assert answer.done.speculation.drafted > 0
+        assert worst_gap(contextual.pair.files.target, prompt, answer.tokens) < NEAR_TIE
+
+
+def test_scoring_again_finds_a_token_that_is_not_the_argmax(contextual: Running) -> None:
+    """The control of the test above."""
+    tokens = fresh(contextual, PROMPT, 16).tokens
+    tokens[7] = (tokens[7] + 1) % N_VOCAB
+    assert worst_gap(contextual.pair.files.target, PROMPT, tokens[:8]) > 10 * NEAR_TIE
+
+
+def test_a_draft_of_random_tokens_gives_the_same_text(models: Path, load: Load) -> None:
+    files = contextual_pair(models / "contextual")
+    stranger = contextual_pair(models / "stranger", seed=9)
+    engine = load(PairFiles("strangers", files.target, stranger.draft))
+    plain = fresh(engine, PROMPT, 48).tokens
+    for depth in (1, 6, 15):
+        answer = fresh(engine, PROMPT, 48, speculative=drafting(depth))
+        assert answer.tokens == plain
+        assert answer.done.speculation.accepted < answer.done.speculation.drafted / 5
+
+
+def test_padding_leaves_nothing_behind(contextual: Running) -> None:
+    """A staircase on which width 4 is cheaper than 2 and 3, as measured on one machine."""
+    plain = fresh(contextual, PROMPT, 48).tokens
+    lane = contextual.pair.shared
+    costs = lane.costs
+    table = {1: 78.0, 2: 95.0, 3: 117.0, 4: 87.0, 8: 161.0, 16: 248.0}
+    try:
+        lane.costs = type(costs)(table)
+        lane.costs.observe = lambda width, ms: None  # type: ignore[method-assign]
+        for depth in (1, 2, 4, 6):
+            assert fresh(contextual, PROMPT, 48, speculative=drafting(depth)).tokens == plain
+    finally:
+        lane.costs = costs
+
+
+def test_a_wide_cache_of_eight_bits_answers_the_same_with_and_without_drafts(
+    contextual_files: PairFiles, load: Load
+) -> None:
+    engine = load(contextual_files, type_kv="q8_0")
+    plain = fresh(engine, PROMPT, 32)
+    drafted = fresh(engine, PROMPT, 32, speculative=drafting(3))
+    assert drafted.tokens == plain.tokens
+
+
+# ---------------------------------------------------------------------------- exact mode
+
+
+def exact(engine: Running, prompt: list[int], depth: int | None = 0, **more: object) -> str:
+    speculative = Speculative(enabled=False) if depth == 0 else drafting(depth)
+    answer = engine.ask(prompt, 40, speculative=speculative, exact=True, **more)  # type: ignore[arg-type]
+    assert answer.done.speculation.exact
+    return answer.text
+
+
+def logits_of(engine: Running, prompt: list[int], depth: int) -> list[float]:
+    speculative = Speculative(enabled=False) if depth == 0 else drafting(depth)
+    answer = engine.ask(prompt, 40, speculative=speculative, exact=True, top_logprobs=0)
+    return [entry.logprob for entry in answer.logprobs]
+
+
+def test_exact_mode_is_byte_identical_with_and_without_drafts(contextual: Running) -> None:
+    first = exact(contextual, PROMPT)
+    for depth in (1, 2, 3, 7, None):
+        assert exact(contextual, PROMPT, depth) == first
+
+
+def test_exact_mode_gives_the_same_bits_of_every_logprob(contextual: Running) -> None:
+    plain = logits_of(contextual, PROMPT, 0)
+    assert len(plain) > 20
+    for depth in (1, 3, 7):
+        assert logits_of(contextual, PROMPT, depth) == plain
+
+
+def test_exact_mode_is_the_same_after_other_requests_and_in_another_run(
+    contextual: Running, contextual_files: PairFiles, load: Load
+) -> None:
+    long = [(7 * at) % 500 for at in range(300)]  # more than two chunks of a prompt
+    first = exact(contextual, long)
+    exact(contextual, [*long[:200], 5, 6, 7], 3)  # leaves a prefix of its own behind
+    contextual.ask(long, 20)
+    assert exact(contextual, long) == first
+    assert exact(contextual, long, 3) == first
+    again = load(contextual_files)
+    again.ask(PROMPT, 10)
+    assert exact(again, long, 5) == first
+
+
+def test_exact_mode_reuses_whole_chunks_of_a_prompt_and_no_more(contextual: Running) -> None:
+    long = [(11 * at) % 500 for at in range(300)]
+    contextual.forget()
+    text = exact(contextual, long)
+    answer = contextual.ask([*long, 3], 8, exact=True)
+    assert answer.started is not None
+    assert answer.started.cached_tokens == 256
+    contextual.forget()
+    assert exact(contextual, long) == text
+
+
+# ---------------------------------------------------------------------------- where an answer ends
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4, 15])
+def test_max_tokens_is_kept_to_the_token(cycle: Running, depth: int) -> None:
+    for count in (1, 2, 3, 7, 16):
+        answer = cycle.ask([BOS, 7], count, speculative=drafting(depth))
+        assert answer.tokens == expected(7, count)
+        assert answer.done.completion_tokens == count
+        assert answer.done.finish_reason == "length"
+
+
+def test_with_max_tokens_zero_the_prompt_is_read_and_kept(cycle: Running) -> None:
+    cycle.forget()
+    answer = cycle.ask([BOS, *range(40)], 0)
+    assert (answer.text, answer.tokens, answer.done.finish_reason) == ("", [], "length")
+    following = cycle.ask([BOS, *range(40), 41], 1)
+    assert following.started is not None
+    assert following.started.cached_tokens == 41
+
+
+@pytest.mark.parametrize("depth", [0, 3, 15, 64])
+def test_without_max_tokens_the_context_is_the_limit(
+    contextual_files: PairFiles, load: Load, depth: int
+) -> None:
+    engine = load(contextual_files, n_ctx=256)
+    answer = engine.ask(PROMPT, None, speculative=drafting(depth))
+    assert answer.done.finish_reason == "length"
+    assert len(answer.all_tokens) == engine.pair.n_ctx
+    assert answer.tokens == fresh(engine, PROMPT, None).tokens
+
+
+def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(cycle: Running) -> None:
+    room = cycle.pair.n_ctx
+    failed = cycle.ask([1] * room, 4).failed
+    assert failed.code == "context_length_exceeded"
+    assert str(room) in failed.message
+    assert cycle.ask([1] * (room - 1), 4).done.completion_tokens == 1
+
+
+@pytest.mark.parametrize("depth", [0, 2, 6, 15])
+@pytest.mark.parametrize("length", [1, 2, 5, 11])
+def test_eos_ends_an_answer_inside_accepted_drafts(models: Path, depth: int, length: int) -> None:
+    files = cycle_pair(models / f"ending-{length}", 1.0, cycle=ending_cycle(length))
+    with running(files) as engine:
+        first = engine.pair.vocab
+        answer = engine.ask([BOS, 0], 40, speculative=drafting(depth))
+        assert answer.done.finish_reason == "stop"
+        assert len(answer.tokens) == length + 1
+        assert first.is_eog(answer.tokens[-1])
+        assert answer.done.stop_string is None
+        ignoring = Sampling(temperature=0.0, ignore_eos=True)
+        longer = engine.ask([BOS, 0], 40, ignoring, drafting(depth))
+        assert len(longer.tokens) == 40
+        assert longer.tokens[: length + 1] == answer.tokens
+
+
+@pytest.mark.parametrize("depth", [0, 1, 5, 15])
+def test_a_stop_string_across_tokens_ends_the_answer_before_it(cycle: Running, depth: int) -> None:
+    whole = cycle.ask([BOS, 7], 40).text
+    for start, size in ((3, 2), (20, 9), (31, 1)):
+        stop = whole[start : start + size]
+        answer = cycle.ask([BOS, 7], 40, speculative=drafting(depth), stop=["never", stop])
+        assert answer.text == whole[: whole.index(stop)]
+        assert answer.done.finish_reason == "stop"
+        assert answer.done.stop_string == stop
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_after_a_stop_the_cache_goes_on_with_the_right_text(
+    contextual: Running, depth: int
+) -> None:
+    """What was drafted past the end must not stay in the cache."""
+    whole = fresh(contextual, PROMPT, 40)
+    stop = whole.text[len(whole.text) // 2 :][:2]
+    stopped = fresh(contextual, PROMPT, 40, speculative=drafting(depth), stop=[stop])
+    follow_up = [*stopped.all_tokens, 5, 6, 7]
+    kept = contextual.ask(follow_up, 24).tokens
+    assert kept == fresh(contextual, follow_up, 24).tokens
+
+
+def test_a_stop_string_that_only_began_is_shown_at_the_end(cycle: Running) -> None:
+    whole = cycle.ask([BOS, 7], 12).text
+    answer = cycle.ask([BOS, 7], 12, stop=[whole[-3:] + "and never more"])
+    assert answer.text == whole
+    assert answer.done.stop_string is None
+
+
+# ---------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("token", [-1, N_VOCAB, 2**31 - 1, -(2**31)])
+def test_token_ids_outside_the_vocabulary_are_refused(cycle: Running, token: int) -> None:
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        cycle.ask([1, token], 4)
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        cycle.ask([1], 4, Sampling(logit_bias={token: 1.0}))
+    with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+        cycle.pair.vocab.piece(token)
+    assert cycle.ask([BOS, 7], 4).tokens == expected(7, 4)
+
+
+def test_an_empty_prompt_is_refused(cycle: Running) -> None:
+    with pytest.raises(InvalidRequest, match="empty"):
+        cycle.ask([], 4)
+
+
+def test_a_lone_surrogate_is_refused(cycle: Running) -> None:
+    with pytest.raises(InvalidRequest, match="Unicode"):
+        cycle.ask("a\ud800", 4)
+
+
+def test_a_prompt_of_control_tokens_and_nul_is_read(cycle: Running) -> None:
+    assert len(cycle.ask("\0\0<|end|>", 4).tokens) == 4
+
+
+# ---------------------------------------------------------------------------- sampling
+
+
+SAMPLED = Sampling(temperature=0.8, top_k=40, seed=5)
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8, None])
+def test_with_a_seed_drafts_give_the_tokens_of_plain_decoding(
+    contextual: Running, depth: int | None
+) -> None:
+    plain = fresh(contextual, PROMPT, 48, SAMPLED).tokens
+    answer = fresh(contextual, PROMPT, 48, SAMPLED, drafting(depth))
+    assert answer.tokens == plain
+    assert answer.done.speculation.verification == "match"
+
+
+def test_penalties_see_the_drafts_kept_in_the_same_round(contextual: Running) -> None:
+    heavy = Sampling(
+        temperature=0.0,
+        repeat_penalty=1.5,
+        frequency_penalty=1.0,
+        presence_penalty=1.0,
+        dry_multiplier=2.0,
+        dry_allowed_length=1,
+        repeat_last_n=-1,
+    )
+    plain = fresh(contextual, PROMPT, 64, heavy).tokens
+    assert plain != fresh(contextual, PROMPT, 64).tokens
+    for depth in (2, 6):
+        assert fresh(contextual, PROMPT, 64, heavy, drafting(depth)).tokens == plain
+
+
+def test_two_requests_without_a_seed_differ(contextual: Running) -> None:
+    hot = Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0)
+    texts = [contextual.ask(PROMPT, 12, hot, drafting(2)).tokens for _ in range(2)]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "match"])
+def test_sampled_drafts_keep_the_targets_distribution(contextual: Running, rule: str) -> None:
+    """The second and third token of an answer, which come out of drafts, against plain probabilities."""
+    asked = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
+    sampler = Sampler(
+        Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0), contextual.pair.vocab.piece
+    )
+    speculative = drafting(2, verification=rule)
+    bias = dict.fromkeys(fresh(contextual, PROMPT, 1).tokens, 100.0)
+    # The first token is fixed by a prompt that ends with it, so that one distribution is tested.
+    prompt = [*PROMPT, *bias]
+    answers = [contextual.ask(prompt, 3, asked, speculative) for _ in range(800)]
+    assert all(answer.done.speculation.verification == rule for answer in answers[:3])
+    assert sum(answer.done.speculation.accepted for answer in answers) > 100
+    by_first: dict[int, list[int]] = {}
+    for answer in answers:
+        by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
+    samples = []
+    for first, drawn in by_first.items():
+        entry = contextual.ask([*prompt, first], 1, GREEDY, top_logprobs=N_VOCAB).logprobs
+        row = np.full(N_VOCAB, -np.inf, dtype=np.float32)
+        for token, _, logprob in entry[0].top:
+            row[token] = logprob
+        distribution = sampler.distribution(row)
+        if len(drawn) > 40:
+            samples.append((drawn, {int(t): distribution.of(int(t)) for t in distribution.ids}))
+    assert samples
+    assert chi_square_z(*samples) < 4.5
+
+
+# ---------------------------------------------------------------------------- logprobs
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_logprobs_are_the_same_with_and_without_drafts(
+    contextual: Running, sampling: Sampling
+) -> None:
+    plain = fresh(contextual, PROMPT, 40, sampling, top_logprobs=3).logprobs
+    drafted = fresh(contextual, PROMPT, 40, sampling, drafting(4), top_logprobs=3).logprobs
+    assert [entry.id for entry in drafted] == [entry.id for entry in plain]
+    for ours, theirs in zip(drafted, plain, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+        assert [t for t, _, _ in ours.top] == [t for t, _, _ in theirs.top]
+
+
+def test_logprobs_are_the_targets_own_whatever_was_penalised(contextual: Running) -> None:
+    pushed = Sampling(temperature=0.0, logit_bias={9: 100.0})
+    entry = fresh(contextual, PROMPT, 1, pushed, top_logprobs=N_VOCAB).logprobs[0]
+    assert entry.id == 9
+    assert entry.logprob < -0.5
+    assert sum(math.exp(p) for _, _, p in entry.top) == pytest.approx(1.0, abs=1e-4)
+    assert entry.top[0][2] > entry.logprob
+
+
+def test_each_shown_token_has_its_logprob_and_its_bytes(cycle: Running) -> None:
+    answer = cycle.ask([BOS, 7], 24, speculative=drafting(5), top_logprobs=1)
+    assert [entry.id for entry in answer.logprobs] == answer.tokens
+    raw = b"".join(entry.piece for entry in answer.logprobs)
+    assert raw.decode("utf-8", "replace") == answer.text
+
+
+# ---------------------------------------------------------------------------- what is told of it
+
+
+def test_an_answer_says_what_speculation_did(cycle: Running) -> None:
+    answer = cycle.ask([BOS, 9], 40, speculative=drafting(3), reveal_draft=True)
+    told = answer.done.speculation
+    assert told.active
+    assert told.kind == "draft"
+    assert told.reason is None
+    assert 0 < told.accepted < told.drafted
+    assert answer.done.timings.draft_n == told.drafted
+    assert answer.done.timings.draft_n_accepted == told.accepted
+    assert told.rounds < 40
+    assert told.mean_tokens_per_pass > 1
+    assert told.plain_tokens_per_second is not None
+    assert any(delta.drafted for delta in answer.deltas)
+
+
+@pytest.mark.parametrize(
+    ("speculative", "words"),
+    [
+        (Speculative(enabled=False), "switched off"),
+        (Speculative(depth=0), "depth 0"),
+    ],
+)
+def test_an_answer_without_drafts_says_why(
+    cycle: Running, speculative: Speculative, words: str
+) -> None:
+    told = cycle.ask([BOS, 9], 10, speculative=speculative).done.speculation
+    assert not told.active
+    assert told.drafted == 0
+    assert words in str(told.reason)
+
+
+def test_a_target_alone_says_so_and_answers_the_same(cycle_files: PairFiles, load: Load) -> None:
+    engine = load(target_alone(cycle_files))
+    answer = engine.ask([BOS, 7], 20, speculative=drafting(3))
+    assert answer.tokens == expected(7, 20)
+    assert "no draft model" in str(answer.done.speculation.reason)
+
+
+def test_predicted_text_is_drafted_and_counted(cycle: Running) -> None:
+    first = cycle.ask([BOS, 300], 1).text
+    prediction = first + " and then something that will not come"
+    answer = cycle.ask([BOS, 300], 40, speculative=drafting(4, "ngram", prediction=prediction))
+    told = answer.done.speculation
+    assert told.predicted_rejected > 0
+    assert told.predicted_accepted + told.predicted_rejected == told.drafted
+    assert answer.tokens == expected(300, 40)
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+def resident() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) * 1024
+    raise OSError("no VmRSS")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts pages through /proc")
+def test_thousands_of_rounds_take_no_memory(cycle: Running) -> None:
+    def rounds(count: int) -> None:
+        end = cycle.engine.rounds + count
+        while cycle.engine.rounds < end:
+            cycle.ask([BOS, 7], 400, SAMPLED, drafting(3))
+            cycle.answers.clear()
+        gc.collect()
+
+    rounds(500)
+    before = resident()
+    rounds(1500)
+    # 1500 rounds of 4 rows × 512 logits × 4 bytes would be 12 MB, the rounds' objects more.
+    assert resident() - before < 4_000_000

@@ -1,0 +1,270 @@
+"""Several requests in one decode: none notices the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.protocol.frames import Constraint, PairFiles, Sampling, Speculative
+from tests.support.pairs import BOS, N_VOCAB, expected
+from tests.support.rescoring import NEAR_TIE, worst_gap
+from tests.support.running import GREEDY, PLAIN, Running, drafting
+
+Load = Callable[..., Running]
+
+
+def prompts(count: int, length: int = 12) -> list[list[int]]:
+    rng = np.random.default_rng(count)
+    return [rng.integers(0, N_VOCAB - 5, length + 3 * i).tolist() for i in range(count)]
+
+
+def alone(engine: Running, prompt: list[int], count: int) -> list[int]:
+    engine.forget()
+    return engine.ask(prompt, count).tokens
+
+
+def assert_own_text(
+    engine: Running, prompt: list[int], tokens: list[int], truth: list[int]
+) -> None:
+    """The text of the request alone; another only where the target had a near-tie."""
+    if tokens != truth:
+        assert worst_gap(engine.pair.files.target, prompt, tokens) < NEAR_TIE
+
+
+@pytest.mark.parametrize("speculative", [PLAIN, drafting(3), drafting(8, "auto"), Speculative()])
+def test_four_together_answer_as_each_alone(contextual: Running, speculative: Speculative) -> None:
+    asked = prompts(4)
+    truth = [alone(contextual, prompt, 40) for prompt in asked]
+    contextual.forget()
+    ids = [contextual.start(prompt, 40, GREEDY, speculative) for prompt in asked]
+    contextual.engine.step()
+    assert len(contextual.pair.shared.active) == 4
+    contextual.finish()
+    for prompt, request, tokens in zip(asked, ids, truth, strict=True):
+        assert_own_text(contextual, prompt, contextual.answers[request].tokens, tokens)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_requests_that_join_and_leave_midway_keep_their_own_text(
+    contextual: Running, data: st.DataObject
+) -> None:
+    asked = prompts(6)
+    truth = [alone(contextual, prompt, 20) for prompt in asked]
+    contextual.forget()
+    ids: dict[int, int] = {}
+    cancelled: set[int] = set()
+    for at, prompt in enumerate(asked):
+        depth = data.draw(st.sampled_from([0, 1, 4, None]))
+        ids[at] = contextual.start(prompt, 20, GREEDY, drafting(depth, "auto"))
+        for _ in range(data.draw(st.integers(0, 6))):
+            if contextual.engine.active:
+                contextual.engine.step()
+        if data.draw(st.booleans()):
+            victim = data.draw(st.sampled_from(sorted(ids)))
+            if contextual.engine.cancel(ids[victim]):
+                cancelled.add(victim)
+    contextual.finish()
+    for at, prompt in enumerate(asked):
+        answer = contextual.answers[ids[at]]
+        if at in cancelled and answer.started is None:
+            assert answer.failed.code == "cancelled"
+            continue
+        assert_own_text(contextual, prompt, answer.tokens, truth[at][: len(answer.tokens)])
+        assert at in cancelled or len(answer.tokens) == 20
+
+
+def test_different_wishes_share_a_decode(cycle: Running) -> None:
+    """Greedy and sampled, drafting and not, with a grammar and without."""
+    cycle.forget()
+    seeded = Sampling(temperature=0.9, seed=4)
+    truth = cycle.ask([BOS, 9], 20, seeded).tokens
+    cycle.forget()
+    ids = [
+        cycle.start([BOS, 7], 20, GREEDY, drafting(4)),
+        cycle.start([BOS, 9], 20, seeded, drafting(2)),
+        cycle.start([BOS, 11], 20, GREEDY, PLAIN),
+        cycle.start([BOS, 13], 20, constraint=Constraint("regex", "[ab]{5}")),
+    ]
+    cycle.finish()
+    answers = [cycle.answers[request] for request in ids]
+    assert answers[0].tokens == expected(7, 20)
+    assert answers[1].tokens == truth
+    assert answers[2].tokens == expected(11, 20)
+    assert len(answers[3].text) == 5
+
+
+def test_a_long_prompt_is_read_beside_running_answers(contextual: Running) -> None:
+    """Nobody who writes waits for more than a bounded chunk of somebody else's prompt."""
+    short, long = prompts(1)[0], [(13 * at) % 500 for at in range(400)]
+    truth = alone(contextual, short, 60), alone(contextual, long, 10)
+    contextual.forget()
+    writing = contextual.start(short, 60)
+    contextual.engine.step()
+    reading = contextual.start(long, 10)
+    steps = 0
+    while not contextual.answers[reading].deltas:
+        before = sum(delta.tokens > 0 for delta in contextual.answers[writing].deltas)
+        generated = contextual.generation(writing).generated
+        contextual.engine.step()
+        steps += 1
+        assert contextual.answers[writing].ending or (
+            contextual.generation(writing).generated > generated
+        ), before
+    assert steps >= 4
+    contextual.finish()
+    assert_own_text(contextual, short, contextual.answers[writing].tokens, truth[0])
+    assert_own_text(contextual, long, contextual.answers[reading].tokens, truth[1])
+
+
+def test_one_past_the_slots_waits_and_is_served_in_order(cycle: Running) -> None:
+    cycle.forget()
+    parallel = cycle.pair.parallel
+    ids = [cycle.start([BOS, i], 6 + i) for i in range(parallel + 3)]
+    cycle.engine.step()
+    started = [cycle.answers[request].started is not None for request in ids]
+    assert started == [True] * parallel + [False] * 3
+    order: list[int] = []
+    while cycle.engine.active:
+        cycle.engine.step()
+        order += [r for r in ids if cycle.answers[r].started is not None and r not in order]
+    assert order == ids
+    for i, request in enumerate(ids):
+        assert cycle.answers[request].tokens == expected(i, 6 + i)
+
+
+def test_an_editors_request_is_served_before_those_that_wait(cycle: Running) -> None:
+    cycle.forget()
+    running = [cycle.start([BOS, i], 8) for i in range(cycle.pair.parallel)]
+    waiting = cycle.start([BOS, 20], 8)
+    editor = cycle.start([BOS, 21], 8, priority="editor")
+    while cycle.answers[editor].started is None:
+        cycle.engine.step()
+        if cycle.answers[waiting].started is not None:
+            assert cycle.answers[editor].started is not None
+    cycle.finish()
+    assert all(cycle.answers[request].done for request in [*running, waiting, editor])
+
+
+# ---------------------------------------------------------------------------- cancelling
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_cancelled_answer_ends_at_once_and_frees_its_slot(cycle: Running, steps: int) -> None:
+    request = cycle.start([BOS, 7], 100, speculative=drafting(3))
+    for _ in range(steps):
+        cycle.engine.step()
+    assert cycle.engine.cancel(request)
+    answer = cycle.answers[request]
+    assert answer.done.finish_reason == "cancelled"
+    assert answer.tokens == expected(7, len(answer.tokens))
+    assert not cycle.engine.active
+    assert all(not slot.busy for slot in cycle.pair.shared.slots)
+    assert not cycle.engine.cancel(request)
+
+
+def test_a_request_cancelled_in_the_queue_or_while_reading_ends_too(cycle: Running) -> None:
+    cycle.forget()
+    running = [cycle.start([BOS, i], 30) for i in range(cycle.pair.parallel)]
+    waiting = cycle.start([BOS, 30], 30)
+    cycle.engine.step()
+    assert cycle.engine.cancel(waiting)
+    assert cycle.answers[waiting].failed.code == "cancelled"
+    assert cycle.engine.cancel(running[0])
+    reading = cycle.start([BOS, *range(300)], 30)
+    cycle.engine.step()
+    assert cycle.answers[reading].started is not None
+    assert not cycle.answers[reading].deltas
+    assert cycle.engine.cancel(reading)
+    assert cycle.answers[reading].done.completion_tokens == 0
+    cycle.finish()
+    assert cycle.ask([BOS, 7], 8).tokens == expected(7, 8)
+
+
+def test_what_a_cancelled_answer_left_in_the_cache_is_its_text(contextual: Running) -> None:
+    prompt = prompts(1)[0]
+    contextual.forget()
+    request = contextual.start(prompt, 60, speculative=drafting(4))
+    for _ in range(6):
+        contextual.engine.step()
+    contextual.engine.cancel(request)
+    follow_up = [*contextual.answers[request].all_tokens, 3, 4]
+    kept = contextual.ask(follow_up, 20).tokens
+    assert kept == alone(contextual, follow_up, 20)
+
+
+# ---------------------------------------------------------------------------- a full context
+
+
+def test_a_context_full_of_running_answers_ends_the_last_ones_and_keeps_the_first(
+    contextual_files: PairFiles, load: Load
+) -> None:
+    engine = load(contextual_files, n_ctx=256)
+    asked = prompts(4, 40)
+    ids = [engine.start(prompt, None, GREEDY, drafting(3)) for prompt in asked]
+    engine.finish()
+    answers = [engine.answers[request] for request in ids]
+    assert answers[0].done.finish_reason == "length"
+    assert len(answers[0].all_tokens) == engine.pair.n_ctx
+    for prompt, answer in zip(asked, answers, strict=True):
+        if answer.started is not None and hasattr(answer.ending, "finish_reason"):
+            truth = alone(engine, prompt, len(answer.tokens) or 1)[: len(answer.tokens)]
+            assert_own_text(engine, prompt, answer.tokens, truth)
+        else:
+            assert answer.failed.code == "context_length_exceeded"
+    assert engine.ask(asked[0], 8).tokens == alone(engine, asked[0], 8)
+
+
+def test_prompts_that_do_not_fit_together_are_answered_or_told(
+    contextual_files: PairFiles, load: Load
+) -> None:
+    engine = load(contextual_files, n_ctx=256)
+    asked = prompts(4, 150)
+    ids = [engine.start(prompt, 8) for prompt in asked]
+    engine.finish()
+    assert engine.answers[ids[0]].tokens or any(engine.answers[i].done.tokens for i in ids[1:])
+    for request, prompt in zip(ids, asked, strict=True):
+        answer = engine.answers[request]
+        if hasattr(answer.ending, "finish_reason"):
+            truth = alone(engine, prompt, 8)
+            assert_own_text(engine, prompt, answer.tokens, truth[: len(answer.tokens)])
+        else:
+            assert answer.failed.code == "context_length_exceeded"
+
+
+def test_idle_caches_make_room_for_a_long_prompt(contextual_files: PairFiles, load: Load) -> None:
+    engine = load(contextual_files, n_ctx=256)
+    for prompt in prompts(4, 50):
+        engine.ask(prompt, 8)
+    held = [slot.n_target for slot in engine.pair.shared.slots]
+    assert sum(held) > 200
+    long = [(3 * at) % 500 for at in range(200)]
+    answer = engine.ask(long, 20, speculative=drafting(4))
+    assert answer.tokens == alone(engine, long, 20)
+
+
+def test_depth_falls_as_load_rises(cycle_files: PairFiles, load: Load) -> None:
+    """With a table on which rows are dear, four at once draft less each than one alone."""
+    engine = load(cycle_files)
+    costs = engine.pair.costs
+    table = {1: 10.0, 2: 11.0, 4: 14.0, 8: 30.0, 16: 70.0, 32: 150.0}
+    target = type(costs.target)(table)
+    target.observe = lambda width, ms: None  # type: ignore[method-assign]
+    engine.pair.shared.costs = costs.target = target
+    assert engine.pair.drafter is not None
+
+    def drafted_per_round(together: int) -> float:
+        ids = [
+            engine.start([BOS, 7 + i], 120, speculative=Speculative(kind="draft"))
+            for i in range(together)
+        ]
+        engine.finish()
+        told = [engine.answers[request].done.speculation for request in ids]
+        return sum(t.drafted for t in told) / max(sum(t.rounds for t in told), 1)
+
+    drafted_per_round(1)  # the calibration learns that drafts are good
+    assert drafted_per_round(4) < drafted_per_round(1)
