@@ -101,7 +101,8 @@ def _blocks(rng: np.random.Generator, rows: int, cols: int, quant: Quant, std: f
     count = rows * cols // _BLOCK
     if quant == "q4_0":
         high = rng.integers(1, 16, (count, 16), dtype=np.uint8)
-        body = rng.integers(1, 16, (count, 16), dtype=np.uint8) | (high << 4)
+        low: Any = rng.integers(1, 16, (count, 16), dtype=np.uint8)
+        body: npt.NDArray[np.uint8] = low | (high << 4)
         scale = std / _Q4_STD
     else:
         body = rng.integers(-127, 128, (count, 32), dtype=np.int8).view(np.uint8)

@@ -345,7 +345,11 @@ class Engine:
         if gen.plain_since_look_ms * PROBE_SHARE < cost or gen.left < 32:
             return
         start = time.perf_counter()
-        drafter.look_in(gen.slot, gen.beliefs["draft"])
+        try:
+            drafter.look_in(gen.slot, gen.beliefs["draft"])
+        except NoKvSlot:
+            lane.slots.roll_back_draft(gen.slot, 0)
+            gen.no_draft_model("the draft's context is full")
         gen.tally.round_ms += (time.perf_counter() - start) * 1e3
         gen.plain_since_look_ms = 0.0
 

@@ -110,6 +110,11 @@ class Generation:
         if self._first_token is None:
             self._first_token = time.perf_counter()
 
+    def no_draft_model(self, reason: str) -> None:
+        """The draft model cannot serve this request any more."""
+        self.beliefs.pop("draft", None)
+        self.reason = reason
+
     def keep(
         self, tokens: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprob]
     ) -> tuple[int, Delta | None]:

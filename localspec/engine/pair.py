@@ -9,7 +9,7 @@ from pathlib import Path
 
 from localspec.engine import profile, sampling
 from localspec.engine.depth import MAX_DEPTH, MAX_LIMIT, Calibration
-from localspec.engine.drafters.model import DraftModel
+from localspec.engine.drafters.model import READING, DraftModel
 from localspec.engine.exact import choose_width
 from localspec.engine.generation import Prepared
 from localspec.engine.lane import Lane
@@ -59,9 +59,7 @@ class Pair:
         fixed_state = self._target.recurrent or self._target.hybrid
         self.parallel = 1 if fixed_state else settings.parallel
         self._draft_context = self._draft_context_for(self._draft) if self._draft else None
-        context = self._target_context(
-            self.parallel, self.parallel * (MAX_DEPTH + 1) + MAX_LIMIT
-        )
+        context = self._target_context(self.parallel, self.parallel * (MAX_DEPTH + 1) + MAX_LIMIT)
         batch = Batch(settings.n_batch)
         self.no_rollback = self._rollback_problem(context)
         progress("profile", 0.0)
@@ -140,9 +138,13 @@ class Pair:
         if known is None:
             deadline = time.monotonic() + profile.BUDGET_S * 0.3
             run = _runner(context, batch, last_only=True)
-            known = profile.measure(run, (1, 2, 4, 16), deadline)
+            known = profile.measure(run, (1, READING, 2, 4, 16), deadline)
         costs = CostTable(known)
-        return DraftModel(context, batch, costs), costs
+        return DraftModel(context, batch, costs, self._make_draft_room), costs
+
+    def _make_draft_room(self) -> bool:
+        lanes = [self.shared] if self._exact is None else [self.shared, self._exact]
+        return any(lane.slots.evict_draft() for lane in lanes)
 
     # ------------------------------------------------------------------------ exact mode
 

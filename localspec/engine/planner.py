@@ -18,6 +18,7 @@ from localspec.engine.drafters.lookup import length_bucket
 from localspec.engine.drafters.model import Ask
 from localspec.engine.generation import Generation
 from localspec.engine.lane import Lane
+from localspec.engine.llama import NoKvSlot
 from localspec.engine.pair import Pair
 from localspec.engine.sampling import Distribution
 
@@ -167,7 +168,14 @@ class Planner:
         pass_ms = lane.pass_ms(max(turn.base for turn in turns) + MAX_LIMIT)
         relative = [pass_ms[turn.base :] - pass_ms[turn.base] for turn in turns]
         asks = [self._ask(t, costs, rate) for t, costs in zip(turns, relative, strict=True)]
-        self._pair.drafter.propose(asks)
+        try:
+            self._pair.drafter.propose(asks)
+        except NoKvSlot:
+            for turn in turns:
+                lane.slots.roll_back_draft(turn.gen.slot, 0)
+                turn.gen.no_draft_model("the draft's context is full")
+                turn.kind = None
+            return
         for turn, ask, costs in zip(turns, asks, relative, strict=True):
             count = len(ask.tokens)
             # Under the rejection rule a draft may not be dropped for what it turned out to be: the

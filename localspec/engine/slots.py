@@ -151,6 +151,14 @@ class Slots:
         self.forget(slot)
         slot.tokens = []
 
+    def evict_draft(self) -> bool:
+        """Empty the draft's memory of the idle slot that was used longest ago; as `evict`."""
+        idle = [slot for slot in self._slots if not slot.busy and slot.n_draft]
+        if not idle:
+            return False
+        self.roll_back_draft(min(idle, key=lambda s: s.last_used), 0)
+        return True
+
     def evict(self) -> bool:
         """Empty the idle slot that was used longest ago. False: no idle slot holds anything."""
         idle = [slot for slot in self._slots if not slot.busy and slot.n_target]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from localspec.engine.depth import Belief, bucket
-from localspec.engine.llama import Batch, Context
+from localspec.engine.llama import Batch, Context, NoKvSlot
 from localspec.engine.profile import CostTable
 from localspec.engine.sampling import Distribution, Logits, Sampler
 from localspec.engine.slots import Slot
@@ -17,6 +17,7 @@ from localspec.engine.slots import Slot
 # Rows of a look-in whose predictions are compared with what the target wrote: more would cost the
 # draft's output matrix for each, and four hits or misses in a row already say what the text is like.
 PROBE_ROWS = 4
+READING = 64  # width of the pass whose cost per token stands for reading text
 
 
 @dataclass(slots=True)
@@ -40,7 +41,11 @@ class DraftModel:
 
     kind = "draft"
 
-    def __init__(self, context: Context, batch: Batch, costs: CostTable) -> None:
+    def __init__(
+        self, context: Context, batch: Batch, costs: CostTable, make_room: Callable[[], bool]
+    ) -> None:
+        """make_room: called when the KV is full; frees some, or says False."""
+        self._make_room = make_room
         self._context = context
         self._batch = batch
         self._costs = costs
@@ -58,14 +63,18 @@ class DraftModel:
     def reading_ms(self, slot: Slot) -> float:
         """What reading a slot's unread text would cost, beyond the token a first draft reads anyway."""
         unread = max(self.unread(slot) - 1, 0)
-        return unread * self._costs.ms(16) / 16
+        return unread * self._costs.ms(READING) / READING
 
     def look_ms(self, slot: Slot) -> float:
         """What `look_in` would cost now."""
         return self._look_ms + max(self.reading_ms(slot) - self._look_ms, 0.0)
 
     def propose(self, asks: Sequence[Ask]) -> None:
-        """Fill each ask with drafts until its `more` says no."""
+        """Fill each ask with drafts until its `more` says no.
+
+        Raises:
+            NoKvSlot: the running requests fill the draft's context.
+        """
         active = [ask for ask in asks if ask.more(ask)]
         for ask in active:
             self._read(ask.slot, len(ask.slot.tokens) - 1, keep_tail=8)
@@ -75,12 +84,13 @@ class DraftModel:
             for ask in active:
                 slot = ask.slot
                 new = ask.tokens[-1:] or slot.tokens[slot.n_draft :]
-                for at, token in enumerate(new, start=1):
-                    row = self._batch.add(token, slot.n_draft, slot.draft_id, at == len(new))
-                    slot.n_draft += 1
-                rows.append(row)
+                for at, token in enumerate(new, start=slot.n_draft):
+                    last = at + 1 == slot.n_draft + len(new)
+                    row = self._batch.add(token, at, slot.draft_id, last)
+                rows.append((row, at + 1))
             self._pass()
-            for ask, row in zip(active, rows, strict=True):
+            for ask, (row, length) in zip(active, rows, strict=True):
+                ask.slot.n_draft = length
                 self._choose(ask, self._context.logits(row))
             active = [ask for ask in active if ask.more(ask)]
 
@@ -131,7 +141,13 @@ class DraftModel:
 
     def _pass(self, timed: bool = True) -> float:
         start = time.perf_counter()
-        self._context.decode(self._batch)
+        while True:
+            try:
+                self._context.decode(self._batch)
+                break
+            except NoKvSlot:
+                if not self._make_room():
+                    raise
         self._context.synchronize()
         spent = time.perf_counter() - start
         self.busy_s += spent
