@@ -1,0 +1,102 @@
+"""Which lines of the standard library the evaluation blanks out; fixed in a file, found by seed."""
+
+from __future__ import annotations
+
+import ast
+import io
+import random
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .code import Hole, SourceFile, is_held_out, line_hole, read_sources, standard_library
+
+BEFORE, AFTER = 500, 300
+"""Characters of context around a hole; together about as many tokens as a row of training holds."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One line of one file."""
+
+    file: str
+    line: int
+    """Counted from 1."""
+    text: str
+    """The line without indentation and line end: what should come back."""
+
+
+def code_lines(source: SourceFile) -> Iterator[Gap]:
+    """Lines that hold code, not only a comment or a piece of a longer string."""
+    strings: set[int] = set()
+    code: set[int] = set()
+    reader = io.StringIO("".join(source.lines)).readline
+    for token in tokenize.generate_tokens(reader):
+        if token.type == tokenize.STRING and token.start[0] != token.end[0]:
+            strings.update(range(token.start[0], token.end[0] + 1))
+        elif token.type in {tokenize.NAME, tokenize.OP, tokenize.NUMBER}:
+            code.add(token.start[0])
+    for number in sorted(code - strings):
+        text = source.lines[number - 1].strip()
+        if 4 <= len(text) <= 90 and number > 5:
+            yield Gap(source.name, number, text)
+
+
+def choose(held_out: bool, count: int, seed: int) -> list[Gap]:
+    """`count` lines, at most two of any file."""
+    rng = random.Random(f"{seed}/{held_out}")
+    sources = [s for s in read_sources(standard_library()) if is_held_out(s.name) == held_out]
+    gaps: list[Gap] = []
+    while len(gaps) < count:
+        rng.shuffle(sources)
+        for source in sources[: count - len(gaps)]:
+            lines = list(code_lines(source))
+            if lines:
+                gaps.append(rng.choice(lines))
+    return sorted(gaps, key=lambda gap: (gap.file, gap.line))
+
+
+def write_gaps(path: Path, trained: list[Gap], held_out: list[Gap]) -> None:
+    def quoted(text: str) -> str:
+        return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t") + '"'
+
+    parts = [
+        "# Lines of the standard library of Python 3.11 to be filled in, chosen by seed before training.",
+        "# The text is there to notice another version of a file; licence: PSF.",
+        "",
+    ]
+    for table, gaps in (("trained", trained), ("held_out", held_out)):
+        for gap in gaps:
+            parts.append(f"[[{table}]]\nfile = {quoted(gap.file)}\nline = {gap.line}")
+            parts.append(f"text = {quoted(gap.text)}\n")
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def load_gap(gap: Gap, root: Path) -> tuple[list[str], Hole] | None:
+    """The file's lines and the hole, or None where this Python has other text on that line."""
+    try:
+        lines = (root / gap.file).read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError):
+        return None
+    at = gap.line - 1
+    if at >= len(lines) or lines[at].strip() != gap.text:
+        return None
+    first, last = at, at + 1
+    while first > 0 and sum(map(len, lines[first - 1 : at])) <= BEFORE:
+        first -= 1
+    while last < len(lines) and sum(map(len, lines[at + 1 : last + 1])) <= AFTER:
+        last += 1
+    return lines, line_hole(lines[first:last], at - first)
+
+
+def parses(lines: list[str], at: int, filled: str) -> bool:
+    """Whether the whole file still is Python with line `at` (from 0) replaced by `filled`."""
+    line = lines[at]
+    indentation = line[: len(line) - len(line.lstrip())]
+    text = "".join([*lines[:at], indentation + filled + "\n", *lines[at + 1 :]])
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True

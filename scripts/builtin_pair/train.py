@@ -1,0 +1,213 @@
+"""The training loop: resumable, seeded, one line of progress.
+
+The learning rate is constant and falls only at the end ("warm-up, stable, decay"), so any checkpoint
+of the constant part can be finished by a short decay, or trained on.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .data import Batch, Mixture, Packer
+from .model import Llama, Shape
+from .optimizer import Muon
+
+Hidden = Callable[[Tensor, Tensor], Tensor]
+"""Tokens [B, T] and mask [B, 1, T, T] to hidden states [B, T, width]; compiled or not."""
+
+WARMUP_STEPS = 40
+MATRIX_RATE = 0.02
+REST_RATE = 0.003
+AVERAGE_STEPS = 40
+"""Length of the running average of the weights; it stands in for a decay in early exports."""
+SAVE_EVERY_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When to stop and when to let the learning rate fall."""
+
+    until: int
+    decay_from: int
+    mixture: Mixture
+    seed: int
+
+    def rate(self, step: int) -> float:
+        """Factor on both learning rates at `step`."""
+        warm = min(1.0, (step + 1) / WARMUP_STEPS)
+        if step < self.decay_from:
+            return warm
+        left = (self.until - step) / max(1, self.until - self.decay_from)
+        return warm * max(0.02, left)
+
+
+class Trainee:
+    """A model with its optimizers, its averaged weights and how far it has come."""
+
+    def __init__(self, shape: Shape, device: str, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.model = Llama(shape).to(device)
+        matrices = [
+            p for n, p in self.model.named_parameters() if n.startswith("blk") and p.dim() == 2
+        ]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in self.model.parameters() if id(p) not in chosen]
+        self.muon = Muon(matrices)
+        self.adam = torch.optim.Adam(rest, lr=REST_RATE, betas=(0.9, 0.95))
+        self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        self.step = 0
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "shape": asdict(self.model.shape),
+            "model": self.model.state_dict(),
+            "average": self.average,
+            "muon": self.muon.momentum,
+            "adam": self.adam.state_dict(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
+
+    def save(self, path: Path) -> None:
+        partial = path.with_suffix(".partial")
+        torch.save(self.state(), partial)
+        partial.replace(path)
+
+    def restore(self, path: Path, device: str) -> None:
+        state = torch.load(path, map_location=device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.average = state["average"]
+        self.muon.momentum = state["muon"]
+        self.adam.load_state_dict(state["adam"])
+        self.step, self.tokens, self.seconds = state["step"], state["tokens"], state["seconds"]
+
+    @torch.no_grad()
+    def update(self, factor: float) -> None:
+        torch.nn.utils.clip_grad_norm_(
+            [p for g in self.adam.param_groups for p in g["params"]], 1.0
+        )
+        self.muon.step(MATRIX_RATE * factor, beta=min(0.95, 0.85 + self.step / 1000))
+        for group in self.adam.param_groups:
+            group["lr"] = REST_RATE * factor
+        self.adam.step()
+        self.model.zero_grad(set_to_none=True)
+        keep = 1 - 1 / min(self.step + 2, AVERAGE_STEPS)
+        for name, parameter in self.model.named_parameters():
+            self.average[name].lerp_(parameter.detach(), 1 - keep)
+        self.step += 1
+
+
+def load_model(path: Path, device: str = "cpu", averaged: bool = False) -> Llama:
+    state = torch.load(path, map_location=device, weights_only=True)
+    model = Llama(Shape(**state["shape"])).to(device)
+    model.load_state_dict(state["average"] if averaged else state["model"])
+    return model.eval()
+
+
+def best_dtype(device: str) -> torch.dtype:
+    """bfloat16 where a quick measurement shows it faster; CPUs without AMX or AVX512-BF16 crawl in it."""
+    if device != "cpu":
+        return torch.bfloat16
+    a = torch.randn(512, 512)
+    times = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = a.to(dtype)
+        x @ x
+        begin = time.perf_counter()
+        for _ in range(4):
+            x @ x
+        times[dtype] = time.perf_counter() - begin
+    return min(times, key=lambda dtype: times[dtype])
+
+
+def train(
+    trainee: Trainee,
+    packer: Packer,
+    plan: Plan,
+    checkpoint: Path,
+    device: str,
+    teacher: Llama | None = None,
+    compiled: bool = False,
+) -> None:
+    """Train up to `plan.until`; with a `teacher` learn its distributions instead of the data's.
+
+    SIGTERM or Ctrl-C ends it after the step under way, with a checkpoint.
+    """
+    dtype = best_dtype(device)
+    hidden = (
+        torch.compile(trainee.model.hidden, dynamic=False) if compiled else trainee.model.hidden
+    )
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    saved = time.monotonic()
+    stop = _StopRequest()
+    while trainee.step < plan.until and not stop.made:
+        begin = time.monotonic()
+        rng = random.Random(f"{plan.seed}/{trainee.step}")
+        batch = packer.batch(rng, plan.mixture)
+        with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
+            loss = _loss(trainee.model, hidden, batch, device, teacher)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        trainee.update(plan.rate(trainee.step))
+        trainee.tokens += batch.tokens.numel()
+        # A stopped process (SIGSTOP) must not count as training time.
+        trainee.seconds += min(60.0, time.monotonic() - begin)
+        _report(trainee, plan, loss.item(), time.monotonic() - begin, batch.tokens.numel())
+        if time.monotonic() - saved > SAVE_EVERY_SECONDS:
+            trainee.save(checkpoint)
+            saved = time.monotonic()
+    trainee.save(checkpoint)
+
+
+class _StopRequest:
+    """Notices SIGTERM and SIGINT instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.made = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+
+def _loss(model: Llama, hidden: Hidden, batch: Batch, device: str, teacher: Llama | None) -> Tensor:
+    tokens, mask = batch.tokens.to(device), batch.mask.to(device)
+    where, weights = batch.where.to(device), batch.weights.to(device)
+    logits = model.logits(hidden(tokens, mask).flatten(0, 1)[where]).float()
+    if teacher is None:
+        losses = F.cross_entropy(logits, batch.targets.to(device), reduction="none")
+    else:
+        with torch.no_grad():
+            taught = teacher.logits(teacher.hidden(tokens, mask).flatten(0, 1)[where]).float()
+            wanted = taught.log_softmax(-1)
+        losses = F.kl_div(logits.log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)
+    return (losses * weights).sum()
+
+
+def _report(trainee: Trainee, plan: Plan, loss: float, seconds: float, tokens: int) -> None:
+    at_terminal = sys.stderr.isatty()
+    if not at_terminal and trainee.step % 10:
+        return
+    done = trainee.step / plan.until
+    bar = ("#" * round(20 * done)).ljust(20, ".")
+    left = (plan.until - trainee.step) * trainee.seconds / trainee.step / 60
+    line = (
+        f"[{bar}] {trainee.step}/{plan.until}  loss {loss:.3f}  {tokens / seconds:,.0f} tokens/s  "
+        f"{trainee.tokens / 1e6:.2f} M tokens  {left:.0f} min left"
+    )
+    print(line, end="\r" if at_terminal else "\n", file=sys.stderr, flush=True)

@@ -1,0 +1,51 @@
+"""Holes in code, for training and for evaluation."""
+
+from __future__ import annotations
+
+import random
+
+from builtin_pair.code import Code, SourceFile, is_held_out, line_hole
+from builtin_pair.evaluate import Agreement
+from builtin_pair.holes import code_lines, parses
+
+LINES = ["def f(x):\n", '    """Say\n', "    if it is.\n", '    """\n', "    return x + 1\n"]
+
+
+def test_a_line_hole_starts_after_the_indentation() -> None:
+    hole = line_hole(LINES, 4)
+    assert (hole.middle, hole.suffix) == ("return x + 1", "\n")
+    assert hole.prefix.endswith('"""\n    ')
+
+
+def test_every_hole_puts_the_file_together_again() -> None:
+    source = Code([SourceFile("shutil.py", tuple(LINES * 30))])
+    rng = random.Random(0)
+    text = "".join(LINES * 31)
+    for _ in range(200):
+        hole = source.hole(rng)
+        assert hole.prefix + hole.middle + hole.suffix in text
+
+
+def test_held_out_files_are_not_trained_on() -> None:
+    names = [f"module{n}.py" for n in range(200)]
+    kept = {f.name for f in Code([SourceFile(n, tuple(LINES)) for n in names]).files}
+    assert kept == {name for name in names if not is_held_out(name)}
+    assert 5 < len(names) - len(kept) < 60
+
+
+def test_prose_in_strings_is_no_code_line() -> None:
+    padding = ["import os\n"] * 5
+    gaps = list(code_lines(SourceFile("m.py", tuple(padding + LINES))))
+    assert [gap.text for gap in gaps] == ["def f(x):", "return x + 1"]
+
+
+def test_a_filled_file_either_parses_or_not() -> None:
+    assert parses(LINES, 4, "return x")
+    assert not parses(LINES, 4, "return (")
+
+
+def test_acceptance_replays_rounds_of_fixed_depth() -> None:
+    agreement = Agreement([[True, True, False, True, True, True, True]])
+    # Round 1 drafts 3, keeps 2, the third comes from the target; round 2 keeps 3; then one is left.
+    assert agreement.accepted_of_drafted(3) == 5 / 6
+    assert agreement.rate() == 6 / 7
