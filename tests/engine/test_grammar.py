@@ -1,0 +1,184 @@
+"""Structured output: valid with and without drafts, and hostile grammars refused in bounded time."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from localspec.errors import GrammarRejected
+from localspec.protocol.frames import Constraint, Sampling
+from tests.support.running import GREEDY, PLAIN, Running, drafting
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 6},
+            "kind": {"enum": ["alpha", "beta"]},
+            "count": {"type": "integer", "minimum": 0, "maximum": 99},
+            "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+        },
+        "required": ["name", "kind", "count", "tags"],
+        "additionalProperties": False,
+    }
+)
+LIST = 'root ::= "(" item ("," item)* ")"\nitem ::= [a-c]{1,3}'
+WISHES = [
+    GREEDY,
+    Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3),
+    Sampling(temperature=1.0, seed=4),
+]
+
+
+def check(kind: str, text: str) -> None:
+    if kind == "json_schema":
+        value = json.loads(text)
+        assert list(value) == ["name", "kind", "count", "tags"]
+        assert len(value["name"]) <= 6
+        assert value["kind"] in ("alpha", "beta")
+        assert 0 <= value["count"] <= 99
+        assert len(value["tags"]) <= 2
+    elif kind == "grammar":
+        assert re.fullmatch(r"\([a-c]{1,3}(,[a-c]{1,3})*\)", text)
+    else:
+        assert re.fullmatch(r"[A-F]{4}-[0-9]{3}(yes|no)", text)
+
+
+CONSTRAINTS = [
+    ("json_schema", SCHEMA),
+    ("grammar", LIST),
+    ("regex", "[A-F]{4}-[0-9]{3}(yes|no)"),
+]
+
+
+@pytest.mark.parametrize("sampling", WISHES)
+@pytest.mark.parametrize(("kind", "source"), CONSTRAINTS)
+@pytest.mark.parametrize("speculative", [PLAIN, drafting(4), drafting(None, "auto")])
+def test_a_finished_answer_is_in_its_language(
+    contextual: Running, kind: Any, source: str, sampling: Sampling, speculative: Any
+) -> None:
+    answer = contextual.constrained(
+        kind, source, max_tokens=480, sampling=sampling, speculative=speculative
+    )
+    if answer.done.finish_reason == "stop":
+        check(kind, answer.text)
+    else:  # a list may go on forever with a random model; it must still be a beginning
+        assert kind == "grammar"
+        assert re.match(r"\([a-c,]*$", answer.text)
+
+
+@pytest.mark.parametrize("sampling", WISHES[:2])
+@pytest.mark.parametrize(("kind", "source"), CONSTRAINTS)
+def test_drafts_do_not_change_a_constrained_answer(
+    contextual: Running, kind: Any, source: str, sampling: Sampling
+) -> None:
+    contextual.forget()
+    plain = contextual.constrained(kind, source, max_tokens=60, sampling=sampling)
+    for depth in (1, 3, 8, None):
+        contextual.forget()
+        drafted = contextual.constrained(
+            kind, source, max_tokens=60, sampling=sampling, speculative=drafting(depth, "auto")
+        )
+        assert drafted.tokens == plain.tokens
+
+
+def test_tokens_that_must_come_are_drafted_without_a_model(contextual: Running) -> None:
+    source = "(this is the only thing that can be said here)"
+    answer = contextual.constrained("regex", source, max_tokens=80, speculative=drafting(8))
+    told = answer.done.speculation
+    assert answer.text == source[1:-1]
+    assert told.kind == "grammar"
+    assert told.accepted == told.drafted > 30
+    assert told.rounds < 20
+
+
+def test_json_mode_gives_an_object(contextual: Running) -> None:
+    biased = Sampling(temperature=0.0, logit_bias={ord("}") - 33: 30.0, ord('"') - 33: 20.0})
+    answer = contextual.constrained("json_object", max_tokens=120, sampling=biased)
+    if answer.done.finish_reason == "stop":
+        assert isinstance(json.loads(answer.text), dict)
+    assert answer.text.lstrip().startswith("{")
+
+
+HOSTILE = {
+    "an open bracket": ("grammar", "root ::= ["),
+    "left recursion": ("grammar", 'root ::= root "a" | "b"'),
+    "no root": ("grammar", 'start ::= "a"'),
+    "a billion repeats": ("grammar", 'root ::= "a"{1000000000}'),
+    "deep nesting": ("grammar", "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000),
+    "empty": ("grammar", ""),
+    "control characters": ("grammar", "\0\x01root ::= \ud7ff"),
+    "20 000 alternatives": ("grammar", "root ::= " + " | ".join(['"a"'] * 20_000)),
+    "an unknown rule": ("grammar", "root ::= missing"),
+    "a string of a billion": ("json_schema", '{"type": "string", "maxLength": 1000000000}'),
+    "an array of a billion": (
+        "json_schema",
+        '{"type": "array", "items": {"type": "string"}, "minItems": 1000000000}',
+    ),
+    "deep schema": ("json_schema", '{"items":' * 3000 + "{}" + "}" * 3000),
+    "a schema of itself": ("json_schema", '{"$ref": "#"}'),
+    "a schema that is none": ("json_schema", "[1, 2"),
+    "an unknown type": ("json_schema", '{"type": "colour"}'),
+    "a pattern of itself": ("json_schema", '{"pattern": "(a*)*b", "type": "string"}'),
+    "an open group": ("regex", "(((("),
+    "nested repeats": ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "a look-behind": ("regex", "(?<=a)b"),
+    "nothing possible": ("regex", "[^\\s\\S]"),
+    "too long": ("grammar", 'root ::= "' + "a" * 600_000 + '"'),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_grammar_is_refused_or_usable_in_bounded_time(
+    contextual: Running, name: str
+) -> None:
+    kind, source = HOSTILE[name]
+    refusal: GrammarRejected | None = None
+    try:
+        contextual.constrained(kind, source, max_tokens=6)
+    except GrammarRejected as error:
+        refusal = error
+    if refusal is not None:
+        assert 20 < len(refusal.message) < 500
+        assert "\n" not in refusal.message
+        assert refusal.status == 400
+    assert len(contextual.ask("a", 4).tokens) == 4
+
+
+REFUSED = (
+    "an open bracket",
+    "no root",
+    "deep nesting",
+    "a schema that is none",
+    "an unknown type",
+    "an open group",
+    "too long",
+)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_grammar_is_refused_before_it_runs(contextual: Running, name: str) -> None:
+    kind, source = HOSTILE[name]
+    with pytest.raises(GrammarRejected):
+        contextual.constrained(kind, source)
+
+
+def test_a_refused_grammar_leaves_the_next_one_alone(contextual: Running) -> None:
+    with pytest.raises(GrammarRejected):
+        contextual.constrained("regex", "(")
+    request = contextual.start("a", 5, constraint=Constraint("regex", "ab"))
+    contextual.finish()
+    assert contextual.answers[request].text == "ab"
+
+
+def test_a_refusal_names_the_cause(contextual: Running) -> None:
+    with pytest.raises(GrammarRejected, match="unclosed group"):
+        contextual.constrained("regex", "a(b")
+
+
+def test_a_regular_expression_may_hold_any_character(contextual: Running) -> None:
+    assert contextual.constrained("regex", r"a/\"b\\'\n/").text == "a/\"b\\'\n/"

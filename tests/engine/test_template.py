@@ -1,0 +1,175 @@
+"""Chat templates out of downloaded files: rendered, or stopped with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.engine.template import TemplateRenderer
+from localspec.errors import TemplateFailed
+from localspec.protocol.frames import ChatPrompt, Message
+
+# Templates of real models, kept beside the checkout.
+REAL = Path(__file__).resolve().parents[3] / "shared" / "templates"
+CONVERSATION = [
+    Message("system", "You are terse."),
+    Message("user", "What is 2 + 2?"),
+    Message("assistant", "Four."),
+    Message("user", "And 3 + 3 < 7?"),
+]
+Render = Callable[..., str]
+
+
+@pytest.fixture
+def render() -> Iterator[Render]:
+    renderers: list[TemplateRenderer] = []
+
+    def once(template: str | None, messages: list[Message] = CONVERSATION, **more: Any) -> str:
+        renderers.append(TemplateRenderer(template, "<s>", "</s>"))
+        return renderers[-1].render(ChatPrompt(messages, **more))
+
+    yield once
+    for renderer in renderers:
+        renderer.close()
+
+
+def test_messages_tokens_and_the_generation_prompt_reach_the_template(render: Render) -> None:
+    template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}|{{ m['content'] }}]{{ eos_token }}"
+        "{% endfor %}{% if add_generation_prompt %}>{% endif %}{{ tools | length if tools }}{{ x }}"
+    )
+    assert render(template, CONVERSATION[1:2]) == "<s>[user|What is 2 + 2?]</s>>"
+    asked = render(
+        template,
+        CONVERSATION[1:2],
+        add_generation_prompt=False,
+        tools=[{"a": 1}, {"b": 2}],
+        template_kwargs={"x": "y"},
+    )
+    assert asked == "<s>[user|What is 2 + 2?]</s>2y"
+
+
+def test_one_renderer_serves_many_conversations(render: Render) -> None:
+    renderer = TemplateRenderer("{{ messages[0].content }}", "", "")
+    try:
+        for text in ("one", "two\n\n", "☃\0\u2028", "a" * 200_000):
+            assert renderer.render(ChatPrompt([Message("user", text)])) == text
+    finally:
+        renderer.close()
+
+
+def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
+    tools = [{"name": "é<b>"}]
+    assert render("{{ tools | tojson }}", tools=tools) == '[{"name": "é<b>"}]'
+
+
+def test_a_model_without_template_says_what_to_do(render: Render) -> None:
+    with pytest.raises(TemplateFailed, match="no chat template"):
+        render(None)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ messages.append(1) }}",
+        "{{ (''|attr('__class__')).__base__ }}",
+        "{{ '{0.__class__}'.format(1) }}",
+        "{% set x = namespace() %}{{ x.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: str) -> None:
+    refused = ""
+    try:
+        text = render(attack)
+    except TemplateFailed as error:
+        refused = error.message
+    # What the sandbox hides is rendered as nothing at all.
+    assert "chat template failed" in refused or text in ("", "None")
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f() %}{% for a in range(90000) %}{{ f() if a > 89990 }}{% endfor %}{% endmacro %}"
+        "{% for a in range(90000) %}{{ f() }}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(endless: str) -> None:
+    renderer = TemplateRenderer("{{ messages[0].content }}" + endless, "", "")
+    try:
+        with pytest.raises(TemplateFailed, match="took longer than 2 seconds"):
+            renderer.render(ChatPrompt(CONVERSATION))
+        renderer._template = "{{ messages[0].content }}"
+        assert renderer.render(ChatPrompt(CONVERSATION)) == "You are terse."
+    finally:
+        renderer.close()
+
+
+@pytest.mark.parametrize(
+    "huge",
+    [
+        "{{ 'a' * 500000000 }}",
+        "{{ 'a' * 5000000000 }}",
+        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    ],
+)
+def test_a_template_that_makes_too_much_is_stopped(render: Render, huge: str) -> None:
+    with pytest.raises(TemplateFailed) as raised:
+        render(huge)
+    assert len(raised.value.message) < 700
+
+
+def test_a_syntax_error_names_its_line(render: Render) -> None:
+    with pytest.raises(TemplateFailed, match="line 3"):
+        render("one\ntwo\n{% for %}\n")
+
+
+def test_a_templates_own_refusal_is_passed_on(render: Render) -> None:
+    with pytest.raises(TemplateFailed, match="roles must alternate"):
+        render("{{ raise_exception('roles must alternate') }}")
+
+
+def test_a_mistake_of_the_template_is_told(render: Render) -> None:
+    with pytest.raises(TemplateFailed, match="Undefined"):
+        render("{{ nothing.at.all }}")
+
+
+def real_templates() -> list[Any]:
+    files = sorted(REAL.glob("*.jinja"))
+    if not files:
+        reason = "no folder of real templates beside this checkout"
+        return [pytest.param(REAL, marks=pytest.mark.skip(reason=reason))]
+    return [pytest.param(file, id=file.stem) for file in files]
+
+
+# Each refuses the system role by its own raise_exception, and renders the rest.
+NO_SYSTEM_ROLE = {"google-gemma-2-2b-it"}
+
+
+@pytest.mark.parametrize("generation", [True, False])
+@pytest.mark.parametrize("file", real_templates())
+def test_the_templates_of_real_models_render(render: Render, file: Path, generation: bool) -> None:
+    template = file.read_text(encoding="utf-8")
+    messages = CONVERSATION
+    if file.stem in NO_SYSTEM_ROLE:
+        with pytest.raises(TemplateFailed, match=r"(?i)system role not supported"):
+            render(template, messages, add_generation_prompt=generation)
+        messages = CONVERSATION[1:]
+    text = render(template, messages, add_generation_prompt=generation)
+    places = [text.find(message.content or "") for message in messages]
+    assert -1 not in places
+    assert places == sorted(places)
+    other = render(template, messages, add_generation_prompt=not generation)
+    # The same conversation; only what stands after it tells the two apart.
+    end = text.index("And 3 + 3 < 7?") + len("And 3 + 3 < 7?")
+    assert text[:end] == other[:end]

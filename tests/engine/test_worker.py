@@ -1,0 +1,407 @@
+"""The worker as the daemon sees it: a child process at the other end of a socketpair."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from localspec.bench.synthetic import Shape, target_cycle, vocabulary, write_model
+from localspec.protocol import frames
+from localspec.protocol.frames import (
+    ApplyTemplate,
+    Cancel,
+    ChatPrompt,
+    Constraint,
+    Delta,
+    Detokenize,
+    Done,
+    EngineSettings,
+    Failed,
+    Frame,
+    Generate,
+    Load,
+    Loaded,
+    LoadError,
+    Loading,
+    Message,
+    PairFiles,
+    Ping,
+    Pong,
+    Reply,
+    Sampling,
+    Shutdown,
+    Speculative,
+    Started,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+)
+from tests.support.pairs import BOS, N_VOCAB, expected
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 60.0  # seconds; only a bug waits so long
+SMALL = EngineSettings(n_ctx=512, n_batch=128, n_threads=1)
+GREEDY = Sampling(temperature=0.0)
+Kind = TypeVar("Kind", bound=Frame)
+
+
+class Child:
+    """One worker process."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(PATIENCE)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "localspec.engine", "--fd", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        self.seen: list[Frame] = []
+
+    def send(self, frame: Frame) -> None:
+        self._socket.sendall(frames.encode(frame))
+
+    def send_raw(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def receive(self) -> Frame:
+        body = frames.read_blocking(self._socket)
+        assert body is not None, f"the worker went away after {self.seen[-3:]}"
+        frame: Frame = frames.from_worker_decoder.decode(body)
+        self.seen.append(frame)
+        return frame
+
+    def await_one(self, kind: type[Kind], request: int | None = None) -> Kind:
+        """The next frame of this kind, about this request."""
+        while True:
+            frame = self.receive()
+            if isinstance(frame, kind) and request in (None, getattr(frame, "id", None)):
+                return frame
+
+    def ending(self, request: int) -> Done | Failed:
+        while True:
+            frame = self.receive()
+            if isinstance(frame, Done | Failed) and frame.id == request:
+                return frame
+
+    def text(self, request: int) -> str:
+        return "".join(f.text for f in self.seen if isinstance(f, Delta) and f.id == request)
+
+    def load(self, files: PairFiles, settings: EngineSettings = SMALL) -> Loaded:
+        self.send(Load(files, settings))
+        return self.await_one(Loaded)
+
+    def hang_up(self) -> int:
+        self._socket.close()
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        self._socket.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    made = Child()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def loaded(cycle_files: PairFiles) -> Iterator[Child]:
+    """A worker with a pair, for tests that leave it as it was."""
+    made = Child()
+    made.load(cycle_files)
+    yield made
+    made.close()
+
+
+_ids = count(100)
+
+
+def _fresh_id() -> int:
+    return next(_ids)
+
+
+def ask(first: int, **more: object) -> Generate:
+    wishes: dict[str, object] = {"sampling": GREEDY, "max_tokens": 20, **more}
+    return Generate(_fresh_id(), TokenPrompt([BOS, first]), **wishes)  # type: ignore[arg-type]
+
+
+def expected_text(first: int, length: int) -> str:
+    """What the synthetic vocabulary writes for the tokens of a cycle."""
+    from gguf.vocab import bytes_to_unicode  # type: ignore[attr-defined,unused-ignore]
+
+    spelled = {character: byte for byte, character in bytes_to_unicode().items()}
+    words = vocabulary(N_VOCAB)
+    raw = b"".join(
+        bytes(spelled[character] for character in words[token]) for token in expected(first, length)
+    )
+    return raw.decode("utf-8", "replace")
+
+
+def test_a_pair_is_loaded_with_progress_and_described(child: Child, cycle_files: PairFiles) -> None:
+    info = child.load(cycle_files).info
+    stages = [f.stage for f in child.seen if isinstance(f, Loading)]
+    assert set(stages) == {"target", "draft", "profile"}
+    fractions = [f.fraction for f in child.seen if isinstance(f, Loading) and f.stage == "target"]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert (info.name, info.n_vocab, info.n_ctx) == (cycle_files.name, N_VOCAB, 512)
+    assert info.chat_template is not None
+    assert info.speculation is None
+    assert info.profile["target_ms"]
+
+
+def test_an_answer_is_streamed_and_ends_with_its_statistics(loaded: Child) -> None:
+    request = ask(7, speculative=Speculative(depth=3, kind="draft"))
+    loaded.send(request)
+    started = loaded.await_one(Started, request.id)
+    assert started.prompt_tokens == 2
+    done = loaded.ending(request.id)
+    assert isinstance(done, Done)
+    assert done.completion_tokens == 20
+    assert done.speculation.active
+    assert loaded.text(request.id) == expected_text(7, 20)
+
+
+def test_small_requests_are_answered(loaded: Child) -> None:
+    loaded.send(Tokenize(1, "ab <|end|>", parse_special=True))
+    reply = loaded.await_one(Reply, 1).value
+    assert reply["tokens"][-1] == N_VOCAB - 1
+    assert b"".join(reply["pieces"]) == b"ab <|end|>"
+    loaded.send(Detokenize(2, reply["tokens"]))
+    assert loaded.await_one(Reply, 2).value == {"content": "ab <|end|>"}
+    loaded.send(ApplyTemplate(3, ChatPrompt([Message("user", "hi")])))
+    assert loaded.await_one(Reply, 3).value == {"prompt": "<|bos|><|user|>hi<|end|><|assistant|>"}
+
+
+@pytest.mark.parametrize("token", [-1, N_VOCAB, 2**40])
+def test_detokenize_refuses_ids_outside_the_vocabulary(loaded: Child, token: int) -> None:
+    loaded.send(Detokenize(4, [1, token]))
+    assert loaded.await_one(Failed, 4).code == "invalid_request"
+
+
+def test_a_chat_is_answered_without_a_second_bos(loaded: Child) -> None:
+    prompt = ChatPrompt([Message("user", "hi")])
+    loaded.send(Tokenize(5, "<|bos|><|user|>hi<|end|><|assistant|>"))
+    tokens = loaded.await_one(Reply, 5).value["tokens"]
+    request = Generate(_fresh_id(), prompt, GREEDY, max_tokens=4)
+    loaded.send(request)
+    assert loaded.await_one(Started, request.id).prompt_tokens == len(tokens)
+    assert isinstance(loaded.ending(request.id), Done)
+
+
+def test_a_running_answer_is_cancelled(loaded: Child) -> None:
+    request = ask(7, max_tokens=None)
+    loaded.send(request)
+    loaded.await_one(Delta, request.id)
+    loaded.send(Cancel(request.id))
+    done = loaded.ending(request.id)
+    assert isinstance(done, Done)
+    assert done.finish_reason in ("cancelled", "length")
+    assert loaded.text(request.id) == expected_text(7, 500)[: len(loaded.text(request.id))]
+
+
+def test_a_request_is_cancelled_before_it_runs(loaded: Child) -> None:
+    """While it waits behind one whose grammar takes its time to compile."""
+    slow = Generate(
+        _fresh_id(),
+        TextPrompt("x"),
+        GREEDY,
+        max_tokens=2,
+        constraint=Constraint("grammar", "root ::= " + " | ".join(['"a"'] * 8_000)),
+    )
+    waiting = ask(9, max_tokens=400)
+    loaded.send(slow)
+    loaded.send(waiting)
+    loaded.send(Cancel(waiting.id))
+    endings: dict[int, Frame] = {}
+    while len(endings) < 2:
+        frame = loaded.receive()
+        if isinstance(frame, Done | Failed):
+            endings[frame.id] = frame
+    failed = endings[waiting.id]
+    assert isinstance(failed, Failed)
+    assert failed.code == "cancelled"
+    assert not any(isinstance(f, Started) and f.id == waiting.id for f in loaded.seen)
+
+
+def test_cancelling_what_is_unknown_or_over_is_no_error(loaded: Child) -> None:
+    loaded.send(Cancel(999_999))
+    request = ask(7)
+    loaded.send(request)
+    loaded.ending(request.id)
+    loaded.send(Cancel(request.id))
+    loaded.send(Ping(6))
+    assert loaded.await_one(Pong, 6).id == 6
+
+
+def test_a_ping_is_answered_while_answers_are_written(loaded: Child) -> None:
+    requests = [ask(first, max_tokens=450) for first in (1, 2, 3)]
+    for request in requests:
+        loaded.send(request)
+    loaded.await_one(Delta, requests[0].id)
+    loaded.send(Ping(7))
+    loaded.await_one(Pong, 7)
+    # A tokenizer's request has its own thread and does not wait either.
+    loaded.send(Tokenize(8, "ab"))
+    loaded.await_one(Reply, 8)
+    finished = {f.id for f in loaded.seen if isinstance(f, Done)}
+    assert not finished.issuperset(r.id for r in requests)
+    for request in requests:
+        if request.id not in {f.id for f in loaded.seen if isinstance(f, Done)}:
+            loaded.ending(request.id)
+        assert loaded.text(request.id).startswith(
+            expected_text(request.prompt.tokens[-1], 300)[:300]  # type: ignore[union-attr]
+        )
+
+
+@pytest.mark.parametrize(
+    ("wish", "code"),
+    [
+        ({"constraint": Constraint("regex", "(")}, "invalid_grammar"),
+        ({"sampling": Sampling(logit_bias={10**6: 1.0})}, "invalid_request"),
+        ({"prompt": TokenPrompt([N_VOCAB])}, "invalid_request"),
+        ({"prompt": TokenPrompt([])}, "invalid_request"),
+        ({"prompt": TokenPrompt([1] * 600)}, "context_length_exceeded"),
+    ],
+)
+def test_a_bad_request_fails_alone(loaded: Child, wish: dict[str, object], code: str) -> None:
+    good, bad = ask(7), Generate(_fresh_id(), **{"prompt": TokenPrompt([1]), **wish})  # type: ignore[arg-type]
+    loaded.send(good)
+    loaded.send(bad)
+    endings: dict[int, Frame] = {}
+    while len(endings) < 2:
+        frame = loaded.receive()
+        if isinstance(frame, Done | Failed):
+            endings[frame.id] = frame
+    failed = endings[bad.id]
+    assert isinstance(failed, Failed)
+    assert failed.code == code
+    assert "\n" not in failed.message
+    assert isinstance(endings[good.id], Done)
+    assert loaded.text(good.id) == expected_text(7, 20)
+
+
+# ---------------------------------------------------------------------------- loading
+
+
+def test_a_load_that_fails_leaves_the_worker_ready_for_the_next(
+    child: Child, cycle_files: PairFiles, tmp_path: Path
+) -> None:
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"<html>not found</html>" * 100)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(Path(cycle_files.target).read_bytes()[:20_000])
+    other = write_model(tmp_path / "other.gguf", Shape(1, 64, 64, 4, 1024), target_cycle(1024))
+    for files, words in [
+        (PairFiles("p", "/nowhere/at/all.gguf"), "no model file"),
+        (PairFiles("p", str(tmp_path)), "no model file"),
+        (PairFiles("p", str(garbage)), "cannot load"),
+        (PairFiles("p", str(cut)), "cannot load"),
+        (PairFiles("p", cycle_files.target, str(garbage)), "cannot load"),
+        (PairFiles("p", cycle_files.target, str(other)), "not a matched draft"),
+    ]:
+        child.send(Load(files, SMALL))
+        error = child.await_one(LoadError)
+        assert words in error.message
+        assert error.code == "load_failed"
+        child.send(Generate(_fresh_id(), TextPrompt("x")))
+        assert child.await_one(Failed).code == "unavailable"
+    child.load(cycle_files)
+    request = ask(7)
+    child.send(request)
+    assert isinstance(child.ending(request.id), Done)
+
+
+def test_another_pair_takes_the_place_of_the_first(
+    child: Child, cycle_files: PairFiles, contextual_files: PairFiles
+) -> None:
+    child.load(cycle_files)
+    assert child.load(contextual_files).info.name == "contextual"
+    assert child.load(cycle_files).info.name == "cycle"
+    request = ask(7)
+    child.send(request)
+    child.ending(request.id)
+    assert child.text(request.id) == expected_text(7, 20)
+
+
+def test_before_a_load_requests_are_refused_and_pings_answered(child: Child) -> None:
+    child.send(Tokenize(1, "x"))
+    assert child.await_one(Failed, 1).code == "unavailable"
+    child.send(Ping(2))
+    assert child.await_one(Pong, 2).id == 2
+
+
+def test_what_was_measured_is_kept_for_the_next_load(
+    child: Child, cycle_files: PairFiles, tmp_path: Path
+) -> None:
+    settings = EngineSettings(n_ctx=512, n_batch=128, n_threads=1, state_dir=str(tmp_path))
+    child.load(cycle_files, settings)
+    child.send(Shutdown())
+    assert child.process.wait(PATIENCE) == 0
+    (stored,) = tmp_path.glob("profile-*.json")
+    again = Child()
+    try:
+        told = again.load(cycle_files, settings).info.profile["target_ms"]
+        kept = json.loads(stored.read_text(encoding="utf-8"))["target_ms"]
+        assert {str(width): ms for width, ms in told.items()} == kept
+    finally:
+        again.close()
+
+
+# ---------------------------------------------------------------------------- its end
+
+
+def test_it_ends_when_the_daemon_hangs_up_even_while_writing(
+    child: Child, cycle_files: PairFiles
+) -> None:
+    child.load(cycle_files)
+    child.send(ask(7, max_tokens=None))
+    child.await_one(Started)
+    assert child.hang_up() == 0
+
+
+def test_it_ends_when_told_to(child: Child) -> None:
+    child.send(Shutdown())
+    assert child.process.wait(PATIENCE) == 0
+
+
+def test_it_outlives_the_terminals_interrupt(child: Child) -> None:
+    child.send(Ping(1))
+    child.await_one(Pong)
+    os.kill(child.process.pid, signal.SIGINT)
+    child.send(Ping(2))
+    assert child.await_one(Pong, 2).id == 2
+
+
+def test_it_ends_on_a_frame_it_cannot_read(child: Child) -> None:
+    child.send_raw(b"\x04\x00\x00\x00junk")
+    assert child.process.wait(PATIENCE) == 2
+
+
+def test_nothing_is_written_to_its_stdout(child: Child, cycle_files: PairFiles) -> None:
+    """Whatever llama.cpp prints must not reach a pipe that carries frames."""
+    child.load(cycle_files)
+    child.send(Shutdown())
+    child.process.wait(PATIENCE)
+    assert child.process.stdout is not None
+    assert child.process.stdout.read() == b""
