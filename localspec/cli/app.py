@@ -11,6 +11,17 @@ import localspec
 # name → (module, what it does). A command is imported when it is run or asked for help.
 COMMANDS = {
     "ask": ("localspec.cli.commands.ask", "Ask one question; stdin comes first."),
+    "list": ("localspec.cli.commands.list", "List the pairs that are here."),
+    "catalogue": ("localspec.cli.commands.catalogue", "List what can be pulled and fits here."),
+    "pull": ("localspec.cli.commands.pull", "Fetch a pair."),
+    "pulls": ("localspec.cli.commands.pulls", "Show or cancel the pulls that run."),
+    "show": ("localspec.cli.commands.show", "Show all about one pair."),
+    "verify": ("localspec.cli.commands.verify", "Check a pair's files by their hashes."),
+    "rm": ("localspec.cli.commands.rm", "Remove a pair."),
+    "gc": ("localspec.cli.commands.gc", "Delete files that no pair needs."),
+    "add": ("localspec.cli.commands.add", "Make a pair of your own files."),
+    "drafts": ("localspec.cli.commands.drafts", "Find drafts for a target on this disk."),
+    "unload": ("localspec.cli.commands.unload", "Give the loaded pair's memory back."),
     "start": ("localspec.cli.commands.start", "Start the daemon."),
     "status": ("localspec.cli.commands.status", "Show what the daemon is doing."),
     "stop": ("localspec.cli.commands.stop", "End the daemon when it has finished its answers."),

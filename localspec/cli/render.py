@@ -97,7 +97,9 @@ def status(value: dict[str, Any]) -> None:
         ("note", pair.get("note")),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
         ("engine", _engine(value)),
+        ("pulls", f"{value['pulls']} running: localspec pulls" if value["pulls"] else ""),
         ("log", value["log"]),
+        *(("problem", problem) for problem in value["problems"]),
     ]
     for name, text_ in rows:
         if text_:

@@ -36,19 +36,7 @@ class Client:
         Raises:
             LocalspecError: the error the daemon answered with, at the start or in the middle.
         """
-        body = json.dumps({**request, "stream": True}).encode()
-        connection, response = self._open("POST", "/v1/chat/completions", body)
-        try:
-            for data in transport.events(response.chunks()):
-                if data == "[DONE]":
-                    return
-                chunk: dict[str, Any] = json.loads(data)
-                if "error" in chunk:
-                    raise _error(chunk["error"])
-                yield chunk
-            raise errors.NoDaemon("The daemon's answer ended before it was complete.")
-        finally:
-            connection.close()
+        return self._events("POST", "/v1/chat/completions", {**request, "stream": True})
 
     def models(self) -> dict[str, Any]:
         return self._json("GET", "/v1/models")
@@ -95,6 +83,24 @@ class Client:
         finally:
             connection.close()
 
+    def _events(
+        self, method: str, target: str, body: object = None
+    ) -> Generator[dict[str, Any], None, None]:
+        """The JSON of each server-sent event up to [DONE]; an error among them is raised."""
+        data = b"" if body is None else json.dumps(body).encode()
+        connection, response = self._open(method, target, data)
+        try:
+            for text in transport.events(response.chunks()):
+                if text == "[DONE]":
+                    return
+                chunk: dict[str, Any] = json.loads(text)
+                if "error" in chunk:
+                    raise _error(chunk["error"])
+                yield chunk
+            raise errors.NoDaemon("The daemon's answer ended before it was complete.")
+        finally:
+            connection.close()
+
     def _open(
         self, method: str, target: str, body: bytes, timeout: float | None = None
     ) -> tuple[transport.Connection, transport.Response]:
@@ -132,5 +138,15 @@ def _from_body(status: int, body: bytes) -> errors.LocalspecError:
 
 def _error(detail: dict[str, Any]) -> errors.LocalspecError:
     """The exception behind an OpenAI error object."""
-    code, message = detail.get("code"), detail.get("message")
-    return errors.from_code(str(code), str(message), param=detail.get("param"))
+    code, message = str(detail.get("code")), str(detail.get("message"))
+    return from_code(code, message, param=detail.get("param"))
+
+
+def from_code(code: str, message: str, *, param: str | None = None) -> errors.LocalspecError:
+    """The error a daemon named by `code`, those of the registry among them."""
+    found = errors.from_code(code, message, param=param)
+    if type(found) is errors.LocalspecError and code != found.code:
+        import localspec.registry.errors  # noqa: F401 - defines the other half of the tree
+
+        found = errors.from_code(code, message, param=param)
+    return found

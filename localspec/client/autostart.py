@@ -53,7 +53,8 @@ def replace(client: Client) -> None:
     socket_path = client.socket_path
     found = _bare(socket_path, "GET", "/localspec/status")
     theirs, ours = found.get("version"), localspec.__version__
-    if found.get("running") or found.get("waiting") or not client.autostart:
+    busy = any(found.get(key) for key in ("running", "waiting", "pulls"))
+    if busy or not client.autostart:
         raise errors.VersionMismatch(
             f"The running daemon is localspec {theirs} and this is {ours}; it is busy or may not "
             "be restarted from here. Once it is idle: localspec stop && localspec start"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from localspec.config import Config
 from localspec.daemon import pairs
+from localspec.daemon.library import Library
 from localspec.daemon.supervisor import Supervisor
 from localspec.errors import RequestTooLarge
 from localspec.paths import Paths
@@ -31,12 +33,24 @@ class Context:
     config: Config
     paths: Paths
     supervisor: Supervisor
+    library: Library
     stop: Callable[[], None]
     draining: bool = False
+    problem: str = ""  # why config.toml as it is now is not in use
     started: float = field(default_factory=time.monotonic)
 
-    def pair(self, name: str) -> PairFiles:
-        return pairs.resolve(name, self.config, self.paths)
+    async def pair(self, name: str) -> PairFiles:
+        """The files of a pair, checked unless it is loaded already; see pairs.resolve."""
+        name = pairs.full_name(name, self.config)
+        held = self.supervisor.holds(name)
+        if held or not pairs.needs_a_look(name):
+            return held or pairs.resolve(name, self.config, self.library)
+        return await asyncio.to_thread(pairs.resolve, name, self.config, self.library)
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about files that were edited and cannot be read."""
+        return [each for each in (self.problem, self.library.problem) if each]
 
 
 def context(request: Request) -> Context:

@@ -13,8 +13,9 @@ import uvicorn
 
 from localspec import errors
 from localspec.config import Config
-from localspec.daemon import listener, routes
+from localspec.daemon import listener, routes, watch
 from localspec.daemon.context import Context
+from localspec.daemon.library import Library
 from localspec.daemon.safe_mode import Memory
 from localspec.daemon.supervisor import Supervisor
 from localspec.daemon.worker import DEFAULT_COMMAND
@@ -54,7 +55,9 @@ class Daemon:
             state_dir=str(paths.state),
             worker_command=worker_command,
         )
-        self._context = Context(config, paths, self._supervisor, self.drain)
+        supervisor = self._supervisor
+        self._library = Library(paths, supervisor.uses, lambda: supervisor.worker_pid)
+        self._context = Context(config, paths, supervisor, self._library, self.drain)
         self._server = _Server(
             uvicorn.Config(
                 routes.application(self._context),
@@ -78,10 +81,14 @@ class Daemon:
             loop.add_signal_handler(number, self.drain)
         listening = listener.bind(self._paths.socket)
         log.info("daemon %d listens on %s", os.getpid(), self._paths.socket)
+        watching = watch.start(self._context)
         try:
             await self._server.serve(sockets=[listening])
         finally:
             listener.unlink(self._paths.socket)
+            watching.set()
+            if self._library.pulling:
+                await asyncio.to_thread(self._library.close)
             await self._supervisor.close()
             log.info("daemon %d ended", os.getpid())
 
@@ -94,6 +101,7 @@ class Daemon:
         log.info("draining: %d requests run", self._supervisor.admission.running)
         self._context.draining = True
         self._supervisor.admission.close()
+        self._library.stop()
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
 

@@ -4,38 +4,54 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localspec.config import Config
 from localspec.errors import ModelNotFound
-from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
+
+if TYPE_CHECKING:
+    from localspec.daemon.library import Library
 
 BUILTIN = "builtin"
 # Clients that must send some name send one of these.
 CONFIGURED = ("", "default", "localspec")
 
 
-def resolve(name: str, config: Config, paths: Paths) -> PairFiles:
-    """The files of the pair `name`: "" for the configured one, "builtin", or absolute paths of
-    "target.gguf" or "target.gguf,draft.gguf".
+def resolve(name: str, config: Config, library: Library) -> PairFiles:
+    """The files of the pair `name`: "" for the configured one, "builtin", a pair that was pulled or
+    added, or absolute paths of "target.gguf" or "target.gguf,draft.gguf".
+
+    A pulled pair's files are looked at first, and hashed when that was never done or they changed:
+    call it in a thread.
 
     Raises:
-        ModelNotFound: nothing of that name, or a file of it is missing.
+        ModelNotFound: nothing of that name is here, or a file of it is missing.
+        Damaged, StoreError: its files or its record are not what they should be.
     """
-    del paths  # the store of pulled pairs, once there is one
-    name = config.pair if name in CONFIGURED or name == config.pair else name
+    name = full_name(name, config)
     if name == BUILTIN:
-        return _builtin()
+        return builtin()
     if name.endswith(".gguf"):
         return _from_files(name)
-    known = " and ".join(f"'{pair}'" for pair in dict.fromkeys((config.pair, BUILTIN)))
-    raise ModelNotFound(
-        f"There is no pair '{name}'; there is {known}, and any file.gguf by its absolute path.",
-        param="model",
-    )
+    store = library.store
+    record = store.ready(library.pulled(name).name)
+    target, draft = store.paths(record)
+    return PairFiles(record.name, str(target), str(draft) if draft else None)
 
 
-def _builtin() -> PairFiles:
+def full_name(name: str, config: Config) -> str:
+    """What a client's `model` means: the configured pair where it says nothing."""
+    return config.pair if name in CONFIGURED else name
+
+
+def needs_a_look(name: str) -> bool:
+    """Whether resolving it reads the store (and so belongs in a thread)."""
+    return name != BUILTIN and not name.endswith(".gguf")
+
+
+def builtin() -> PairFiles:
+    """The pair inside the package."""
     spec = importlib.util.find_spec("localspec")
     assert spec is not None
     assert spec.origin is not None

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import localspec
 from localspec.daemon import faults
 from localspec.daemon.context import Context
-from localspec.daemon.handlers import completions, control, models, tokens
+from localspec.daemon.handlers import completions, control, models, pairs, pulls, tokens
 from localspec.errors import LocalspecError, VersionMismatch
 from localspec.protocol.http import BadBody
 
@@ -26,6 +26,19 @@ ROUTES = (
     ("GET", "/localspec/status", control.status),
     ("POST", "/localspec/shutdown", control.shutdown),
     ("POST", "/localspec/reset", control.reset),
+    ("POST", "/localspec/unload", control.unload),
+    ("GET", "/localspec/pairs", pairs.listed),
+    ("POST", "/localspec/pairs", pairs.add),
+    ("GET", "/localspec/pairs/{name}", pairs.show),
+    ("DELETE", "/localspec/pairs/{name}", pairs.remove),
+    ("POST", "/localspec/pairs/{name}/verify", pairs.verify),
+    ("POST", "/localspec/gc", pairs.collect),
+    ("POST", "/localspec/drafts", pairs.drafts),
+    ("GET", "/localspec/pulls", pulls.listed),
+    ("POST", "/localspec/pulls", pulls.start),
+    ("GET", "/localspec/pulls/{name}", pulls.state),
+    ("DELETE", "/localspec/pulls/{name}", pulls.cancel),
+    ("GET", "/localspec/pulls/{name}/events", pulls.events),
 )
 
 API_HEADER = b"x-localspec-api"

@@ -81,6 +81,7 @@ class Supervisor:
         self._progress: frames.Loading | None = None
         self._loading: asyncio.Task[Worker] | None = None
         self._loaded: asyncio.Future[frames.PairInfo] | None = None
+        self._loaded_with: frames.EngineSettings | None = None
         self._proven = False  # this worker has decoded
         self._recalled = False
         self._running: dict[int, _Running] = {}
@@ -97,6 +98,37 @@ class Supervisor:
     @property
     def safe_mode(self) -> bool:
         return self.safe_reason is not None
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs, waits or is being loaded."""
+        return bool(self._running or self._loading or self.admission.running)
+
+    def uses(self, name: str) -> bool:
+        """Whether the pair is loaded or being loaded."""
+        held = self._worker is not None or self._loading is not None
+        return held and self._pair is not None and self._pair.name == name
+
+    def holds(self, name: str) -> frames.PairFiles | None:
+        """The files of the pair, if it is the one that is loaded."""
+        return self._pair if self.info and self.uses(name) else None
+
+    def configure(self, config: Config) -> None:
+        """Use another configuration: at once where that is possible, else from the next load."""
+        self._config = config
+        self.admission.limit = config.queue
+
+    async def release(self) -> bool:
+        """Unload the pair unless it is at work; False when nothing was loaded.
+
+        Raises:
+            Conflict: it is answering or being loaded.
+        """
+        if self.busy:
+            raise errors.Conflict("The pair is at work; wait for its answer, then try again.")
+        loaded = self._worker is not None
+        await self.unload()
+        return loaded
 
     def note(self) -> str | None:
         """What a person should know about how the answer came about."""
@@ -271,7 +303,9 @@ class Supervisor:
         while True:
             if self._loading is None:
                 self.history.check(pair.name)
-                if self._worker and self._worker.alive and self._pair == pair:
+                # An edit of the configuration waits for the answers that are being written.
+                current = self._running or self._loaded_with == self._settings()
+                if self._worker and self._worker.alive and self._pair == pair and current:
                     return self._worker
                 if self._worker and self._running:
                     assert self._pair is not None
@@ -306,7 +340,9 @@ class Supervisor:
         self._worker = worker
         self.counts.worker_starts += 1
         self._later(self._watch(worker))
-        worker.send(frames.Load(pair, self._settings()))
+        self._loaded_with = self._settings()
+        self.admission.parallel = self._config.parallel
+        worker.send(frames.Load(pair, self._loaded_with))
         log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode)
         try:
             self.info = await self._loaded
@@ -422,14 +458,13 @@ class Supervisor:
         if self._idle_timer:
             self._idle_timer.cancel()
             self._idle_timer = None
-        busy = self._running or self._loading or self.admission.running
-        if busy or self._worker is None or not self._config.idle_unload:
+        if self.busy or self._worker is None or not self._config.idle_unload:
             return
         loop = asyncio.get_running_loop()
         self._idle_timer = loop.call_later(self._config.idle_unload, self._unload_if_idle)
 
     def _unload_if_idle(self) -> None:
-        if not (self._running or self._loading or self.admission.running):
+        if not self.busy:
             log.info("idle for %g s: the pair is unloaded", self._config.idle_unload)
             self._later(self.unload())
 

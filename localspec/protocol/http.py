@@ -456,7 +456,7 @@ class Counts(Struct):
 
 
 class Status(Struct):
-    """/localspec/status. Times in seconds, memory in bytes."""
+    """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable."""
 
     version: str
     api_version: int
@@ -472,3 +472,5 @@ class Status(Struct):
     counts: Counts
     socket: str
     log: str
+    pulls: int = 0
+    problems: list[str] = []

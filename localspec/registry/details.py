@@ -44,12 +44,16 @@ class Details:
 
 
 def show(store: Store, name: str, context: int = 0, *, kv_type: str = "f16") -> Details:
-    """Read a pair's headers and count what it needs; `context` 0 takes the usual one.
+    """The details of a pair of the store.
 
     Raises:
         ModelNotFound, BadGguf
     """
-    record = store.get(name)
+    return describe(store, store.get(name), context, kv_type=kv_type)
+
+
+def describe(store: Store, record: Record, context: int = 0, *, kv_type: str = "f16") -> Details:
+    """Read a pair's headers and count what it needs; `context` 0 takes the usual one."""
     target = stored_model(store, record.target)
     draft = stored_model(store, record.draft) if record.draft else None
     longest = fit.longest_context(target, draft)

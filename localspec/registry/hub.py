@@ -67,11 +67,15 @@ def offline() -> bool:
 class Hub:
     """One hub. `endpoint` is for tests; else HF_ENDPOINT or huggingface.co.
 
-    `stall`: seconds without a byte after which a connection is given up.
+    `token` None: HF_TOKEN or the hub's own login. `stall`: seconds without a byte after which a
+    connection is given up.
     """
 
-    def __init__(self, endpoint: str | None = None, *, stall: float = 20.0) -> None:
+    def __init__(
+        self, endpoint: str | None = None, *, token: str | None = None, stall: float = 20.0
+    ) -> None:
         self._endpoint = endpoint
+        self._token = token
         self.stall = stall
 
     def check_online(self) -> None:
@@ -96,7 +100,9 @@ class Hub:
         return url
 
     def _headers(self) -> dict[str, str]:
-        headers: dict[str, str] = self._library().utils.build_hf_headers(library_name="localspec")
+        headers: dict[str, str] = self._library().utils.build_hf_headers(
+            token=self._token, library_name="localspec"
+        )
         return headers | {"Accept-Encoding": "identity"}
 
     def resolve(self, repo: str, file: str, revision: str = "main") -> RemoteFile:
@@ -109,6 +115,7 @@ class Hub:
         try:
             found = library.get_hf_file_metadata(
                 self._url(repo, file, revision),
+                token=self._token,
                 timeout=_CONNECT_TIMEOUT,
                 library_name="localspec",
                 endpoint=self._endpoint,

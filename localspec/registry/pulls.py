@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
@@ -12,6 +13,7 @@ import msgspec
 
 from localspec.errors import LocalspecError, NotFound
 from localspec.registry.catalogue import Pair
+from localspec.registry.hub import Hub
 from localspec.registry.pull import FileProgress, Plan, Progress, Puller
 
 State = Literal["checking", "downloading", "verifying", "done", "failed", "cancelled"]
@@ -129,8 +131,9 @@ class Pulls:
         self._lock = threading.Lock()
         self._pulls: dict[str, Pull] = {}
 
-    def start(self, name: str, pair: Pair) -> Pull:
-        """Start a pull, or join the one of this pair that is running."""
+    def start(self, name: str, pair: Pair, hub: Hub | None = None) -> Pull:
+        """Start a pull (from `hub`, if not the usual one), or join the running one of this pair."""
+        puller = dataclasses.replace(self._puller, hub=hub) if hub else self._puller
         with self._lock:
             running = self._pulls.get(name)
             if running and running.state.state in RUNNING:
@@ -138,7 +141,7 @@ class Pulls:
             self._pulls.pop(name, None)
             while len(self._pulls) >= _KEPT and self._forget_oldest():
                 pass
-            pull = self._pulls[name] = Pull(self._puller, name, pair, self._changed)
+            pull = self._pulls[name] = Pull(puller, name, pair, self._changed)
             return pull
 
     def states(self) -> tuple[PullState, ...]:

@@ -166,12 +166,12 @@ class Store:
         for part in record.parts:
             problem = self._quick_problem(part)
             if problem:
-                raise Damaged(f"{problem} {_remedy(record)}")
+                raise Damaged(f"{problem} {remedy(record)}")
             stale = stale or self._mtime(part) != part.checked or not part.sha256
         if stale:
             bad = [report.problem for report in self.verify(name) if report.problem]
             if bad:
-                raise Damaged(f"{bad[0]} {_remedy(record)}")
+                raise Damaged(f"{bad[0]} {remedy(record)}")
             record = self.get(name)
         return record
 
@@ -372,7 +372,8 @@ def _roles(record: Record) -> Iterator[tuple[str, StoredModel]]:
         yield "draft", record.draft
 
 
-def _remedy(record: Record) -> str:
+def remedy(record: Record) -> str:
+    """What to do about a damaged file of the pair."""
     if record.source == "own":
         return f"Restore it, or run: localspec rm {record.name}"
     return f"Run: localspec rm {record.name}; localspec pull {record.name}"

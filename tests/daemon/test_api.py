@@ -137,7 +137,7 @@ def test_a_suffix_makes_it_a_fill_in_the_middle(client: openai.OpenAI) -> None:
 
 
 def test_the_official_client_lists_the_pair(client: openai.OpenAI, api: Home) -> None:
-    assert [model.id for model in client.models.list()] == [str(api.model)]
+    assert [model.id for model in client.models.list()][:1] == [str(api.model)]
 
 
 def test_prediction_is_counted_only_when_it_was_sent(client: openai.OpenAI) -> None:

@@ -27,7 +27,7 @@ async def _respond(
     request: Request, body: GenerationRequest, wanted: list[Generate], shape: type[Composer]
 ) -> Response:
     daemon: Context = context(request)
-    pair = daemon.pair(body.model)
+    pair = await daemon.pair(body.model)
     composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
     events = events_of(daemon.supervisor, pair, wanted)
     if body.stream:

@@ -1,4 +1,4 @@
-"""GET /localspec/status, POST /localspec/shutdown and /localspec/reset."""
+"""GET /localspec/status, POST /localspec/shutdown, /localspec/reset and /localspec/unload."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ async def status(request: Request) -> Response:
             counts=supervisor.counts,
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
+            pulls=daemon.library.pulling,
+            problems=daemon.problems,
         )
     )
 
@@ -45,3 +47,8 @@ async def shutdown(request: Request) -> Response:
 async def reset(request: Request) -> Response:
     context(request).supervisor.reset()
     return answer({"status": "ok"})
+
+
+async def unload(request: Request) -> Response:
+    """Give the pair's memory back now; 409 while it is at work."""
+    return answer({"unloaded": await context(request).supervisor.release()})

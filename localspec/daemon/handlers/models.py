@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -9,18 +10,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.context import answer, context
+from localspec.daemon.pairs import BUILTIN
 from localspec.protocol.http import Model, ModelList
 
 
 async def models(request: Request) -> Response:
-    """The configured pair, and the loaded one when that is another."""
+    """The configured pair first, then the shipped one, the loaded one and all that were pulled."""
     daemon = context(request)
-    names = [daemon.config.pair]
-    info = daemon.supervisor.info
-    if info and info.name not in names:
-        names.append(info.name)
     began = int(time.time() - (time.monotonic() - daemon.started))
-    return answer(ModelList([Model(name, began) for name in names]))
+    info = daemon.supervisor.info
+    names = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
+    created = dict.fromkeys(names, began)
+    listed = await asyncio.to_thread(lambda: daemon.library.store.listing())
+    created |= {record.name: int(record.created) for record in listed.records}
+    return answer(ModelList([Model(name, when) for name, when in created.items()]))
 
 
 async def health(request: Request) -> Response:
@@ -40,7 +43,7 @@ def _unavailable(message: str) -> dict[str, Any]:
 async def props(request: Request) -> Response:
     """llama-server's /props, loading the configured pair if nothing is loaded."""
     daemon = context(request)
-    info = daemon.supervisor.info or await daemon.supervisor.ready(daemon.pair(""))
+    info = daemon.supervisor.info or await daemon.supervisor.ready(await daemon.pair(""))
     return answer(
         {
             "default_generation_settings": {
@@ -49,7 +52,7 @@ async def props(request: Request) -> Response:
             },
             "total_slots": info.parallel,
             "model_alias": info.name,
-            "model_path": daemon.pair(info.name).target,
+            "model_path": (await daemon.pair(info.name)).target,
             "chat_template": info.chat_template or "",
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,

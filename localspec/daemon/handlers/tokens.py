@@ -15,7 +15,7 @@ async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeRequest)
     daemon = context(request)
     reply = await daemon.supervisor.ask(
-        daemon.pair(""),
+        await daemon.pair(""),
         lambda id: frames.Tokenize(id, body.content, body.add_special, body.parse_special),
     )
     tokens: list[int] = reply.value["tokens"]
@@ -38,7 +38,7 @@ async def detokenize(request: Request) -> Response:
     body = await read(request, DetokenizeRequest)
     daemon = context(request)
     reply = await daemon.supervisor.ask(
-        daemon.pair(""), lambda id: frames.Detokenize(id, body.tokens)
+        await daemon.pair(""), lambda id: frames.Detokenize(id, body.tokens)
     )
     return answer({"content": reply.value["content"]})
 
@@ -48,6 +48,6 @@ async def apply_template(request: Request) -> Response:
     prompt = translate.chat_prompt(body)
     daemon = context(request)
     reply = await daemon.supervisor.ask(
-        daemon.pair(""), lambda id: frames.ApplyTemplate(id, prompt)
+        await daemon.pair(""), lambda id: frames.ApplyTemplate(id, prompt)
     )
     return answer({"prompt": reply.value["prompt"]})

@@ -1,0 +1,40 @@
+"""`localspec add`."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from localspec.cli import render
+from localspec.cli.render_pairs import size
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="Make a pair of your own files, checked like a pull and used where they lie.",
+    epilog="Example: localspec add mine --target big.gguf --draft small.gguf",
+)
+@click.argument("name")
+@click.option("--target", required=True, metavar="FILE", help="The large model.")
+@click.option("--draft", metavar="FILE", help="The small one; without it decoding is plain.")
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    type=click.Choice(["chat", "fim"]),
+    default=["chat"],
+    help="What it is good for: chat, fim (filling in), or both.",
+)
+@click.option("--replace", is_flag=True, help="Take the place of a pair of that name.")
+def command(
+    name: str, target: str, draft: str | None, roles: tuple[str, ...], replace: bool
+) -> int:
+    files = [os.path.abspath(os.path.expanduser(each)) for each in (target, draft) if each]  # noqa: PTH100, PTH111
+    entry = PairsClient().add(
+        name, files[0], files[1] if draft else None, list(roles), replace=replace
+    )
+    render.line(
+        f'{entry["name"]} is here ({size(entry["size"])}). Try: localspec ask -m {name} "…"'
+    )
+    return 0

@@ -1,0 +1,24 @@
+"""`localspec list`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import render, render_pairs
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="List the pairs that are here.",
+    epilog="Examples:\n\n\b\n  localspec list\n  localspec list --all",
+)
+@click.option("-a", "--all", "everything", is_flag=True, help="Those that can be pulled, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+def command(everything: bool, as_json: bool) -> int:
+    listed = PairsClient().pairs(everything=everything)
+    if as_json:
+        render.record(listed)
+        return 0
+    (render_pairs.catalogue if everything else render_pairs.pairs)(listed["pairs"])
+    render_pairs.problems(listed)
+    return 0

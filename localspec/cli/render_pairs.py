@@ -1,0 +1,177 @@
+"""How pairs, files and drafts look in a terminal; plain columns, the same in a pipe."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import Any
+
+from localspec.cli import render
+
+_FITS = {"yes": "fits", "partly": "partly", "no": "no", None: ""}
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit != "MiB" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def span(seconds: float) -> str:
+    """Seconds for people, rounded up so that it is rarely longer."""
+    whole = int(seconds) + 1
+    if whole < 90:
+        return f"{whole} s"
+    if whole < 90 * 60:
+        return f"{whole // 60 + 1} min"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def table(rows: list[list[str]]) -> None:
+    """Columns as wide as their widest cell; on a terminal the last one is cut to what fits."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        text = "  ".join([*cells, row[-1]]).rstrip()
+        if room and len(text) > room:
+            text = text[: room - 1] + "…"
+        render.line(text)
+
+
+def pairs(entries: list[dict[str, Any]]) -> None:
+    """What is here."""
+    rows = [["NAME", "SIZE", "FOR", "WHAT IT IS"]]
+    for each in entries:
+        what = f"{each['summary'] or _files(each)}{' (loaded)' if each['loaded'] else ''}"
+        rows.append([each["name"], _size(each), ",".join(each["roles"]), what])
+    table(rows)
+
+
+def catalogue(entries: list[dict[str, Any]]) -> None:
+    """What could be here, and whether this machine's memory holds it."""
+    rows = [["NAME", "SIZE", "MEMORY", "HERE?", "FITS?", "WHAT IT IS"]]
+    for each in entries:
+        here = "yes" if each["here"] else ""
+        memory = f"{each['memory']} GB" if each["memory"] not in ("", "cpu") else each["memory"]
+        what = each["summary"] or _files(each)
+        rows.append([each["name"], _size(each), memory, here, _FITS[each["fits"]], what])
+    table(rows)
+
+
+def memory(listed: dict[str, Any]) -> str:
+    """What FITS? was judged by."""
+    gpu = f"{size(listed['vram'])} of GPU memory and " if listed["vram"] else ""
+    return f"{gpu}{size(listed['ram'])} of memory are free"
+
+
+def _size(each: dict[str, Any]) -> str:
+    return "?" if each["size"] is None else size(each["size"])
+
+
+def _files(each: dict[str, Any]) -> str:
+    draft = f" with {each['draft']}" if each["draft"] else ", no draft"
+    return f"{each['target']}{draft}"
+
+
+def pair(view: dict[str, Any]) -> None:
+    """`localspec show`."""
+    rows = [
+        ("pair", view["name"] + (" (loaded)" if view["loaded"] else "")),
+        ("summary", view["summary"]),
+        ("for", ", ".join(view["roles"])),
+        ("licence", view["licence"]),
+    ]
+    for role in ("target", "draft"):
+        rows += _model(role, view[role])
+    rows.append(("tokenizers", _verdict(view)))
+    rows += [("note", note) for note in view["notes"]]
+    rows.append(("memory", f"{size(view['needed'])} with {view['context']} tokens of context"))
+    rows.append(("here", _fit(view["fit"])))
+    rows += [("", note) for note in view["fit_notes"]]
+    for name, text in rows:
+        if text:
+            render.line(f"{name:11} {text}")
+
+
+def _model(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if model is None:
+        return [(role, "none: decoded plainly, or with drafts from the text itself")]
+    parameters = f"{model['parameters'] / 1e9:.2f} B parameters"
+    if model["parameters"] < 1e8:
+        parameters = f"{model['parameters'] / 1e6:.2f} M parameters"
+    about = [
+        f"{model['file']}, {size(model['size'])}",
+        f"{model['architecture']}, {parameters}, {model['layers']} layers, "
+        f"{model['vocabulary']} tokens known, {model['context']} tokens of context"
+        + ("" if model["has_template"] else ", no chat template"),
+        f"weights {size(model['weights'])}, cache {size(model['cache'])}, "
+        f"work {size(model['compute'])}",
+    ]
+    origin = f"{model['repo']} at {model['revision'][:12]}" if model["repo"] else model["path"]
+    return list(zip((role, "", "", ""), (*about, origin), strict=True))
+
+
+def _verdict(view: dict[str, Any]) -> str:
+    if view["matched"] is None:
+        return ""
+    return "match" if view["matched"] else f"differ: {view['reason']}"
+
+
+def _fit(fit: dict[str, Any] | None) -> str:
+    if fit is None:
+        return "does not fit"
+    layers = {-1: "all on the GPU", 0: "in main memory"}.get(
+        fit["gpu_layers"], f"{fit['gpu_layers']} layers on the GPU"
+    )
+    draft = "" if fit["draft"] else ", without a draft"
+    return (
+        f"fits with {fit['context']} tokens of context, {layers}{draft} ({size(fit['free'])} free)"
+    )
+
+
+def drafts(found: dict[str, Any]) -> None:
+    """Those that match as a table, then why the others do not."""
+    possible = [each for each in found["drafts"] if each["matched"]]
+    if possible:
+        rows = [["DRAFT", "SIZE", "TARGET IS", "SPEED", "WHERE"]]
+        for each in possible:
+            speed = _speed(each["speed"], found["plain"])
+            ratio = f"{each['ratio']:.1f}×"
+            rows.append([each["name"], size(each["size"]), ratio, speed, each["origin"]])
+        table(rows)
+    else:
+        render.line("No model on this disk can draft for it.")
+    for each in found["drafts"]:
+        if not each["matched"]:
+            render.line(f"not {each['name']} ({each['origin']}): {each['reason']}")
+
+
+def _speed(speed: float | None, plain: float | None) -> str:
+    if speed is None:
+        return "not measured"
+    gain = f" ({speed / plain:.2f}×)" if plain else ""
+    return f"{speed:.1f} tokens/s{gain}"
+
+
+def pulls(states: list[dict[str, Any]]) -> None:
+    rows = [["PAIR", "STATE", "DONE", "SIZE", "RATE", "LEFT"]]
+    for each in states:
+        share = f"{100 * each['done'] // each['size']} %" if each["size"] else ""
+        rate = f"{size(each['rate'])}/s" if each["rate"] else ""
+        left = span(each["seconds_left"]) if each["seconds_left"] else ""
+        whole = size(each["size"]) if each["size"] else ""
+        rows.append([each["name"], each["state"], share, whole, rate, left])
+    table(rows)
+    for each in states:
+        if each["message"]:
+            render.line(f"{each['name']}: {each['message']}")
+
+
+def problems(listed: dict[str, Any]) -> None:
+    """Files that could not be read: beside the list, not in it."""
+    for problem in listed["problems"]:
+        render.error(problem)

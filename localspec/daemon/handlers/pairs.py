@@ -1,0 +1,111 @@
+"""/localspec/pairs, /gc and /drafts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon import measure, views
+from localspec.daemon.context import answer, context, read
+from localspec.daemon.library import Library
+from localspec.daemon.stream import Stream, reported
+from localspec.errors import InvalidRequest
+from localspec.protocol import pairs
+
+_PAUSE = 0.2  # seconds between two reports of progress
+
+
+async def listed(request: Request) -> Response:
+    """What is here; with ?all=1 the catalogue too."""
+    daemon = context(request)
+    everything = request.query_params.get("all", "0") not in ("", "0", "false")
+    found = await asyncio.to_thread(views.listing, daemon.library, everything)
+    found.problems += [each for each in daemon.problems if each not in found.problems]
+    return answer(found)
+
+
+async def show(request: Request) -> Response:
+    """?context=N counts the memory for N tokens."""
+    daemon = context(request)
+    text = request.query_params.get("context", "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest("'context' must be a whole number of tokens.", param="context")
+    config = daemon.config
+    return answer(
+        await asyncio.to_thread(
+            views.details, daemon.library, request.path_params["name"], int(text), config
+        )
+    )
+
+
+async def add(request: Request) -> Response:
+    body = await read(request, pairs.AddRequest)
+    library = context(request).library
+    record = await asyncio.to_thread(
+        library.add, body.name, body.target, body.draft, list(body.roles), body.replace
+    )
+    return answer(views.entry(record, library.in_use), 201)
+
+
+async def remove(request: Request) -> Response:
+    library = context(request).library
+    name, removed = await asyncio.to_thread(library.remove, request.path_params["name"])
+    return answer(pairs.RemovedView(name, removed.freed, removed.kept))
+
+
+async def verify(request: Request) -> Response:
+    """Events: bytes hashed so far, and in the last one what was found."""
+    library, name = context(request).library, request.path_params["name"]
+    return Stream(reported(lambda report: _verify(library, name, report)))
+
+
+def _verify(
+    library: Library, name: str, report: Callable[[pairs.Verifying], None]
+) -> pairs.Verifying:
+    if name == "builtin":
+        raise InvalidRequest(
+            "The pair 'builtin' comes with the package; only pulled ones are hashed."
+        )
+    from localspec.registry.store import remedy
+
+    record = library.pulled(name)
+    said = 0.0
+
+    def progress(done: int, size: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= _PAUSE:
+            said = now
+            report(pairs.Verifying(record.name, done, size))
+
+    progress(0, record.size)
+    reports = library.store.verify(record.name, progress)
+    damaged = any(each.problem for each in reports)
+    files = [pairs.FileReport(each.role, each.file, each.problem) for each in reports]
+    return pairs.Verifying(
+        record.name, record.size, record.size, files, remedy(record) if damaged else ""
+    )
+
+
+async def collect(request: Request) -> Response:
+    body = await read(request, pairs.CollectRequest)
+    store = context(request).library.store
+    found = await asyncio.to_thread(lambda: store.collect(dry_run=body.dry_run))
+    return answer(pairs.CollectedView(found.freed, found.files, body.dry_run))
+
+
+async def drafts(request: Request) -> Response:
+    """Events: what is being measured, and in the last one the list."""
+    body = await read(request, pairs.DraftsRequest)
+    daemon = context(request)
+    pair = await daemon.pair(body.target)
+    speeds = measure.Speeds(daemon.supervisor, pair.target) if body.measure else None
+    return Stream(
+        reported(
+            lambda report: views.drafts(daemon.library, pair.target, body.folders, speeds, report)
+        )
+    )

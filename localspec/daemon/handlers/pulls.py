@@ -1,0 +1,82 @@
+"""/localspec/pulls: start, watch, cancel. A pull goes on whoever leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon.context import answer, context, read
+from localspec.daemon.library import Library
+from localspec.daemon.stream import Stream
+from localspec.errors import ModelNotFound, Unavailable
+from localspec.protocol.pairs import PullRequest
+
+if TYPE_CHECKING:
+    from localspec.registry.pulls import Pull
+
+# A pull takes stock four times a second; looking more often shows nothing new.
+_LOOK = 0.1
+
+
+async def listed(request: Request) -> Response:
+    library = context(request).library
+    states = await asyncio.to_thread(lambda: library.pulls.states())
+    return answer({"pulls": states})
+
+
+async def start(request: Request) -> Response:
+    """202 and the pull's state; of one that runs already, that one's."""
+    body = await read(request, PullRequest)
+    daemon = context(request)
+    if daemon.draining:
+        raise Unavailable("The daemon is ending; try again.", retry_after=2)
+    pull = await asyncio.to_thread(daemon.library.pull, body)
+    return answer(pull.state, 202)
+
+
+async def state(request: Request) -> Response:
+    return answer((await _pull(request)).state)
+
+
+async def cancel(request: Request) -> Response:
+    pull = await _pull(request)
+    pull.cancel()
+    await asyncio.to_thread(pull.wait, 5.0)
+    return answer(pull.state)
+
+
+async def events(request: Request) -> Response:
+    """Every state the pull comes to, the present one first and the final one last."""
+    return Stream(_states(await _pull(request)))
+
+
+async def _states(pull: Pull) -> AsyncGenerator[msgspec.Struct, None]:
+    from localspec.registry.pulls import RUNNING
+
+    shown = None
+    while True:
+        state = pull.state
+        if state is not shown:
+            yield state
+            shown = state
+        if state.state not in RUNNING:
+            return
+        await asyncio.sleep(_LOOK)
+
+
+async def _pull(request: Request) -> Pull:
+    library: Library = context(request).library
+    return await asyncio.to_thread(_find, library, request.path_params["name"])
+
+
+def _find(library: Library, name: str) -> Pull:
+    """The pull, by the pair's own name or another name the catalogue has for it."""
+    with suppress(ModelNotFound):  # it may have left the catalogue since
+        name, _ = library.catalogue.find(name)
+    return library.pulls.get(name)

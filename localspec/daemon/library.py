@@ -1,0 +1,209 @@
+"""The registry as the daemon uses it. Everything here blocks: call it in a thread.
+
+Nothing of the registry is imported before somebody asks for it, so that an idle daemon stays small
+and starts quickly.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from localspec import machine
+from localspec.daemon.memory import Free, free_memory
+from localspec.errors import InvalidRequest, ModelNotFound
+from localspec.paths import Paths
+from localspec.protocol.pairs import PullRequest
+
+if TYPE_CHECKING:
+    from localspec.registry.catalogue import Catalogue, LiveCatalogue
+    from localspec.registry.pulls import Pull, Pulls
+    from localspec.registry.records import Record
+    from localspec.registry.store import Removed, Store
+
+# Names that mean something else wherever a pair is named.
+RESERVED = ("builtin", "default", "localspec")
+
+
+class Library:
+    """Store, catalogue and pulls of one user."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        in_use: Callable[[str], bool],
+        worker: Callable[[], int | None],
+        host: machine.Host | None = None,
+    ) -> None:
+        """`in_use`: whether a pair is loaded; `worker`: the engine's pid."""
+        self._paths = paths
+        self.in_use = in_use
+        self._worker = worker
+        self._host = host or machine.Host.here()
+        self._lock = threading.Lock()
+        self._catalogue: LiveCatalogue | None = None
+        self._pulls: Pulls | None = None
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def store(self) -> Store:
+        from localspec.registry.store import Store
+
+        return Store(self._paths.store)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return self._live().current
+
+    def _live(self) -> LiveCatalogue:
+        from localspec.registry.catalogue import LiveCatalogue
+
+        with self._lock:
+            if self._catalogue is None:
+                self._catalogue = LiveCatalogue(self._paths.user_catalogue)
+            return self._catalogue
+
+    @property
+    def pulls(self) -> Pulls:
+        from localspec.registry.fit import Memory
+        from localspec.registry.hub import Hub
+        from localspec.registry.pull import Puller
+        from localspec.registry.pulls import Pulls
+
+        with self._lock:
+            if self._pulls is None:
+                puller = Puller(self.store, Hub(), memory=lambda: Memory(*self.memory()))
+                self._pulls = Pulls(puller)
+            return self._pulls
+
+    def memory(self) -> Free:
+        """What a pair could have if it were loaded instead of the present one."""
+        return free_memory(self._host, self._worker())
+
+    # ------------------------------------------------------------------ without loading anything
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the catalogue, as far as it was read; never blocks."""
+        return self._catalogue.problem if self._catalogue else ""
+
+    @property
+    def pulling(self) -> int:
+        """How many pulls run."""
+        if self._pulls is None:
+            return 0
+        from localspec.registry.pulls import RUNNING
+
+        return sum(state.state in RUNNING for state in self._pulls.states())
+
+    def reload(self) -> None:
+        """Read models.toml again, if anybody has read it yet."""
+        if self._catalogue:
+            self._catalogue.reload()
+
+    def stop(self) -> None:
+        """Ask every pull to stop; what they fetched is kept."""
+        if self._pulls:
+            self._pulls.close(timeout=0)
+
+    def close(self) -> None:
+        """Stop the pulls and wait for them a little."""
+        if self._pulls:
+            self._pulls.close()
+
+    # ------------------------------------------------------------------ names
+
+    def pulled(self, name: str) -> Record:
+        """The record of a pair that is here, by its name or an alias of the catalogue.
+
+        Raises:
+            ModelNotFound: saying how to get it, or which names are near.
+        """
+        wanted = name.strip().lower()
+        record = self._record(wanted)
+        if record:
+            return record
+        try:
+            own, _ = self.catalogue.find(wanted)
+        except ModelNotFound:
+            raise self._unknown(name) from None
+        record = self._record(own) if own != wanted else None
+        if record:
+            return record
+        raise ModelNotFound(
+            f"The pair '{own}' is not pulled yet; run: localspec pull {own}", param="model"
+        )
+
+    def _record(self, name: str) -> Record | None:
+        try:
+            return self.store.get(name)
+        except ModelNotFound:
+            return None
+
+    def _unknown(self, name: str) -> ModelNotFound:
+        catalogue = self.catalogue
+        here = [record.name for record in self.store.listing().records]
+        names = dict.fromkeys([*RESERVED[:1], *here, *catalogue.pairs, *catalogue.aliases])
+        near = difflib.get_close_matches(name.strip().lower(), names, n=3, cutoff=0.5)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        return ModelNotFound(
+            f"There is no pair '{name}'.{hint} See: localspec list --all", param="model"
+        )
+
+    # ------------------------------------------------------------------ changes
+
+    def pull(self, request: PullRequest) -> Pull:
+        """Start a pull or join the running one.
+
+        Raises:
+            ModelNotFound: it is not in the catalogue. Offline
+        """
+        from localspec.registry.errors import Offline
+        from localspec.registry.hub import Hub
+
+        self._refuse_reserved(request.name)
+        name, pair = self.catalogue.find(request.name)
+        if request.offline:
+            raise Offline(
+                "HF_HUB_OFFLINE is set, so nothing can be pulled; pairs that are here work as ever."
+            )
+        hub = Hub(request.endpoint or None, token=request.token or None)
+        return self.pulls.start(name, pair, hub)
+
+    def add(
+        self, name: str, target: str, draft: str | None, roles: list[str], replace: bool
+    ) -> Record:
+        """A pair of the user's own files; see registry.own."""
+        from pathlib import Path
+
+        from localspec.errors import Conflict
+        from localspec.registry import own
+
+        self._refuse_reserved(name)
+        if name.endswith(".gguf"):
+            raise InvalidRequest("A pair's name may not end in .gguf: it would mean a file.")
+        if replace and self.in_use(name):
+            raise Conflict(f"The pair '{name}' is in use; run: localspec unload, then try again.")
+        paths = [Path(each) for each in (target, draft) if each]
+        for path in paths:
+            if not path.is_absolute():
+                raise InvalidRequest(f"{path} must be an absolute path.")
+        return own.add(self.store, name, *paths, roles=roles, replace=replace)
+
+    def remove(self, name: str) -> tuple[str, Removed]:
+        """The removed pair's own name and what that freed; see Store.remove."""
+        self._refuse_reserved(name)
+        own = self.pulled(name).name
+        return own, self.store.remove(own, in_use=self.in_use)
+
+    @staticmethod
+    def _refuse_reserved(name: str) -> None:
+        if name == "builtin":
+            raise InvalidRequest(
+                "The pair 'builtin' is part of the installation: always here, and not in the store."
+            )
+        if name in RESERVED:
+            raise InvalidRequest(f"'{name}' cannot be a pair's name: it means the configured pair.")

@@ -1,0 +1,251 @@
+"""What the registry knows, as it goes over the socket. Blocks; for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from localspec.config import Config
+from localspec.daemon import pairs
+from localspec.daemon.library import Library
+from localspec.daemon.measure import Interrupted, Speeds
+from localspec.daemon.memory import Free
+from localspec.errors import Conflict, InvalidRequest, ModelNotFound
+from localspec.protocol.pairs import (
+    Drafts,
+    DraftView,
+    FitView,
+    ModelView,
+    PairEntry,
+    PairList,
+    PairView,
+)
+
+if TYPE_CHECKING:
+    from localspec.registry.catalogue import Pair
+    from localspec.registry.details import Details, ModelDetails
+    from localspec.registry.drafts import Candidate
+    from localspec.registry.model import Model
+    from localspec.registry.records import Record, StoredModel
+
+BUILTIN_SUMMARY = "the small pair that comes with localspec"
+
+
+def listing(library: Library, everything: bool) -> PairList:
+    """The pairs that are here, and with `everything` those of the catalogue."""
+    listed = library.store.listing()
+    free = library.memory()
+    entries = _builtin_entries(library)
+    entries += [entry(record, library.in_use) for record in listed.records]
+    here = {each.name for each in entries}
+    for name, pair in library.catalogue.pairs.items():
+        if name in here:
+            known = next(each for each in entries if each.name == name)
+            known.aliases, known.memory, known.reported = pair.aliases, pair.memory, pair.reported
+        elif everything:
+            entries.append(_catalogue_entry(name, pair))
+        if everything:
+            (known,) = (each for each in entries if each.name == name)
+            known.fits = _fits(pair.estimated_bytes(), free)
+    problems = [*listed.problems, *([library.problem] if library.problem else [])]
+    return PairList(entries, problems, free.ram, free.vram)
+
+
+def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
+    return PairEntry(
+        record.name,
+        record.source,
+        here=True,
+        loaded=in_use(record.name),
+        summary=record.summary,
+        roles=record.roles,
+        licence=record.licence,
+        size=record.size,
+        target=record.target.file,
+        draft=record.draft.file if record.draft else None,
+    )
+
+
+def _builtin_entries(library: Library) -> list[PairEntry]:
+    """The pair inside the package; nothing where it was packaged without."""
+    try:
+        files = pairs.builtin()
+    except ModelNotFound:
+        return []
+    size = sum(Path(each).stat().st_size for each in (files.target, files.draft) if each)
+    found = PairEntry(
+        pairs.BUILTIN,
+        "builtin",
+        here=True,
+        loaded=library.in_use(pairs.BUILTIN),
+        summary=BUILTIN_SUMMARY,
+        size=size,
+        target=Path(files.target).name,
+        draft=Path(files.draft).name if files.draft else None,
+        fits="yes",
+    )
+    return [found]
+
+
+def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
+    sizes = [each.size_gib for each in (pair.target, pair.draft) if each]
+    return PairEntry(
+        name,
+        "catalogue",
+        here=False,
+        summary=pair.summary,
+        roles=pair.roles,
+        licence=pair.licence,
+        size=int(sum(sizes) * (1 << 30)) if all(sizes) else None,
+        target=f"{pair.target.repo}/{pair.target.file}",
+        draft=f"{pair.draft.repo}/{pair.draft.file}" if pair.draft else None,
+        aliases=pair.aliases,
+        memory=pair.memory,
+        hybrid=pair.hybrid,
+        reported=pair.reported,
+    )
+
+
+def _fits(needed: int, free: Free) -> Literal["yes", "partly", "no"]:
+    if needed <= (free.vram or free.ram):
+        return "yes"
+    return "partly" if needed <= free.vram + free.ram else "no"
+
+
+def details(library: Library, name: str, context: int, config: Config) -> PairView:
+    """Everything about a pair that is here, counted for `context` tokens.
+
+    Raises:
+        ModelNotFound, BadGguf, StoreError
+    """
+    from localspec.registry import own
+    from localspec.registry.details import describe, stored_model
+
+    name = pairs.full_name(name, config)
+    if name == pairs.BUILTIN:
+        files = pairs.builtin()
+        draft = Path(files.draft) if files.draft else None
+        record = own.describe_files(name, Path(files.target), draft, hash_now=False)
+    else:
+        record = library.pulled(name)
+    found = describe(library.store, record, context, kv_type=config.kv_type)
+    target = stored_model(library.store, record.target)
+    theirs = stored_model(library.store, record.draft) if record.draft else None
+    chosen, notes = _fit(target, theirs, library.memory(), context, config)
+    return _details(found, chosen, notes, library.in_use(record.name))
+
+
+def _fit(
+    target: Model, draft: Model | None, free: Free, context: int, config: Config
+) -> tuple[FitView | None, tuple[str, ...]]:
+    from localspec.registry import fit
+    from localspec.registry.errors import DoesNotFit
+
+    memory = fit.Memory(free.ram, free.vram)
+    try:
+        chosen = fit.fit(target, draft, memory, context=context, kv_type=config.kv_type)
+    except DoesNotFit as error:
+        return None, (error.message,)
+    view = FitView(chosen.context, chosen.draft, chosen.gpu_layers, chosen.needed, chosen.free)
+    return view, chosen.notes
+
+
+def _details(
+    found: Details, chosen: FitView | None, fit_notes: tuple[str, ...], loaded: bool
+) -> PairView:
+    record = found.record
+    builtin = record.name == pairs.BUILTIN
+    return PairView(
+        name=record.name,
+        source="builtin" if builtin else record.source,
+        summary=BUILTIN_SUMMARY if builtin else record.summary,
+        licence=record.licence,
+        roles=record.roles,
+        created=record.created,
+        size=record.size,
+        target=_model(record.target, found.target),
+        draft=_model(record.draft, found.draft) if record.draft and found.draft else None,
+        matched=found.verdict.matched if found.verdict else None,
+        reason=found.verdict.reason if found.verdict else "",
+        notes=record.notes,
+        context=found.context,
+        needed=found.needed,
+        fit=chosen,
+        fit_notes=fit_notes,
+        loaded=loaded,
+    )
+
+
+def _model(stored: StoredModel, found: ModelDetails) -> ModelView:
+    return ModelView(
+        file=stored.file,
+        path=str(found.path),
+        repo=stored.repo,
+        revision=stored.revision,
+        sha256=stored.parts[0].sha256,
+        architecture=found.architecture,
+        parameters=found.parameters,
+        layers=found.layers,
+        context=found.context,
+        vocabulary=found.vocabulary,
+        size=found.size,
+        rollback=found.rollback,
+        has_template=found.has_template,
+        weights=found.need.weights,
+        cache=found.need.cache,
+        compute=found.need.compute,
+    )
+
+
+def drafts(
+    library: Library,
+    target: str,
+    folders: list[str],
+    speeds: Speeds | None,
+    report: Callable[[Drafts], None],
+) -> Drafts:
+    """Every model on this disk as a draft for `target`; with `speeds` those that match measured.
+
+    Raises:
+        InvalidRequest: a folder. BadGguf: the target. Conflict: the engine is needed elsewhere.
+    """
+    from localspec.registry.drafts import rank_drafts
+    from localspec.registry.found import find_models
+
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise InvalidRequest(f"There is no folder {folder}.", param="folders")
+    models = find_models(library.store, map(Path, folders))
+    if speeds is None:
+        ranked = rank_drafts(Path(target), models)
+        return Drafts(target, drafts=[_draft(each) for each in ranked])
+    measured = speeds
+    try:
+        report(Drafts(target, measuring="the target alone"))
+        plain = measured.plain()
+
+        def measure(ours: Path, draft: Path) -> float:
+            report(Drafts(target, measuring=draft.name, plain=plain))
+            return measured(ours, draft)
+
+        ranked = rank_drafts(Path(target), models, measure)
+    except Interrupted:
+        raise Conflict("The engine was needed for a request; measure when it is idle.") from None
+    finally:
+        measured.end()
+    return Drafts(target, plain=plain, drafts=[_draft(each) for each in ranked])
+
+
+def _draft(each: Candidate) -> DraftView:
+    return DraftView(
+        name=each.found.name,
+        path=str(each.found.path),
+        origin=each.found.origin,
+        size=each.size,
+        ratio=each.ratio,
+        matched=each.matched,
+        reason=each.reason,
+        notes=each.notes,
+        speed=each.speed,
+    )

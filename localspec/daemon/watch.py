@@ -1,0 +1,72 @@
+"""models.toml and config.toml are read again when they change; a broken edit changes nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from localspec.config import load_config
+from localspec.daemon.context import Context
+from localspec.errors import UsageError
+
+log = logging.getLogger("localspec.watch")
+
+_LATER = 0.5  # seconds: what started the daemon wants its answer first
+
+
+def start(context: Context) -> threading.Event:
+    """Follow the files in a thread until the event is set; nobody needs to wait for its end."""
+    stop = threading.Event()
+    threading.Thread(target=_watch, args=(context, stop), name="watch", daemon=True).start()
+    return stop
+
+
+def _watch(context: Context, stop: threading.Event) -> None:
+    if stop.wait(_LATER):
+        return
+    import watchfiles
+
+    from localspec.registry.catalogue import shipped_catalogue
+
+    config, catalogue = context.paths.config_file, context.paths.user_catalogue
+    followed = {config, catalogue, shipped_catalogue()}
+    # Folders, because editors replace files; ours must exist, or its creation would go unseen.
+    with suppress(OSError):
+        config.parent.mkdir(parents=True, exist_ok=True)
+    folders = {file.parent for file in followed if file.parent.is_dir()}
+    names = {str(file.parent.resolve() / file.name) for file in followed}
+    try:
+        for changes in watchfiles.watch(
+            *folders,
+            watch_filter=lambda _change, path: str(Path(path).resolve()) in names,
+            recursive=False,
+            debounce=200,
+            stop_event=stop,
+            raise_interrupt=False,
+        ):
+            _read_again(context, {Path(path).name for _, path in changes})
+    except (OSError, RuntimeError) as error:  # no more watches to be had, a folder gone
+        log.warning("edits of %s are not seen: %s", ", ".join(sorted(names)), error)
+
+
+def _read_again(context: Context, changed: set[str]) -> None:
+    log.info("changed: %s", ", ".join(sorted(changed)))
+    if context.paths.config_file.name in changed:
+        _read_config(context)
+    if context.paths.user_catalogue.name in changed:
+        context.library.reload()
+    for problem in context.problems:
+        log.warning("%s", problem)
+
+
+def _read_config(context: Context) -> None:
+    try:
+        config = load_config(context.paths.config_file)
+    except UsageError as error:
+        context.problem = f"{error.message} The last good configuration stays in use."
+        return
+    context.problem = ""
+    context.config = config
+    context.supervisor.configure(config)

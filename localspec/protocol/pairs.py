@@ -1,0 +1,204 @@
+"""What goes over the socket about pairs and pulls: /localspec/pairs, /pulls, /gc, /drafts.
+
+Sizes in bytes, contexts in tokens, times in Unix seconds. A pull's state is registry.pulls.PullState
+as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Name = Annotated[str, Meta(min_length=1, max_length=128)]
+File = Annotated[str, Meta(min_length=1, max_length=4096)]
+
+# ---------------------------------------------------------------------------- requests
+
+
+class PullRequest(Struct):
+    """Pull a pair of the catalogue.
+
+    The rest is the client's environment: the daemon may have been started from another shell.
+    """
+
+    name: Name
+    endpoint: str | None = None  # HF_ENDPOINT
+    token: str | None = None  # HF_TOKEN; kept for this pull alone
+    offline: bool = False  # HF_HUB_OFFLINE
+
+
+class AddRequest(Struct):
+    """Make a pair of files on this disk, named by absolute paths."""
+
+    name: Name
+    target: File
+    draft: File | None = None
+    roles: Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)] = (
+        "chat",
+    )
+    replace: bool = False
+
+
+class CollectRequest(Struct):
+    dry_run: bool = False
+
+
+class DraftsRequest(Struct):
+    """`target`: an absolute path, or a pair whose target is meant."""
+
+    target: File
+    folders: Annotated[list[File], Meta(max_length=64)] = []
+    measure: bool = False
+
+
+# ---------------------------------------------------------------------------- answers
+
+
+class PairEntry(Struct):
+    """One line of the list. `fits`: whether this machine's free memory holds it, by its size.
+
+    "partly": the GPU's memory does not, but with main memory it does.
+    """
+
+    name: str
+    source: Literal["builtin", "hub", "own", "catalogue"]
+    here: bool
+    loaded: bool = False
+    summary: str = ""
+    roles: tuple[str, ...] = ("chat",)
+    licence: str = ""
+    size: int | None = None
+    target: str = ""
+    draft: str | None = None
+    aliases: tuple[str, ...] = ()
+    memory: str = ""
+    fits: Literal["yes", "partly", "no"] | None = None
+    hybrid: bool = False
+    reported: str = ""
+
+
+class PairList(Struct):
+    """`problems`: one sentence each: records and catalogues that cannot be read."""
+
+    pairs: list[PairEntry]
+    problems: list[str]
+    ram: int
+    vram: int
+
+
+class ModelView(Struct):
+    """One model of a pair. `weights`, `cache` and `compute`: memory at the shown context."""
+
+    file: str
+    path: str
+    repo: str
+    revision: str
+    sha256: str
+    architecture: str
+    parameters: int
+    layers: int
+    context: int
+    vocabulary: int
+    size: int
+    rollback: Literal["full", "short", "snapshots", "none"]
+    has_template: bool
+    weights: int
+    cache: int
+    compute: int
+
+
+class FitView(Struct):
+    """What this machine's free memory allows. `gpu_layers` −1: all."""
+
+    context: int
+    draft: bool
+    gpu_layers: int
+    needed: int
+    free: int
+
+
+class PairView(Struct):
+    """Everything about one pair. `fit` None: it does not fit, and `fit_notes` says why."""
+
+    name: str
+    source: Literal["builtin", "hub", "own"]
+    summary: str
+    licence: str
+    roles: tuple[str, ...]
+    created: float
+    size: int
+    target: ModelView
+    draft: ModelView | None
+    matched: bool | None
+    reason: str
+    notes: tuple[str, ...]
+    context: int
+    needed: int
+    fit: FitView | None
+    fit_notes: tuple[str, ...]
+    loaded: bool
+
+
+class RemovedView(Struct):
+    """`kept`: files that stay although the pair is gone, each with the reason."""
+
+    name: str
+    freed: int
+    kept: tuple[str, ...]
+
+
+class CollectedView(Struct):
+    freed: int
+    files: tuple[str, ...]
+    dry_run: bool
+
+
+class FileReport(Struct):
+    """`problem` is empty when the file is whole."""
+
+    role: str
+    file: str
+    problem: str
+
+
+class Verifying(Struct):
+    """An event of /verify: bytes hashed so far; `files` only in the last one.
+
+    `remedy`: what to do when one of them has a problem.
+    """
+
+    name: str
+    done: int
+    size: int
+    files: list[FileReport] | None = None
+    remedy: str = ""
+
+
+class DraftView(Struct):
+    """A possible draft. `reason` is why not; `ratio` is target / draft in bytes of weights.
+
+    `speed` is tokens per second of the target with this draft, where it was measured.
+    """
+
+    name: str
+    path: str
+    origin: str
+    size: int
+    ratio: float
+    matched: bool
+    reason: str
+    notes: tuple[str, ...] = ()
+    speed: float | None = None
+
+
+class Drafts(Struct):
+    """An event of /drafts: what is being measured, and in the last one the list, best first.
+
+    `plain` is the target's speed alone, where it was measured.
+    """
+
+    target: str
+    measuring: str = ""
+    plain: float | None = None
+    drafts: list[DraftView] | None = None
