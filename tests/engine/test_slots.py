@@ -1,0 +1,268 @@
+"""Prefix caches: what is reused, copied, cut and thrown away, and that no text shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.engine.llama import Batch, Context, ContextSettings, Model
+from localspec.engine.slots import Slot, Slots, common_prefix
+from localspec.protocol.frames import PairFiles
+from tests.support.running import Running, drafting
+
+CELLS = 256
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))
+def test_the_common_prefix_is_the_first_difference(a: list[int], b: list[int]) -> None:
+    length = common_prefix(a, b)
+    assert a[:length] == b[:length]
+    assert length == min(len(a), len(b)) or a[length] != b[length]
+
+
+class Bench:
+    """Slots over real contexts, and a reader that puts text into them."""
+
+    def __init__(self, target: Model, draft: Model | None, count: int) -> None:
+        self.target = _context(target, count)
+        self.draft = _context(draft, count) if draft else None
+        self.slots = Slots(self.target, self.draft, 0, count)
+        self._batch = Batch(128)
+
+    def read(self, slot: Slot, tokens: list[int]) -> None:
+        """As the step loop does: target and draft read all but the last token."""
+        slot.tokens = tokens
+        slot.n_target = self._advance(self.target, slot.id, tokens, slot.n_target)
+        if self.draft is not None:
+            slot.n_draft = self._advance(self.draft, slot.draft_id, tokens, slot.n_draft)
+
+    def _advance(self, context: Context, sequence: int, tokens: list[int], start: int) -> int:
+        self._batch.clear()
+        for at in range(start, len(tokens) - 1):
+            self._batch.add(tokens[at], at, sequence, False)
+        if self._batch.rows:
+            context.decode(self._batch)
+        return max(len(tokens) - 1, start)
+
+    def serve(self, tokens: list[int]) -> tuple[Slot, int]:
+        """One request from acquiring to releasing its slot; returns what it reused."""
+        slot = self.slots.acquire(tokens)
+        reused = slot.n_target
+        assert slot.tokens == tokens
+        assert reused < len(tokens)
+        self.check(slot)
+        self.read(slot, tokens)
+        self.slots.release(slot)
+        self.check(slot)
+        return slot, reused
+
+    def check(self, slot: Slot) -> None:
+        """The counts are what llama.cpp's memories hold."""
+        assert self.target.length(slot.id) == slot.n_target
+        if self.draft is not None:
+            assert self.draft.length(slot.draft_id) == slot.n_draft <= slot.n_target
+
+    def close(self) -> None:
+        self.target.close()
+        if self.draft is not None:
+            self.draft.close()
+
+
+def _context(model: Model, count: int) -> Context:
+    return Context(
+        model,
+        ContextSettings(n_ctx=CELLS, n_batch=128, n_seq=count, n_outputs=count, n_threads=1),
+    )
+
+
+@pytest.fixture(scope="module")
+def target(contextual_files: PairFiles) -> Iterator[Model]:
+    with Model(contextual_files.target) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def draft(contextual_files: PairFiles) -> Iterator[Model]:
+    assert contextual_files.draft is not None
+    with Model(contextual_files.draft) as model:
+        yield model
+
+
+@pytest.fixture
+def bench(target: Model, draft: Model) -> Iterator[Bench]:
+    made = Bench(target, draft, 3)
+    yield made
+    made.close()
+
+
+def test_a_conversation_goes_on_in_its_slot(bench: Bench) -> None:
+    first, _ = bench.serve([*range(20)])
+    second, reused = bench.serve([*range(20), 50, 51, 52])
+    assert second is first
+    assert reused == 19
+
+
+def test_at_least_the_last_token_is_left_to_be_read(bench: Bench) -> None:
+    bench.serve([*range(20)])
+    _, reused = bench.serve([*range(10)])
+    assert reused == 9
+
+
+def test_reuse_ends_at_the_first_difference(bench: Bench) -> None:
+    bench.serve([*range(20)])
+    _, reused = bench.serve([*range(15), 99, 98, 97])
+    assert reused == 15
+
+
+def test_reuse_can_be_declined(bench: Bench) -> None:
+    bench.serve([*range(20)])
+    slot = bench.slots.acquire([*range(20)], reuse=False)
+    assert slot.n_target == 0
+    bench.check(slot)
+
+
+def test_reuse_ends_at_a_multiple_of_the_alignment(bench: Bench) -> None:
+    bench.serve([*range(60)])
+    slot = bench.slots.acquire([*range(60)], align=16)
+    assert slot.n_target == 48
+    bench.check(slot)
+
+
+def test_a_prefix_shared_with_a_busy_slot_is_copied(bench: Bench) -> None:
+    system = [*range(40)]
+    busy = bench.slots.acquire([*system, 100])
+    bench.read(busy, [*system, 100, 101])
+    other = bench.slots.acquire([*system, 200, 201])
+    assert other is not busy
+    assert other.n_target == 40
+    assert other.n_draft == 40
+    bench.check(other)
+    assert busy.n_target == 41
+
+
+def test_an_unrelated_conversation_takes_an_empty_slot_not_somebodys_cache(bench: Bench) -> None:
+    first, _ = bench.serve([*range(30)])
+    second, _ = bench.serve([*range(100, 130)])
+    assert second is not first
+    assert first.n_target == 29
+
+
+def test_a_branch_of_a_long_conversation_leaves_the_trunk_alone(bench: Bench) -> None:
+    trunk, _ = bench.serve([*range(60)])
+    branch, reused = bench.serve([*range(10), 200, 201])
+    assert branch is not trunk
+    assert reused == 10
+    assert trunk.n_target == 59
+
+
+def test_of_three_caches_the_oldest_gives_way(bench: Bench) -> None:
+    slots = [bench.serve([start, *range(start, start + 20)])[0] for start in (0, 100, 200)]
+    bench.serve([0, *range(20), 5])  # the first is used again
+    newcomer, reused = bench.serve([300, 301, 302])
+    assert reused == 0
+    assert newcomer is slots[1]
+
+
+def test_evicting_takes_the_idle_slot_used_longest_ago_and_then_stops(bench: Bench) -> None:
+    busy = bench.slots.acquire([1, 2, 3])
+    bench.read(busy, [1, 2, 3])
+    old, _ = bench.serve([*range(100, 120)])
+    new, _ = bench.serve([*range(200, 220)])
+    assert bench.slots.evict()
+    assert (old.n_target, new.n_target) == (0, 19)
+    assert bench.slots.evict()
+    assert not bench.slots.evict()
+    assert busy.n_target == 2
+    for slot in (old, new, busy):
+        bench.check(slot)
+
+
+def test_rolling_back_cuts_both_memories(bench: Bench) -> None:
+    slot = bench.slots.acquire([*range(30)])
+    bench.read(slot, [*range(30)])
+    assert bench.slots.roll_back(slot, 12)
+    assert (slot.n_target, slot.n_draft) == (12, 12)
+    bench.check(slot)
+    assert bench.slots.roll_back(slot, 20)  # there is nothing behind 12 to cut
+    assert slot.n_target == 12
+
+
+prompt_parts = st.lists(st.sampled_from([0, 1]), max_size=4)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(prompt_parts, st.booleans()), min_size=1, max_size=8))
+def test_the_counts_are_right_after_any_conversations(
+    target: Model, draft: Model, conversations: list[tuple[list[int], bool]]
+) -> None:
+    """Prompts are made of few parts, so that they share, extend and leave each other."""
+    parts = {0: [*range(10)], 1: [*range(100, 113)]}
+    bench = Bench(target, draft, 2)
+    try:
+        for chosen, reuse in conversations:
+            prompt = [7, *(token for part in chosen for token in parts[part])]
+            slot = bench.slots.acquire(prompt, reuse)
+            bench.check(slot)
+            assert slot.n_target < len(prompt)
+            bench.read(slot, prompt)
+            bench.slots.release(slot)
+            for each in bench.slots:
+                bench.check(each)
+    finally:
+        bench.close()
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_text_is_the_same_with_and_without_reuse(contextual: Running, data: st.DataObject) -> None:
+    """Random conversations that grow, branch and return, some drafted, some stopped early."""
+    contextual.forget()
+    said: list[list[int]] = [[9, 8, 7]]
+    for _ in range(data.draw(st.integers(2, 6))):
+        base = data.draw(st.sampled_from(said))
+        kept = data.draw(st.integers(1, len(base)))
+        new = data.draw(st.lists(st.integers(0, 500), min_size=1, max_size=5))
+        prompt = [*base[:kept], *new]
+        depth = data.draw(st.sampled_from([0, 3, None]))
+        answer = contextual.ask(prompt, 12, speculative=drafting(depth, "auto"))
+        said.append(answer.all_tokens)
+        truth = _without_reuse(contextual, prompt)
+        assert answer.tokens == truth
+
+
+def _without_reuse(engine: Running, prompt: list[int]) -> list[int]:
+    """The same request that leaves every cache as it was, and uses none."""
+    return engine.ask(prompt, 12, cache_prompt=False).tokens
+
+
+def test_a_draft_that_is_behind_reads_what_it_missed(contextual: Running) -> None:
+    """A conversation begun without drafts goes on with them."""
+    contextual.forget()
+    prompt = [5, 6, 7, 8]
+    first = contextual.ask(prompt, 30)
+    follow_up = [*first.all_tokens, 9]
+    drafted = contextual.ask(follow_up, 30, speculative=drafting(3))
+    assert drafted.done.speculation.accepted > 0
+    contextual.forget()
+    again = contextual.ask(follow_up, 30, speculative=drafting(3))
+    assert again.tokens == drafted.tokens
+    assert again.done.speculation.accepted == drafted.done.speculation.accepted
+
+
+def test_the_state_of_a_sequence_can_be_saved_and_put_back(target: Model, tmp_path: Path) -> None:
+    bench = Bench(target, None, 2)
+    try:
+        slot = bench.slots.acquire([*range(30)])
+        bench.read(slot, [*range(30)])
+        state = bench.target.save(slot.id)
+        bench.slots.clear(slot)
+        assert bench.target.length(slot.id) == 0
+        assert bench.target.restore(slot.id, state)
+        assert bench.target.length(slot.id) == 29
+        assert not bench.target.restore(1, state[: len(state) // 2])
+    finally:
+        bench.close()
