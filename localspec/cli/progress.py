@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 
 from localspec.cli.render_pairs import size, span
 
 _BAR = 24
+_QUIET = 1.0  # seconds; what is over sooner needs no lines in a log
 _NARROW = 72  # columns below which there is no bar, only numbers
 
 
@@ -19,6 +21,7 @@ class Progress:
         self._name = name
         self._drawn = False
         self._said = ("", -1)
+        self._began = time.monotonic()
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def __enter__(self) -> Progress:
@@ -39,7 +42,7 @@ class Progress:
             self._write(f"\r{text[: columns - 1]}\x1b[K")
             return
         share = 10 * done // total if total else -1  # a line for every tenth
-        if (doing, share) != self._said:
+        if (doing, share) != self._said and time.monotonic() - self._began > _QUIET:
             self._said = (doing, share)
             self._write(self._line(doing, done, total, 0.0, None, bar=False) + "\n")
 

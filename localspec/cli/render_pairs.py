@@ -143,6 +143,8 @@ def drafts(found: dict[str, Any]) -> None:
             ratio = f"{each['ratio']:.1f}×"
             rows.append([each["name"], size(each["size"]), ratio, speed, each["origin"]])
         table(rows)
+        if found["plain"]:
+            render.line(f"The target alone: {found['plain']:.1f} tokens/s.")
     else:
         render.line("No model on this disk can draft for it.")
     for each in found["drafts"]:

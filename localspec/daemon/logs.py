@@ -26,4 +26,6 @@ def start(file: Path, *, verbose: bool = False) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    # The HTTP library tells every address at INFO, and a storage's carry a signature.
+    for name in ("asyncio", "httpx2", "httpcore2", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.WARNING)

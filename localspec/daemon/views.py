@@ -221,12 +221,13 @@ def drafts(
         ranked = rank_drafts(Path(target), models)
         return Drafts(target, drafts=[_draft(each) for each in ranked])
     measured = speeds
+    names = {each.path: each.name for each in models}  # a stored file is named by its hash
     try:
         report(Drafts(target, measuring="the target alone"))
         plain = measured.plain()
 
         def measure(ours: Path, draft: Path) -> float:
-            report(Drafts(target, measuring=draft.name, plain=plain))
+            report(Drafts(target, measuring=names.get(draft, draft.name), plain=plain))
             return measured(ours, draft)
 
         ranked = rank_drafts(Path(target), models, measure)

@@ -1,0 +1,386 @@
+"""Pairs as a person meets them: pull, list, ask, rm, gc, and the sentences when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.bench.synthetic import TINY_DRAFT, Shape, target_cycle, write_model
+from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
+from tests.support.pulling import PullingHome, pulling_home
+
+COMMANDS = "add catalogue drafts gc list pull pulls rm show unload verify".split()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[PullingHome]:
+    with pulling_home(tmp_path) as home:
+        yield home
+
+
+@pytest.fixture
+def slow(home: PullingHome) -> PullingHome:
+    """A pull from here takes some seconds."""
+    home.hub.rate = 300_000
+    return home
+
+
+def scripted(home: PullingHome) -> PullingHome:
+    """With the scripted engine: nothing of llama.cpp is needed."""
+    home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
+    return home
+
+
+def start(home: PullingHome, *arguments: str, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "localspec", *arguments],
+        env=home.environment,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def pulls(home: PullingHome) -> dict[str, dict[str, object]]:
+    return {each["name"]: each for each in json.loads(home.run("pulls", "--json").stdout)}
+
+
+def test_from_the_hub_to_an_answer_and_away_again(home: PullingHome) -> None:
+    assert "tiny" not in home.run("list").stdout
+    run = home.run("ask", "-m", "tiny", "hi")
+    assert (run.returncode, run.stderr) == (
+        1,
+        "localspec: The pair 'tiny' is not pulled yet; run: localspec pull tiny\n",
+    )
+    run = home.run("pull", "little")  # by its other name
+    assert run.returncode == 0, run.stderr
+    assert run.stdout == 'tiny is here (966 KiB). Try: localspec ask -m tiny "…"\n'
+    assert re.search(r"^tiny +966 KiB +chat +two small models$", home.run("list").stdout, re.M)
+    run = home.run("ask", "-m", "little", "-n", "8", "-u", "hi")
+    assert run.returncode == 0, run.stderr
+    assert "drafted" in run.stderr
+    names = [each["id"] for each in home.request("GET", "/v1/models").json["data"]]
+    assert names == ["builtin", "tiny"]
+    run = home.run("rm", "tiny")
+    assert (run.returncode, run.stderr) == (
+        1,
+        "localspec: The pair 'tiny' is in use; run: localspec unload, or wait until it is idle.\n",
+    )
+    assert home.run("unload").stdout == "The pair is unloaded.\n"
+    assert home.run("rm", "tiny").stdout == "tiny is removed; 966 KiB freed.\n"
+    assert home.run("gc").stdout == "Nothing to delete.\n"
+    assert home.run("ask", "-m", "tiny", "hi").returncode == 1
+
+
+def test_what_show_tells(home: PullingHome) -> None:
+    home.run("pull", "tiny")
+    shown = home.run("show", "tiny", "--context", "512").stdout
+    assert "own/target at 0123456789ab" in shown
+    assert re.search(r"^tokenizers +match$", shown, re.M)
+    assert "with 512 tokens of context" in shown
+    view = json.loads(home.run("show", "tiny", "--json").stdout)
+    assert view["matched"] is True
+    assert view["fit"]["draft"] is True
+    assert "match" in home.run("show", "builtin").stdout
+
+
+def test_the_catalogue_and_what_fits(home: PullingHome) -> None:
+    shown = home.run("catalogue").stdout
+    assert "coder-7b" in shown
+    assert "of memory are free" in shown
+    listed = json.loads(home.run("list", "--all", "--json").stdout)
+    fits = {each["name"]: each["fits"] for each in listed["pairs"]}
+    fitting = home.run("catalogue", "--fits").stdout
+    for name in ("smollm2", "llama33-70b"):
+        assert (name in fitting) == (fits[name] != "no")
+
+
+def test_an_edit_of_the_catalogue_is_seen_and_a_broken_one_is_named(home: PullingHome) -> None:
+    scripted(home)
+    home.run("list")
+    time.sleep(1.0)  # the daemon begins to follow the files half a second after its start
+    before = home.catalogue.read_text()
+    home.catalogue.write_text(before.replace("pairs.tiny", "pairs.other"))
+    wait_for(lambda: "other" in home.run("list", "--all").stdout, "the new name")
+    home.catalogue.write_text(before + "nonsense = 1\n")
+    wait_for(lambda: home.status()["problems"], "the problem")
+    run = home.run("list", "--all")
+    assert "other" in run.stdout  # the last good one
+    assert "The last good catalogue stays in use." in run.stderr
+    assert "models.toml, line 10, pairs.tiny.draft" in run.stderr
+    assert "problem" in home.run("status").stdout
+    home.catalogue.write_text(before)
+    wait_for(lambda: not home.status()["problems"], "the cure")
+
+
+def test_an_edit_of_the_configuration_is_used_from_the_next_load(home: PullingHome) -> None:
+    scripted(home)
+    home.run("pull", "tiny")
+    time.sleep(0.6)
+    config = home.catalogue.with_name("config.toml")
+    config.write_text('pair = "tiny"\n')
+    wait_for(lambda: home.status()["pair"]["name"] == "tiny", "the new pair")
+    config.write_text("pair = 3\n")
+    (problem,) = wait_for(lambda: home.status()["problems"], "the problem")
+    assert "'pair' must be text" in problem or "'pair' must be" in problem
+    assert home.run("ask", "say hello").stdout == "hello\n"
+
+
+def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
+    process = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait_for(lambda: slow.hub.sent > 150_000, "some bytes")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert "The pull of tiny goes on in the daemon. To watch it: localspec pull tiny" in stderr
+    assert pulls(slow)["tiny"]["state"] == "downloading"
+    assert "downloading" in slow.run("pulls").stdout
+    assert "1 running" in slow.run("status").stdout
+    slow.hub.rate = 0
+    assert slow.run("pull", "tiny").returncode == 0  # joins it, to its end
+    assert slow.hub.sent < 1_100_000  # one transfer of 989 kB
+
+
+def test_no_wait_cancel_and_going_on(slow: PullingHome) -> None:
+    assert slow.run("pull", "tiny", "--no-wait").stdout == (
+        "tiny is being pulled; to see how far: localspec pulls\n"
+    )
+    wait_for(lambda: slow.hub.sent > 300_000, "some bytes")
+    assert "A pull is running" in slow.run("gc").stderr
+    run = slow.run("pulls", "cancel", "little")
+    assert run.stdout == "The pull was cancelled; what was fetched is kept for the next one.\n"
+    assert pulls(slow)["tiny"]["state"] == "cancelled"
+    slow.hub.rate, before = 0, slow.hub.sent
+    assert slow.run("pull", "tiny").returncode == 0
+    assert slow.hub.sent - before < 989_000  # the rest only
+    assert slow.run("pulls", "cancel", "nope").stderr == (
+        "localspec: There is no pull of 'nope'; see: localspec pulls\n"
+    )
+
+
+def test_a_daemon_that_is_killed_or_told_to_end_loses_nothing(slow: PullingHome) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        before = slow.hub.sent
+        process = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(lambda before=before: slow.hub.sent > before + 250_000, "some bytes")  # type: ignore[misc]
+        os.kill(int((slow.root / "run" / "daemon.lock").read_text()), number)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode in (1, 3), stderr
+        assert len(stderr.strip().splitlines()[-1]) > 30
+    slow.hub.rate = 0
+    assert slow.run("pull", "tiny").returncode == 0
+    assert slow.hub.sent < 2 * 989_000
+
+
+def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None:
+    leader, follower = pty.openpty()
+    process = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=follower)
+    os.close(follower)
+    seen = b""
+    while b"left" not in seen:
+        seen += os.read(leader, 4096)
+    piped = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    time.sleep(1.5)
+    slow.hub.rate = 0
+    out, _ = process.communicate(timeout=20)
+    _, lines = piped.communicate(timeout=20)
+    os.close(leader)
+    assert out.startswith("tiny is here")
+    text = seen.decode()
+    assert "░" in text
+    assert re.search(r"\d+ %  \d+ KiB of 966 KiB  \d+ KiB/s  \d+ s left", text)
+    assert "\x1b" not in lines
+    assert "\r" not in lines
+    assert "tiny  downloading" in lines
+
+
+# ------------------------------------------------------------------ when something is wrong
+
+
+def test_models_that_do_not_match_are_refused_by_their_headers(home: PullingHome) -> None:
+    other = home.root / "other.gguf"
+    shape = Shape(1, 64, 128, 4, 300)
+    write_model(other, shape, target_cycle(300))
+    with other.open("ab") as file:  # trailing bytes would be refused first; weights must be there
+        file.flush()
+    home.hub.add("own/draft", "draft.gguf", other.read_bytes())
+    run = home.run("pull", "tiny")
+    assert run.returncode == 1
+    assert "target.gguf and draft.gguf: " in run.stderr
+    assert "tiny" not in home.run("list").stdout
+
+
+def test_a_gated_repository_is_named_and_the_token_stays_secret(home: PullingHome) -> None:
+    home.hub.files["own/target", "target.gguf"].faults.gated = True
+    run = home.run("pull", "tiny")
+    assert run.returncode == 1
+    assert "own/target is gated: accept its terms at" in run.stderr
+    # The daemon has no token in its environment; the client's counts.
+    home.environment["HF_TOKEN"] = home.hub.token
+    assert home.run("pull", "tiny").returncode == 0
+    said = home.log.read_text() + home.run("pulls", "--json").stdout
+    assert home.hub.token not in said
+    assert "signature=" not in said
+
+
+def test_a_login_page_and_a_wrong_hash(home: PullingHome) -> None:
+    faults = home.hub.files["own/draft", "draft.gguf"].faults
+    faults.portal = True
+    assert "with a page of its own (a login page" in home.run("pull", "tiny").stderr
+    faults.portal, faults.corrupt = False, True
+    run = home.run("pull", "tiny")
+    assert run.returncode == 1
+    assert "SHA-256" in run.stderr
+    assert "tiny" not in home.run("list").stdout
+
+
+def test_a_damaged_file_is_found_and_not_loaded(home: PullingHome) -> None:
+    scripted(home)
+    home.run("pull", "tiny")
+    (blob,) = [path for path in (home.store / "blobs").glob("*.gguf") if path.stat().st_size > 5e5]
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    run = home.run("verify", "tiny")
+    assert run.returncode == 1
+    assert "target.gguf is damaged: its SHA-256 is not the one recorded." in run.stdout
+    assert "Run: localspec rm tiny; localspec pull tiny" in run.stderr
+    run = home.run("ask", "-m", "tiny", "hi")
+    assert run.returncode == 1
+    assert "target.gguf is damaged" in run.stderr
+    blob.write_bytes(data[:1000])
+    assert "has 1000 bytes and should have" in home.run("ask", "-m", "tiny", "hi").stderr
+    home.run("rm", "tiny")
+    assert home.run("pull", "tiny").returncode == 0
+    assert "target.gguf is whole." in home.run("verify", "tiny").stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_store_that_cannot_be_written(home: PullingHome) -> None:
+    home.store.mkdir(parents=True, mode=0o500)
+    assert "cannot be written" in home.run("pull", "tiny").stderr
+
+
+def test_names_that_are_not_there(home: PullingHome) -> None:
+    scripted(home)
+    assert home.run("show", "tinny").stderr == (
+        "localspec: There is no pair 'tinny'. Did you mean tiny? See: localspec list --all\n"
+    )
+    assert "Did you mean tiny?" in home.run("pull", "tinny").stderr
+    assert "is part of the installation" in home.run("rm", "builtin").stderr
+    assert home.run("rm", "coder-7b").stderr == (
+        "localspec: The pair 'coder-7b' is not pulled yet; run: localspec pull coder-7b\n"
+    )
+    assert home.run("unload").stdout == "No pair is loaded.\n"
+
+
+# ------------------------------------------------------------------ own files
+
+
+def test_own_files_are_used_where_they_lie(home: PullingHome, tmp_path: Path) -> None:
+    scripted(home)
+    target, draft = home.files
+    run = home.run("add", "mine", "--target", target.name, "--draft", draft.name, cwd=tmp_path)
+    assert run.stdout == 'mine is here (966 KiB). Try: localspec ask -m mine "…"\n'
+    assert home.run("ask", "-m", "mine", "say hello").stdout == "hello\n"
+    home.run("unload")
+    again = home.run("add", "mine", "--target", str(target))
+    assert again.stderr == ("localspec: There is a pair 'mine' already; run: localspec rm mine\n")
+    assert "it means the configured pair" in home.run("add", "default", "--target", "x").stderr
+    assert "No such" not in home.run("add", "b", "--target", "gone.gguf").stderr
+    home.run("rm", "mine")
+    assert target.exists()
+
+
+def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path: Path) -> None:
+    target, draft = home.files
+    write_model(tmp_path / "alien.gguf", Shape(1, 64, 128, 4, 300), target_cycle(300))
+    run = home.run("drafts", target.name, ".", cwd=tmp_path)
+    assert re.search(rf"^{draft.name} .* not measured ", run.stdout, re.M)
+    assert "not alien.gguf" in run.stdout
+    run = home.run("drafts", str(target), str(tmp_path), "--measure")
+    assert re.search(rf"^{draft.name} .* [\d.]+ tokens/s \([\d.]+×\)", run.stdout, re.M), run
+    assert "The target alone: " in run.stdout
+    assert home.status()["worker_pid"] is None  # its memory is free again
+    assert "There is no folder" in home.run("drafts", str(target), "/nowhere").stderr
+
+
+# ------------------------------------------------------------------ offline
+
+_WITNESS = """
+import os, sys
+def witness(event, args):
+    if event == "socket.__new__" and args[1] != 1 or event == "socket.getaddrinfo":
+        with open(os.environ["WITNESS"], "a") as file:
+            print(sys.argv, event, args, file=file)
+sys.addaudithook(witness)
+"""
+
+
+def offline_round(home: PullingHome, prefix: list[str]) -> None:
+    """List, show, ask; no process may have opened a socket to a network."""
+    folder = home.root / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(_WITNESS)
+    witness = home.root / "witness"
+    home.environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT)])
+    home.environment["WITNESS"] = str(witness)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*prefix, sys.executable, "-m", "localspec", *arguments]
+        return subprocess.run(
+            command, env=home.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+
+    assert "tiny" in run("list").stdout
+    assert "tokenizers  match" in run("show", "tiny").stdout
+    assert run("ask", "-m", "tiny", "-n", "4", "hi").returncode == 0
+    assert not witness.exists(), witness.read_text()
+
+
+def test_with_hf_hub_offline_no_socket_is_opened(home: PullingHome) -> None:
+    home.run("pull", "tiny")
+    home.run("stop")
+    asked = len(home.hub.requests)
+    home.environment["HF_HUB_OFFLINE"] = "1"
+    offline_round(home, [])
+    run = home.run("pull", "tiny")
+    assert run.returncode == 1
+    assert run.stderr == (
+        "localspec: HF_HUB_OFFLINE is set, so nothing can be pulled; "
+        "pairs that are here work as ever.\n"
+    )
+    assert len(home.hub.requests) == asked
+    assert not (home.root / "witness").exists()
+
+
+def test_with_the_network_taken_away(home: PullingHome) -> None:
+    unshare = shutil.which("unshare")
+    alone = [unshare or "unshare", "--net", "--map-current-user"]
+    if not unshare or subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this machine does not let us take the network away")
+    home.run("pull", "tiny")
+    home.run("stop")
+    offline_round(home, alone)  # the daemon starts in there too
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "pulls cancel"])
+def test_every_help_has_an_example(home: PullingHome, command: str) -> None:
+    run = home.run(*command.split(), "--help")
+    assert run.returncode == 0
+    assert f"localspec {command}" in run.stdout.split("Example")[1]
+
+
+def test_shapes_are_as_the_hub_counts_them() -> None:
+    assert TINY_DRAFT.n_vocab == 512  # 966 KiB above
