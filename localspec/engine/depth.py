@@ -79,8 +79,10 @@ class Calibration:
         rate = max(1 / (float(self.count.sum()) + 1), 0.005)
         self.share *= 1 - rate
         self.share[at] += rate
-        # The prior moves slowly to what texts turn out to be, and keeps a floor under every rate.
-        self.prior = np.maximum(0.998 * self.prior + 0.002 * belief, 0.002)
+        # The prior moves to what texts turn out to be, faster while little has been seen of any, and
+        # keeps a floor under every rate.
+        pull = max(1 / (float(self.count.sum()) + 50), 0.002)
+        self.prior = np.maximum((1 - pull) * self.prior + pull * belief, 0.002)
         self.prior /= self.prior.sum()
         self._since += 1
         if self._since >= 8:
@@ -108,7 +110,10 @@ class Calibration:
             if not all(isinstance(v, float | int) and math.isfinite(v) for v in values):
                 return cls(mean)
             setattr(fresh, name, np.array(values, dtype=np.float64))
-        if abs(fresh.prior.sum() - 1) > 0.01 or fresh.prior.min() < 0:
+        shares = (fresh.prior, fresh.share)
+        if any(abs(s.sum() - 1) > 0.01 or s.min() < 0 for s in shares):
+            return cls(mean)
+        if np.abs(fresh.offset).max() > 6.0 or fresh.count.min() < 0:
             return cls(mean)
         fresh._refresh()
         return fresh

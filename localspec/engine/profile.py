@@ -7,6 +7,7 @@ that holds n rows, and the policy compares whole candidates.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -199,7 +200,7 @@ class Notebook:
             return {}
         try:
             found = json.loads(self._file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         valid = isinstance(found, dict) and found.get("version") == VERSION
         return found if valid else {}
@@ -213,7 +214,8 @@ class Notebook:
             part.write_text(json.dumps({"version": VERSION, **content}), encoding="utf-8")
             part.replace(self._file)
         except OSError:  # a full or read-only disk must not stop an answer
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 def table_from(stored: Any) -> dict[int, float] | None:

@@ -1,0 +1,389 @@
+"""The depth policy as tables, as properties, and replayed on traces with measured costs."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.bench.replay import fixed_ms
+from localspec.bench.trace import Trace
+from localspec.engine.depth import (
+    BUCKETS,
+    GRID,
+    MAX_DEPTH,
+    MAX_LIMIT,
+    Belief,
+    Calibration,
+    Candidate,
+    FixedDepth,
+    Floats,
+    best_depth,
+    bucket,
+    decide,
+    keep_drafting,
+    worth_verifying,
+)
+from localspec.engine.profile import CostTable
+from tests.support.replay import (
+    COSTS,
+    DRAFT_MS,
+    OVERHEAD_MS,
+    TARGET_MS,
+    auto,
+    auto_ms,
+    best_fixed_ms,
+    bursty,
+    plain_ms,
+    steady,
+    telling,
+)
+
+STEP_MS = DRAFT_MS[1]
+
+
+def pass_ms(rows: int = MAX_DEPTH + 1) -> Floats:
+    return CostTable(TARGET_MS).padded_ms(rows)
+
+
+def certain(acceptance: float) -> Belief:
+    """A belief that the acceptance rate is this one, whatever the confidence."""
+    calibration = Calibration()
+    belief = Belief(calibration)
+    belief.weights = np.zeros(len(GRID))
+    belief.weights[int(np.abs(GRID - acceptance).argmin())] = 1.0
+    return belief
+
+
+def rate(belief: Belief, depth: int) -> float:
+    """Expected tokens per millisecond of a round at a fixed depth: the formula, spelt out."""
+    alive = belief.survival((), depth)
+    cost = depth * STEP_MS + float(pass_ms()[depth + 1]) + OVERHEAD_MS
+    return float(alive.sum()) / cost
+
+
+beliefs = st.lists(st.floats(0, 1), min_size=len(GRID), max_size=len(GRID)).filter(
+    lambda weights: sum(weights) > 0.01
+)
+
+
+def belief_of(weights: list[float]) -> Belief:
+    belief = Belief(Calibration())
+    belief.weights = np.array(weights) / sum(weights)
+    return belief
+
+
+# ---------------------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize(("alpha", "depth"), list(product([0.2, 0.5, 0.8, 0.94], [0, 1, 3, 7])))
+def test_expected_tokens_are_the_geometric_sum(alpha: float, depth: int) -> None:
+    expected = (1 - alpha ** (depth + 1)) / (1 - alpha)
+    assert certain(alpha).survival((), depth).sum() == pytest.approx(expected)
+
+
+@given(beliefs, st.lists(st.integers(0, BUCKETS - 1), max_size=8), st.integers(0, 12))
+def test_survival_begins_at_one_and_never_rises(
+    weights: list[float], known: list[int], depth: int
+) -> None:
+    alive = belief_of(weights).survival(known, depth)
+    assert alive.shape == (depth + 1,)
+    assert alive[0] == 1.0
+    assert np.all(np.diff(alive) <= 1e-12)
+    assert np.all(alive >= 0)
+
+
+@given(beliefs)
+def test_the_decision_is_the_best_of_all_depths(weights: list[float]) -> None:
+    belief = belief_of(weights)
+    decision = decide([Candidate(belief, MAX_DEPTH, STEP_MS)], pass_ms(), OVERHEAD_MS)
+    rates = [rate(belief, depth) for depth in range(MAX_DEPTH + 1)]
+    assert rates[decision.depths[0]] == pytest.approx(max(rates), rel=1e-3)
+    assert decision.rate == pytest.approx(max(rates), rel=1e-3)
+
+
+@given(beliefs, st.floats(0, 300), st.floats(0.1, 100), st.integers(0, MAX_DEPTH))
+def test_no_decision_is_expected_to_be_slower_than_plain(
+    weights: list[float], entry_ms: float, step_ms: float, limit: int
+) -> None:
+    belief = belief_of(weights)
+    candidate = Candidate(belief, limit, step_ms, entry_ms)
+    depth = decide([candidate], pass_ms(), OVERHEAD_MS).depths[0]
+    assert 0 <= depth <= limit
+    gain = belief.survival((), depth).sum()
+    cost = depth * step_ms + (entry_ms if depth else 0) + pass_ms()[depth + 1] + OVERHEAD_MS
+    assert gain / cost >= 1 / (TARGET_MS[1] + OVERHEAD_MS) - 1e-12
+
+
+def test_nothing_is_drafted_when_drafts_are_never_right() -> None:
+    candidate = Candidate(certain(0.01), MAX_DEPTH, STEP_MS)
+    assert decide([candidate], pass_ms(), OVERHEAD_MS).depths == [0]
+
+
+def test_padding_makes_three_drafts_cheaper_than_two() -> None:
+    """Width 4 costs 87 ms and width 3 117 ms: three rows are padded to four, or all four used."""
+    assert pass_ms()[3] == pass_ms()[4] == TARGET_MS[4]
+    depth = decide([Candidate(certain(0.7), MAX_DEPTH, STEP_MS)], pass_ms(), OVERHEAD_MS).depths[0]
+    assert depth == 3
+
+
+@pytest.mark.parametrize(("alpha", "least"), [(0.98, 7), (0.88, 3), (0.5, 1)])
+def test_better_drafts_are_drafted_deeper(alpha: float, least: int) -> None:
+    candidate = Candidate(certain(alpha), MAX_DEPTH, STEP_MS)
+    assert decide([candidate], pass_ms(), OVERHEAD_MS).depths[0] >= least
+
+
+def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
+    calibration = Calibration()
+    calibration.offset[:] = np.linspace(-4, 3, BUCKETS)
+    calibration._refresh()
+    candidate = Candidate(Belief(calibration), MAX_DEPTH, STEP_MS)
+    found = decide([candidate], pass_ms(), OVERHEAD_MS).rate
+    costs = pass_ms()[1:] - pass_ms()[1]
+    candidate.known = [9, 9]
+    assert keep_drafting(candidate, costs, found)
+    candidate.known = [9, 9, 0, 0]
+    assert not keep_drafting(candidate, costs, found)
+    assert worth_verifying(candidate, costs, found) <= 3
+
+
+@given(beliefs, st.lists(st.integers(0, BUCKETS - 1), max_size=MAX_DEPTH), st.floats(0, 0.1))
+def test_never_more_is_verified_than_was_drafted(
+    weights: list[float], known: list[int], at_rate: float
+) -> None:
+    candidate = Candidate(belief_of(weights), MAX_DEPTH, STEP_MS, 0.0, known)
+    costs = pass_ms()[1:] - pass_ms()[1]
+    assert 0 <= worth_verifying(candidate, costs, at_rate) <= len(known)
+    assert best_depth(candidate, costs, at_rate, least=len(known))[0] >= len(known)
+
+
+def test_text_the_draft_has_not_read_is_a_reason_not_to_draft() -> None:
+    belief = certain(0.7)
+    near = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 0.0)], pass_ms(), OVERHEAD_MS)
+    far = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 5000.0)], pass_ms(), OVERHEAD_MS)
+    assert near.depths[0] > 0
+    assert far.depths == [0]
+
+
+# ---------------------------------------------------------------------------- several sequences
+
+
+def test_each_drafts_less_as_more_share_the_pass() -> None:
+    """Rows beyond the narrow widths are dear, and together they get there sooner."""
+    costs = CostTable({1: 78.0, 2: 95, 4: 110, 8: 161, 16: 320, 32: 700, 64: 1500})
+    depths = []
+    for together in (1, 2, 4, 8):
+        candidates = [Candidate(certain(0.8), MAX_DEPTH, STEP_MS) for _ in range(together)]
+        table = costs.padded_ms(together * (MAX_DEPTH + 1))
+        depths.append(sum(decide(candidates, table, OVERHEAD_MS).depths) / together)
+    assert depths == sorted(depths, reverse=True)
+    assert depths[0] > depths[-1]
+
+
+def test_the_sequence_with_the_better_drafts_gets_more_of_the_pass() -> None:
+    candidates = [Candidate(certain(a), MAX_DEPTH, STEP_MS) for a in (0.94, 0.3)]
+    depths = decide(candidates, pass_ms(2 * MAX_DEPTH + 2), OVERHEAD_MS).depths
+    assert depths[0] > depths[1]
+
+
+@given(st.lists(beliefs, min_size=1, max_size=4), st.integers(0, 64))
+def test_together_no_decision_is_slower_than_plain_together(
+    several: list[list[float]], prompt_rows: int
+) -> None:
+    candidates = [Candidate(belief_of(weights), MAX_DEPTH, STEP_MS) for weights in several]
+    base = len(candidates) + prompt_rows
+    table = pass_ms(base + len(candidates) * MAX_DEPTH)
+    decision = decide(candidates, table, OVERHEAD_MS, prompt_rows)
+    gain = sum(
+        c.belief.survival((), d).sum() for c, d in zip(candidates, decision.depths, strict=True)
+    )
+    rows = sum(decision.depths)
+    cost = rows * STEP_MS + table[base + rows] + OVERHEAD_MS
+    plain = len(candidates) / (table[base] + OVERHEAD_MS)
+    assert gain / cost >= plain - 1e-12
+    assert decision.rate >= plain - 1e-12
+
+
+# ---------------------------------------------------------------------------- what is believed
+
+
+def test_belief_follows_a_burst_within_a_few_tokens() -> None:
+    belief = Belief(Calibration())
+    for _ in range(60):
+        belief.observe(9, False)
+    assert belief.mean < 0.15
+    for _ in range(12):
+        belief.observe(9, True)
+    assert belief.mean > 0.6
+    for _ in range(8):
+        belief.observe(9, False)
+    assert belief.mean < 0.4
+
+
+@given(st.lists(st.tuples(st.integers(0, BUCKETS - 1), st.booleans()), max_size=80))
+def test_a_belief_stays_a_distribution(seen: list[tuple[int, bool]]) -> None:
+    belief = Belief(Calibration())
+    for at, hit in seen:
+        belief.observe(at, hit)
+        belief.fade(3)
+    for weights in (belief.weights, belief.calibration.prior, belief.calibration.share):
+        assert weights.sum() == pytest.approx(1.0)
+        assert weights.min() >= 0
+
+
+def test_what_is_not_observed_fades_to_the_prior() -> None:
+    belief = Belief(Calibration())
+    for _ in range(50):
+        belief.observe(9, False)
+    belief.fade(2000)
+    assert belief.weights == pytest.approx(belief.calibration.prior)
+
+
+def test_calibration_learns_which_confidence_is_worth_what() -> None:
+    rng = np.random.default_rng(0)
+    calibration = Calibration()
+    for _ in range(20):
+        belief = Belief(calibration)
+        for _ in range(100):
+            at = int(rng.choice([2, 9]))
+            belief.observe(at, bool(rng.random() < (0.95 if at == 9 else 0.2)))
+    belief = Belief(calibration)
+    sure, unsure = (float(belief.weights @ calibration.rates[at]) for at in (9, 2))
+    assert sure == pytest.approx(0.95, abs=0.08)
+    assert unsure == pytest.approx(0.2, abs=0.12)
+    assert calibration.share[2] + calibration.share[9] > 0.95
+
+
+def test_confidences_fall_into_their_buckets() -> None:
+    buckets = [bucket(confidence) for confidence in np.linspace(0, 1, 401)]
+    assert buckets == sorted(buckets)
+    assert set(buckets) == set(range(BUCKETS))
+    assert bucket(0.0) == 0
+    assert bucket(1.0) == BUCKETS - 1
+
+
+def test_a_calibration_survives_being_stored() -> None:
+    calibration = Calibration()
+    belief = Belief(calibration)
+    for at in range(30):
+        belief.observe(at % BUCKETS, at % 3 == 0)
+    again = Calibration.from_dict(calibration.as_dict())
+    calibration._refresh()
+    assert again.prior == pytest.approx(calibration.prior)
+    assert again.rates == pytest.approx(calibration.rates)
+    assert again.unseen == pytest.approx(calibration.unseen)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"prior": [1.0]},
+        {"prior": "many"},
+        {"prior": [math.nan] * len(GRID)},
+        {"prior": [-1.0, 2.0] + [0.0] * (len(GRID) - 2)},
+        {"offset": [math.inf] * BUCKETS},
+        {"offset": ["a"] * BUCKETS},
+        {"offset": [1e300] * BUCKETS},
+        {"share": [9.0] * BUCKETS},
+        {"share": [-1.0] * BUCKETS},
+        {"count": [-1e9] * BUCKETS},
+    ],
+)
+def test_a_damaged_calibration_is_replaced_by_a_fresh_one(damage: object) -> None:
+    stored: object = damage
+    if isinstance(damage, dict) and damage:
+        stored = {**Calibration(0.4).as_dict(), **damage}
+    found = Calibration.from_dict(stored, 0.4)
+    assert found.as_dict() == Calibration(0.4).as_dict()
+
+
+# ---------------------------------------------------------------------------- fixed depths
+
+
+@pytest.mark.parametrize("depth", [-1, MAX_LIMIT + 1])
+def test_a_depth_outside_the_limits_is_refused(depth: int) -> None:
+    with pytest.raises(ValueError, match="depth must be between"):
+        FixedDepth(depth)
+
+
+def test_a_fixed_depth_is_kept_whatever_it_costs() -> None:
+    policy = FixedDepth(5)
+    candidate = Candidate(certain(0.01), 9, 1e6)
+    assert policy.decide(
+        [candidate, Candidate(certain(0.9), 2, 1.0)], pass_ms(), 1.0, 0
+    ).depths == [5, 2]
+    candidate.known = [0] * 4
+    assert policy.keep_drafting(candidate, pass_ms(), 1.0)
+    candidate.known = [0] * 5
+    assert not policy.keep_drafting(candidate, pass_ms(), 1.0)
+    assert policy.worth_verifying(candidate, pass_ms(), 1.0) == 5
+
+
+# ---------------------------------------------------------------------------- replay
+
+LENGTH = 2500
+TRACES = [
+    *(steady(alpha, LENGTH) for alpha in (0.0, 0.1, 0.2, 0.4, 0.7, 0.9, 0.95, 1.0)),
+    bursty(0.95, 0.1, 40, LENGTH),
+    bursty(0.95, 0.1, 200, LENGTH),
+    telling(LENGTH),
+]
+each_trace = pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.name)
+
+
+def learned(trace: Trace) -> Calibration:
+    """A calibration after one answer like this one: the state of any run but the first."""
+    calibration = Calibration()
+    auto_ms(trace, calibration)
+    return calibration
+
+
+def after_the_first(trace: Trace, count: int = 64) -> float:
+    """Speed relative to plain decoding once `count` tokens are written, nothing learned before."""
+    begun = Trace(trace.name, trace.target[:count], trace.draft[:count], trace.buckets[:count], {})
+    written = len(trace.target) - count
+    return plain_ms(trace) * written / len(trace.target) / (auto_ms(trace) - auto_ms(begun))
+
+
+@each_trace
+def test_auto_is_never_slower_than_plain(trace: Trace) -> None:
+    """In the very first answer with a pair, at every acceptance rate."""
+    assert after_the_first(trace) >= 0.97
+
+
+@each_trace
+def test_auto_with_a_known_pair_is_never_slower_than_plain(trace: Trace) -> None:
+    assert plain_ms(trace) / auto_ms(trace, learned(trace)) >= 0.97
+
+
+@each_trace
+def test_auto_is_near_the_best_fixed_depth_found_afterwards(trace: Trace) -> None:
+    assert best_fixed_ms(trace) / auto_ms(trace, learned(trace)) >= 0.95
+
+
+@pytest.mark.parametrize("trace", TRACES[-3:], ids=lambda trace: trace.name)
+def test_auto_is_no_worse_than_any_fixed_depth_where_the_text_changes(trace: Trace) -> None:
+    assert best_fixed_ms(trace) / auto_ms(trace, learned(trace)) >= 1.0
+
+
+@pytest.mark.parametrize("bad", [200, 500, 1500])
+def test_drafts_that_become_good_after_a_long_bad_stretch_are_noticed(bad: int) -> None:
+    """However much text the draft model has to read first."""
+    trace = bursty(0.0, 0.95, bad, 2 * bad)
+    assert sum(auto(trace, learned(steady(0.0, 1000))).depths) > 0.3 * bad
+
+
+def test_the_costs_replayed_are_those_measured() -> None:
+    """The replay at the two ends that can be computed by hand."""
+    everything = steady(1.0, 400)
+    assert plain_ms(everything) == pytest.approx(400 * (TARGET_MS[1] + OVERHEAD_MS))
+    always = fixed_ms(everything.hits, COSTS, 3)
+    assert always == pytest.approx(100 * (TARGET_MS[4] + 3 * STEP_MS + OVERHEAD_MS))

@@ -1,0 +1,201 @@
+"""The cost table: padding, corrections by the rounds, and what is kept between runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.engine.profile import (
+    VERSION,
+    CostProfile,
+    CostTable,
+    Notebook,
+    identity,
+    measure,
+    measure_widths,
+    table_from,
+)
+from tests.support.replay import DRAFT_MS, TARGET_MS
+
+tables = st.dictionaries(st.integers(2, 32), st.floats(0.01, 1e4), min_size=0, max_size=12).flatmap(
+    lambda d: st.floats(0.01, 1e4).map(lambda first: {1: first, **d})
+)
+
+
+def test_three_rows_are_padded_to_the_cheaper_four() -> None:
+    table = CostTable(TARGET_MS)
+    assert [table.padded(rows) for rows in (1, 2, 3, 4, 5)] == [1, 4, 4, 4, 5]
+
+
+@given(tables, st.integers(1, 40))
+def test_padding_holds_the_rows_and_is_never_dearer(measured: dict[int, float], rows: int) -> None:
+    table = CostTable(measured)
+    width = table.padded(rows)
+    assert width >= rows
+    assert table.ms(width) <= table.ms(rows)
+    assert width == rows or width in measured
+
+
+@given(tables, st.integers(1, 40))
+def test_the_table_of_padded_costs_agrees_with_padding(
+    measured: dict[int, float], rows: int
+) -> None:
+    table = CostTable(measured)
+    costs = table.padded_ms(rows)
+    assert costs.shape == (rows + 1,)
+    assert costs[0] == 0.0
+    wanted = [table.ms(table.padded(n)) for n in range(1, rows + 1)]
+    assert costs[1:] == pytest.approx(wanted)
+
+
+@given(tables)
+def test_measured_widths_cost_what_was_measured(measured: dict[int, float]) -> None:
+    table = CostTable(measured)
+    for width, ms in measured.items():
+        assert table.ms(width) == pytest.approx(ms)
+
+
+def test_beyond_the_widest_there_is_no_cliff_downwards() -> None:
+    table = CostTable(TARGET_MS)
+    costs = [table.ms(width) for width in range(16, 200)]
+    assert costs == sorted(costs)
+
+
+@pytest.mark.parametrize("measured", [{}, {2: 1.0}, {1: 0.0}, {1: 1.0, 2: -1.0}])
+def test_a_table_without_a_positive_width_one_is_refused(measured: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="width 1"):
+        CostTable(measured)
+
+
+def test_a_machine_that_slows_down_is_followed_at_every_width() -> None:
+    table = CostTable(TARGET_MS)
+    for _ in range(200):
+        table.observe(1, 2 * TARGET_MS[1])
+    assert table.ms(1) == pytest.approx(2 * TARGET_MS[1], rel=0.05)
+    assert table.ms(8) > 1.3 * TARGET_MS[8]
+    for _ in range(300):
+        for width in (1, 4, 8):
+            table.observe(width, TARGET_MS[width])
+    for width in (1, 4, 8):
+        assert table.ms(width) == pytest.approx(TARGET_MS[width], rel=0.05)
+    assert table.padded_ms(8)[8] == pytest.approx(TARGET_MS[8], rel=0.06)
+
+
+def test_one_outlier_moves_little() -> None:
+    table = CostTable(TARGET_MS)
+    table.observe(4, 1e9)
+    assert table.ms(4) < 1.4 * TARGET_MS[4]
+    assert table.ms(1) < 1.3 * TARGET_MS[1]
+
+
+def test_a_width_that_was_not_measured_is_learned_from_a_round() -> None:
+    table = CostTable(TARGET_MS)
+    before = table.ms(6)
+    table.observe(6, before * 0.6)
+    assert table.ms(6) == pytest.approx(before * 0.6)
+    assert table.padded(5) == 6
+    assert table.padded_ms(6)[5] == pytest.approx(before * 0.6)
+
+
+def test_prompts_are_no_rounds() -> None:
+    table = CostTable(TARGET_MS)
+    table.observe(500, 1.0)
+    assert 500 not in table.as_dict()
+    assert table.ms(1) == TARGET_MS[1]
+
+
+@given(tables, st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 1e5)), max_size=60))
+def test_costs_stay_positive_whatever_is_observed(
+    measured: dict[int, float], seen: list[tuple[int, float]]
+) -> None:
+    table = CostTable(measured)
+    for width, ms in seen:
+        table.observe(width, ms)
+    costs = table.padded_ms(40)[1:]
+    assert np.all(np.isfinite(costs))
+    assert np.all(costs > 0)
+
+
+# ---------------------------------------------------------------------------- measuring
+
+
+def test_width_one_is_measured_even_without_time() -> None:
+    calls: list[int] = []
+    found = measure(calls.append, (1, 2, 4), deadline=0.0)
+    assert list(found) == [1]
+    assert len(calls) >= 4  # one to warm up, three to take the median of
+
+
+def test_with_time_every_width_to_sixteen_is_measured() -> None:
+    found = measure_widths(lambda width: None, budget_s=30.0)
+    assert sorted(found) == list(range(1, 17))
+    assert table_from({str(width): ms for width, ms in found.items()}) is not None
+
+
+# ---------------------------------------------------------------------------- keeping
+
+
+def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    profile = CostProfile(CostTable(TARGET_MS), CostTable(DRAFT_MS), 0.7)
+    Notebook(tmp_path / "new", "key").write(profile.as_dict())
+    found = Notebook(tmp_path / "new", "key").read()
+    assert table_from(found["target_ms"]) == pytest.approx(TARGET_MS)
+    assert table_from(found["draft_ms"]) == pytest.approx(DRAFT_MS)
+    assert found["overhead_ms"] == 0.7
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["profile-key.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"null",
+        json.dumps({"version": VERSION + 1, "target_ms": {"1": 1.0}}).encode(),
+        json.dumps({"target_ms": {"1": 1.0}}).encode(),
+        b"[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "profile-key.json").write_bytes(content)
+    assert Notebook(tmp_path, "key").read() == {}
+
+
+def test_another_key_reads_nothing(tmp_path: Path) -> None:
+    Notebook(tmp_path, "one").write({"overhead_ms": 1.0})
+    assert Notebook(tmp_path, "other").read() == {}
+
+
+def test_where_nothing_can_be_kept_nothing_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    Notebook(tmp_path / "file", "key").write({"a": 1})
+    assert Notebook(tmp_path / "file", "key").read() == {}
+    Notebook(None, "key").write({"a": 1})
+    assert Notebook(None, "key").read() == {}
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [None, [], "1", {}, {"2": 1.0}, {"1": 0.0}, {"1": -3}, {"1": "x"}, {"a": 1.0}, {"1": 1.0, "-4": 2.0},
+     {"1": float("nan")}, {"1": float("inf")}, {"1": 1.0, "100000": 2.0}, {"1": None}],
+)  # fmt: skip
+def test_what_is_no_table_is_measured_again(stored: object) -> None:
+    assert table_from(stored) is None
+
+
+def test_a_profile_belongs_to_files_settings_and_build(tmp_path: Path) -> None:
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"one")
+    first = identity([str(file)], {"threads": 1}, "0.1")
+    assert identity([str(file)], {"threads": 1}, "0.1") == first
+    assert identity([str(file)], {"threads": 2}, "0.1") != first
+    assert identity([str(file)], {"threads": 1}, "0.2") != first
+    file.write_bytes(b"other")
+    assert identity([str(file)], {"threads": 1}, "0.1") != first

@@ -1,0 +1,66 @@
+"""Synthetic traces for replays of the depth policy, and the costs measured on one machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.bench.replay import Costs, Replay, fixed_ms
+from localspec.bench.trace import Trace
+from localspec.engine.depth import Calibration, MeasuredDepth
+from localspec.engine.profile import CostProfile, CostTable
+
+# Milliseconds by width: a 1 B target with repacked kernels and its draft, two threads.
+TARGET_MS = {1: 78.0, 2: 95, 3: 117, 4: 87, 5: 135, 8: 161, 9: 199, 12: 218, 16: 248}
+DRAFT_MS = {1: 7.6, 2: 7.8, 3: 9.3, 4: 10.8, 5: 15.6, 8: 18.1, 9: 23.8, 12: 23.6, 16: 28.3}
+OVERHEAD_MS = 1.0
+PROFILE = CostProfile(CostTable(TARGET_MS), CostTable(DRAFT_MS), OVERHEAD_MS)
+COSTS = Costs.of(PROFILE)
+
+Rates = npt.NDArray[np.float64]
+
+
+def _trace(name: str, rates: Rates, buckets: list[int], seed: int) -> Trace:
+    """The draft's guess at token i is right with probability rates[i]."""
+    wrong = np.random.default_rng(seed).random(len(rates)) >= rates
+    tokens = list(range(len(rates)))
+    guesses = [token + 1_000_000 * bool(miss) for token, miss in zip(tokens, wrong, strict=True)]
+    return Trace(name, tokens, guesses, buckets, PROFILE.as_dict())
+
+
+def steady(acceptance: float, length: int, seed: int = 0) -> Trace:
+    """Right with one probability everywhere, the confidence telling nothing."""
+    return _trace(f"alpha {acceptance}", np.full(length, acceptance), [9] * length, seed)
+
+
+def bursty(high: float, low: float, every: int, length: int, seed: int = 0) -> Trace:
+    """Changes between two probabilities every so many tokens."""
+    rates = np.where((np.arange(length) // every) % 2 == 0, high, low)
+    return _trace(f"bursts of {every}", rates, [9] * length, seed)
+
+
+def telling(length: int, seed: int = 0) -> Trace:
+    """The draft's confidence is what it is worth: bucket b is right with probability (b + ½)/10."""
+    shares = [0.15, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.1, 0.15, 0.3]
+    buckets = np.random.default_rng(seed + 1).choice(10, size=length, p=shares)
+    return _trace("telling", (buckets + 0.5) / 10, buckets.tolist(), seed)
+
+
+def auto(trace: Trace, calibration: Calibration | None = None) -> Replay:
+    """The measured policy after it has walked along the trace."""
+    replay = Replay(trace, COSTS, calibration or Calibration(), MeasuredDepth())
+    replay.run()
+    return replay
+
+
+def auto_ms(trace: Trace, calibration: Calibration | None = None) -> float:
+    return auto(trace, calibration).spent_ms
+
+
+def plain_ms(trace: Trace) -> float:
+    return fixed_ms(trace.hits, COSTS, 0)
+
+
+def best_fixed_ms(trace: Trace) -> float:
+    """The best of every fixed depth, 0 included, found afterwards."""
+    return min(fixed_ms(trace.hits, COSTS, depth) for depth in range(9))
