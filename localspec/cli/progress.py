@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 
@@ -11,7 +10,7 @@ from localspec.cli.render_pairs import size, span
 
 _BAR = 24
 _QUIET = 1.0  # seconds; what is over sooner needs no lines in a log
-_NARROW = 72  # columns below which there is no bar, only numbers
+_SHORTEST_BAR = 6  # where there is less room, numbers have to do
 
 
 class Progress:
@@ -35,30 +34,32 @@ class Progress:
         self, doing: str, done: int, total: int, rate: float = 0.0, left: float | None = None
     ) -> None:
         """`rate` in bytes per second, `left` in seconds."""
+        parts = self._parts(doing, done, total, rate, left)
         if self._terminal:
-            columns = shutil.get_terminal_size().columns
-            text = self._line(doing, done, total, rate, left, bar=columns >= _NARROW)
+            columns = _columns() - 1
+            room = min(_BAR, columns - len("  ".join(parts)) - 2)
+            if total and room >= _SHORTEST_BAR:
+                full = room * done // total
+                parts.insert(2, "█" * full + "░" * (room - full))
             self._drawn = True
-            self._write(f"\r{text[: columns - 1]}\x1b[K")
+            self._write(f"\r{'  '.join(parts)[:columns]}\x1b[K")
             return
         share = 10 * done // total if total else -1  # a line for every tenth
         if (doing, share) != self._said and time.monotonic() - self._began > _QUIET:
             self._said = (doing, share)
-            self._write(self._line(doing, done, total, 0.0, None, bar=False) + "\n")
+            self._write("  ".join(parts) + "\n")
 
-    def _line(
-        self, doing: str, done: int, total: int, rate: float, left: float | None, *, bar: bool
-    ) -> str:
+    def _parts(
+        self, doing: str, done: int, total: int, rate: float, left: float | None
+    ) -> list[str]:
         parts = [self._name, doing]
         if total:
-            full = _BAR * done // total
-            parts += [f"{'█' * full}{'░' * (_BAR - full)}"] if bar else []
             parts += [f"{100 * done // total} %", f"{size(done)} of {size(total)}"]
         if rate:
             parts.append(f"{size(rate)}/s")
-        if left is not None and left > 0:
+        if left:
             parts.append(f"{span(left)} left")
-        return "  ".join(parts)
+        return parts
 
     def _write(self, text: str) -> None:
         try:
@@ -67,3 +68,11 @@ class Progress:
             encoding = sys.stderr.encoding
             sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
         sys.stderr.flush()
+
+
+def _columns() -> int:
+    """Of the terminal that is drawn on; stdout may be a file."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except OSError:
+        return 80

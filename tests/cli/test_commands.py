@@ -184,7 +184,10 @@ def test_version(home: Home, arguments: list[str]) -> None:
     assert home.run(*arguments).stdout == f"localspec {localspec.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["", "ask", "start", "status", "stop"])
+PAIRS = "add catalogue drafts gc list pull pulls rm show unload verify".split()
+
+
+@pytest.mark.parametrize("command", ["", "ask", "start", "status", "stop", *PAIRS, "pulls cancel"])
 def test_every_help_has_an_example(home: Home, command: str) -> None:
     run = home.run(*command.split(), "--help")
     assert run.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -16,11 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.synthetic import TINY_DRAFT, Shape, target_cycle, write_model
+from localspec.bench.synthetic import Shape, target_cycle, write_model
 from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
 from tests.support.pulling import PullingHome, pulling_home
-
-COMMANDS = "add catalogue drafts gc list pull pulls rm show unload verify".split()
 
 
 @pytest.fixture
@@ -118,7 +117,7 @@ def test_an_edit_of_the_catalogue_is_seen_and_a_broken_one_is_named(home: Pullin
     run = home.run("list", "--all")
     assert "other" in run.stdout  # the last good one
     assert "The last good catalogue stays in use." in run.stderr
-    assert "models.toml, line 10, pairs.tiny.draft" in run.stderr
+    assert "models.toml, line 11, pairs.tiny.draft.nonsense" in run.stderr
     assert "problem" in home.run("status").stdout
     home.catalogue.write_text(before)
     wait_for(lambda: not home.status()["problems"], "the cure")
@@ -185,17 +184,16 @@ def test_a_daemon_that_is_killed_or_told_to_end_loses_nothing(slow: PullingHome)
 
 def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None:
     leader, follower = pty.openpty()
-    process = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=follower)
+    terminal = start(slow, "pull", "tiny", stdout=subprocess.DEVNULL, stderr=follower)
     os.close(follower)
-    seen = b""
-    while b"left" not in seen:
-        seen += os.read(leader, 4096)
     piped = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    time.sleep(1.5)
-    slow.hub.rate = 0
-    out, _ = process.communicate(timeout=20)
-    _, lines = piped.communicate(timeout=20)
+    seen = b""
+    with contextlib.suppress(OSError):  # what a terminal says at its end
+        while data := os.read(leader, 4096):
+            seen += data
     os.close(leader)
+    assert terminal.wait(timeout=20) == 0
+    out, lines = piped.communicate(timeout=20)
     assert out.startswith("tiny is here")
     text = seen.decode()
     assert "░" in text
@@ -212,8 +210,6 @@ def test_models_that_do_not_match_are_refused_by_their_headers(home: PullingHome
     other = home.root / "other.gguf"
     shape = Shape(1, 64, 128, 4, 300)
     write_model(other, shape, target_cycle(300))
-    with other.open("ab") as file:  # trailing bytes would be refused first; weights must be there
-        file.flush()
     home.hub.add("own/draft", "draft.gguf", other.read_bytes())
     run = home.run("pull", "tiny")
     assert run.returncode == 1
@@ -275,7 +271,7 @@ def test_a_store_that_cannot_be_written(home: PullingHome) -> None:
 def test_names_that_are_not_there(home: PullingHome) -> None:
     scripted(home)
     assert home.run("show", "tinny").stderr == (
-        "localspec: There is no pair 'tinny'. Did you mean tiny? See: localspec list --all\n"
+        "localspec: There is no pair 'tinny'. Did you mean tiny or builtin? See: localspec list --all\n"
     )
     assert "Did you mean tiny?" in home.run("pull", "tinny").stderr
     assert "is part of the installation" in home.run("rm", "builtin").stderr
@@ -321,7 +317,7 @@ def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path
 _WITNESS = """
 import os, sys
 def witness(event, args):
-    if event == "socket.__new__" and args[1] != 1 or event == "socket.getaddrinfo":
+    if event == "socket.__new__" and args[1] not in (1, -1) or event == "socket.getaddrinfo":
         with open(os.environ["WITNESS"], "a") as file:
             print(sys.argv, event, args, file=file)
 sys.addaudithook(witness)
@@ -373,14 +369,3 @@ def test_with_the_network_taken_away(home: PullingHome) -> None:
     home.run("pull", "tiny")
     home.run("stop")
     offline_round(home, alone)  # the daemon starts in there too
-
-
-@pytest.mark.parametrize("command", [*COMMANDS, "pulls cancel"])
-def test_every_help_has_an_example(home: PullingHome, command: str) -> None:
-    run = home.run(*command.split(), "--help")
-    assert run.returncode == 0
-    assert f"localspec {command}" in run.stdout.split("Example")[1]
-
-
-def test_shapes_are_as_the_hub_counts_them() -> None:
-    assert TINY_DRAFT.n_vocab == 512  # 966 KiB above

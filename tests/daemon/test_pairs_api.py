@@ -1,0 +1,201 @@
+"""/localspec/pairs, /pulls, /gc and /drafts as a program meets them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import FAKE_WORKER, RunningDaemon, UnixConnection, wait_for
+from tests.support.pulling import PullingHome, pulling_home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[PullingHome]:
+    """A daemon with the scripted engine, and a hub."""
+    with pulling_home(tmp_path) as home:
+        home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
+    """The same for tests that leave nothing behind."""
+    with pulling_home(tmp_path_factory.mktemp("pair")) as home:
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+def events(home: PullingHome, method: str, target: str, body: Any = None) -> list[Any]:
+    answer = home.request(method, target, body)
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.events[-1] == "[DONE]"
+    return [json.loads(event) for event in answer.events[:-1]]
+
+
+def pull(home: PullingHome) -> list[Any]:
+    assert home.request("POST", "/localspec/pulls", {"name": "tiny"}).status == 202
+    return events(home, "GET", "/localspec/pulls/tiny/events")
+
+
+def test_a_pull_is_accepted_watched_by_many_and_transferred_once(home: PullingHome) -> None:
+    home.hub.rate = 800_000
+    first = home.request("POST", "/localspec/pulls", {"name": "tiny"})
+    assert (first.status, first.json["state"], first.json["name"]) == (202, "checking", "tiny")
+    assert home.request("POST", "/localspec/pulls", {"name": "LITTLE"}).status == 202
+    seen: list[list[Any]] = []
+    watchers = [
+        threading.Thread(
+            target=lambda: seen.append(events(home, "GET", "/localspec/pulls/tiny/events"))
+        )
+        for _ in range(3)
+    ]
+    for watcher in watchers:
+        watcher.start()
+    for watcher in watchers:
+        watcher.join()
+    assert len(seen) == 3
+    for states in seen:
+        assert [state["state"] for state in states][-1] == "done"
+        assert [state["done"] for state in states] == sorted(state["done"] for state in states)
+        assert {file["file"] for file in states[-1]["files"]} == {"target.gguf", "draft.gguf"}
+    assert home.hub.sent < 1_100_000
+    (listed,) = home.request("GET", "/localspec/pulls").json["pulls"]
+    assert listed["state"] == "done"
+
+
+def test_a_watcher_that_leaves_does_not_stop_the_pull(home: PullingHome) -> None:
+    home.hub.rate = 500_000
+    home.request("POST", "/localspec/pulls", {"name": "tiny"})
+    connection = UnixConnection(home.socket)
+    connection.request("GET", "/localspec/pulls/tiny/events")
+    connection.getresponse().readline()
+    connection.close()
+    home.hub.rate = 0
+    wait_for(
+        lambda: home.request("GET", "/localspec/pulls/tiny").json["state"] == "done", "the pull"
+    )
+
+
+def test_the_end_of_the_daemon_ends_the_stream_with_a_state(tmp_path: Path) -> None:
+    with pulling_home(tmp_path) as home:
+        daemon = RunningDaemon(home)
+        home.hub.rate = 300_000
+        home.request("POST", "/localspec/pulls", {"name": "tiny"})
+        wait_for(lambda: home.hub.sent > 100_000, "some bytes")
+        seen: list[Any] = []
+        watcher = threading.Thread(
+            target=lambda: seen.extend(events(home, "GET", "/localspec/pulls/tiny/events"))
+        )
+        watcher.start()
+        wait_for(lambda: home.status()["pulls"] == 1, "the pull")
+        assert daemon.stop() == 0
+        watcher.join(timeout=10)
+        assert seen[-1]["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status", "code", "says"),
+    [
+        ("POST", "/localspec/pulls", {"name": "nope"}, 404, "model_not_found", "no pair 'nope'"),
+        ("POST", "/localspec/pulls", {}, 400, "invalid_request", "'name' is missing"),
+        ("POST", "/localspec/pulls", {"name": "builtin"}, 400, "invalid_request", "always here"),
+        ("POST", "/localspec/pulls", {"name": "tiny", "offline": True}, 503, "offline", "is set"),
+        ("GET", "/localspec/pulls/tiny", None, 404, "not_found", "no pull of 'tiny'"),
+        ("GET", "/localspec/pulls/tiny/events", None, 404, "not_found", "no pull of 'tiny'"),
+        ("DELETE", "/localspec/pulls/x", None, 404, "not_found", "no pull of 'x'"),
+        ("GET", "/localspec/pairs/tiny", None, 404, "model_not_found", "localspec pull tiny"),
+        ("GET", "/localspec/pairs/builtin?context=x", None, 400, "invalid_request", "'context'"),
+        ("GET", "/localspec/pairs/..%2F..%2Fx", None, 404, "not_found", "Not Found"),
+        ("DELETE", "/localspec/pairs/tiny", None, 404, "model_not_found", "not pulled"),
+        ("DELETE", "/localspec/pairs/builtin", None, 400, "invalid_request", "installation"),
+        ("POST", "/localspec/pairs/tiny/verify", None, 404, "model_not_found", "not pulled"),
+        ("POST", "/localspec/drafts", {"target": "/x.gguf"}, 404, "model_not_found", "/x.gguf"),
+        (
+            "POST",
+            "/localspec/pairs",
+            {"name": "a", "target": "relative.gguf"},
+            400,
+            "invalid_request",
+            "must be an absolute path",
+        ),
+        (
+            "POST",
+            "/localspec/pairs",
+            {"name": "A B", "target": "/x.gguf"},
+            400,
+            "invalid_request",
+            "cannot be a pair's name",
+        ),
+        (
+            "POST",
+            "/localspec/pairs",
+            {"name": "a", "target": "/nowhere/x.gguf"},
+            400,
+            "bad_gguf",
+            "does not exist",
+        ),
+    ],
+)
+def test_refusals(
+    quiet: PullingHome, method: str, target: str, body: Any, status: int, code: str, says: str
+) -> None:
+    answer = quiet.request(method, target, body)
+    assert (answer.status, answer.error["code"]) == (status, code), answer.body
+    assert says in answer.error["message"]
+    assert not quiet.hub.requests
+
+
+def test_a_pair_in_use_is_kept_and_a_free_one_goes(home: PullingHome) -> None:
+    assert pull(home)[-1]["state"] == "done"
+    with home.streaming("forever", model="tiny") as stream:
+        stream.readline()
+        answer = home.request("DELETE", "/localspec/pairs/tiny")
+        assert (answer.status, answer.error["code"]) == (409, "conflict")
+        assert home.request("POST", "/localspec/unload", {}).status == 409
+        measure = {"target": "tiny", "measure": True}
+        assert home.request("POST", "/localspec/drafts", measure).status == 409
+    wait_for(lambda: not home.status()["running"], "the end of the answer")
+    wait_for(
+        lambda: home.request("POST", "/localspec/unload", {}).json.get("unloaded"), "the unloading"
+    )
+    removed = home.request("DELETE", "/localspec/pairs/tiny").json
+    assert (removed["name"], removed["kept"]) == ("tiny", [])
+    assert removed["freed"] == sum(file.stat().st_size for file in home.files)
+
+
+def test_verification_reports_progress_and_each_file(home: PullingHome) -> None:
+    pull(home)
+    states = events(home, "POST", "/localspec/pairs/tiny/verify")
+    assert states[0]["files"] is None
+    assert states[-1]["done"] == states[-1]["size"]
+    assert [(file["role"], file["problem"]) for file in states[-1]["files"]] == [
+        ("target", ""),
+        ("draft", ""),
+    ]
+
+
+def test_a_failed_pull_says_why_in_its_last_state(home: PullingHome) -> None:
+    home.hub.files["own/target", "target.gguf"].faults.gated = True
+    last = pull(home)[-1]
+    assert (last["state"], last["code"]) == ("failed", "gated")
+    assert "hf auth login" in last["message"]
+
+
+def test_an_idle_daemon_is_small_also_after_a_pull(home: PullingHome) -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("only Linux tells")
+    pull(home)
+    home.request("GET", "/localspec/pairs?all=1")
+    text = Path(f"/proc/{home.status()['pid']}/status").read_text()
+    resident = int(text.split("VmRSS:")[1].split()[0]) >> 10
+    assert resident <= 60
