@@ -164,9 +164,12 @@ def test_top_k_finds_the_top_after_rows_of_another_spread() -> None:
     for spread in (0.001, 100.0, 1e-6, 5.0, 1000.0, 0.0):
         row = (rng.normal(0, 1, 1000) * spread).astype(np.float32)
         row[rng.random(1000) < 0.5] = -np.inf
-        kept = drawn(row, sampler.distribution(row))
+        # What is 30 nats below the top has no chance, and may be missing.
+        kept = [value for value, _ in drawn(row, sampler.distribution(row))]
         top = sorted((float(v) for v in row), reverse=True)[:10]
-        assert [value for value, _ in kept] == [v for v in top if v >= top[0] - 745]
+        near = [value for value in top if value >= top[0] - 30]
+        assert kept[: len(near)] == near
+        assert kept == top[: len(kept)]
 
 
 def test_top_k_with_fewer_possible_tokens_than_k_keeps_those() -> None:
