@@ -7,16 +7,13 @@ Responses have OpenAI's shapes, plus llama-server's `timings` and ours under one
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from localspec.protocol.frames import Speculation, Timings
+from localspec.protocol.reading import BadBody as BadBody
+from localspec.protocol.reading import decode as decode
 
 MAX_CHOICES = 4
 MAX_LOGPROBS = 20
@@ -83,6 +80,12 @@ class SpeculativeOptions(Struct):
     verification: Literal["auto", "match", "rejection"] = "auto"
 
 
+class LocalspecOptions(Struct):
+    """Ours. `conversation`: "new", "last" or an id: question and answer are kept there."""
+
+    conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+
 class GenerationRequest(Struct):
     """What chat and text completions share."""
 
@@ -127,6 +130,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    localspec: LocalspecOptions | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -151,156 +155,6 @@ class DetokenizeRequest(Struct):
 class TemplateRequest(Struct):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
     chat_template_kwargs: dict[str, Any] = {}
-
-
-class BadBody(ValueError):
-    """A request body that is not what was declared. `param` is the field, when one is to blame."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-
-
-Body = TypeVar("Body", bound=Struct)
-_decoders: dict[type[Struct], msgspec.json.Decoder[Any]] = {}
-
-
-def decode(body: bytes, kind: type[Body]) -> Body:
-    """The request in `body`.
-
-    Raises:
-        BadBody: one sentence that names the field and what it may be.
-    """
-    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
-    try:
-        request: Body = decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _refused(str(error), kind) from None
-    except RecursionError:
-        raise BadBody("The request body is nested too deeply.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _malformed(body, error) from None
-    if rb"\u0000" in body:  # rare: only then is it worth reading twice
-        for path, value in _leaves(json.loads(body)):
-            if isinstance(value, str) and "\0" in value:
-                raise BadBody(f"'{path}' contains a NUL character, which no text has.", path)
-    return request
-
-
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(\w+)`")
-_LENGTH = re.compile(r"Expected `(\w+)` of length (<=|>=) (\d+)$")
-_LIMIT = re.compile(r"Expected `[^`]+` (<=|>=|<|>) (\S+)$")
-_TYPE = re.compile(r"Expected `([^`]+)`(?:, got `([^`]+)`)?$")
-_ENUM = re.compile(r"Invalid enum value (.+)$", re.DOTALL)
-_BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
-_WANTED = {
-    "float": "a number",
-    "int": "a whole number",
-    "str": "a string",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-}
-_FOUND = {**_WANTED, "float": "a number with a fraction", "null": "null"}
-
-
-def _refused(message: str, kind: type[Struct]) -> BadBody:
-    """msgspec says "Expected `float` <= 2.0 - at `$.temperature`"; people read the name first."""
-    found = _AT.match(message)
-    assert found is not None
-    what, path = found["what"], found["path"] or ""
-    if missing := _MISSING.match(what):
-        path = f"{path}.{missing[1]}" if path else missing[1]
-        return BadBody(f"'{path}' is missing.", path)
-    subject = f"'{path}'" if path else "The request body"
-    return BadBody(f"{subject} {_sentence(what, kind, path)}.", path or None)
-
-
-def _sentence(what: str, kind: type[Struct], path: str) -> str:
-    """What follows "'temperature' …"."""
-    if found := _LIMIT.match(what):
-        return f"must be {_BOUNDS[found[1]]} {found[2].removesuffix('.0')}"
-    if what.lower().endswith("out of range"):  # 1e999: infinite, or an integer beyond 64 bits
-        return "must be a finite number"
-    if found := _LENGTH.match(what):
-        unit = "character" if found[1] == "str" else "item"
-        plural = "" if found[3] == "1" else "s"
-        return f"must have {_BOUNDS[found[2]]} {found[3]} {unit}{plural}"
-    if found := _TYPE.match(what):
-        wanted = [name for name in found[1].split(" | ") if name != "null"]
-        but = f", not {_named([found[2]], _FOUND)}" if found[2] else ""
-        return f"must be {_named(wanted, _WANTED)}{but}"
-    if found := _ENUM.match(what):
-        choices = " or ".join(_choices(kind, path))
-        return f"must be {choices}, not {found[1]}" if choices else f"may not be {found[1]}"
-    return f"is refused: {what[:1].lower()}{what[1:]}"
-
-
-def _named(kinds: list[str], names: dict[str, str]) -> str:
-    return " or ".join(names.get(kind, kind) for kind in kinds)
-
-
-def _choices(kind: type[Struct], path: str) -> list[str]:
-    """What the Literal at `path` allows, from the declaration."""
-    types: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
-    for name in re.findall(r"\w+|\[", path):
-        types = [deeper for each in types for deeper in _inside(each, name)]
-    return [
-        f"'{value}'"
-        for each in types
-        if isinstance(each, msgspec.inspect.LiteralType)
-        for value in each.values
-    ]
-
-
-def _inside(each: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
-    """The members of field `name`, or of an item when `name` is "["; unions taken apart."""
-    found: msgspec.inspect.Type | None = None
-    if isinstance(each, msgspec.inspect.ListType) and name == "[":
-        found = each.item_type
-    elif isinstance(each, msgspec.inspect.StructType):
-        found = next((field.type for field in each.fields if field.encode_name == name), None)
-    if isinstance(found, msgspec.inspect.Metadata):
-        found = found.type
-    if isinstance(found, msgspec.inspect.UnionType):
-        return list(found.types)
-    return [found] if found else []
-
-
-def _malformed(body: bytes, error: Exception) -> BadBody:
-    """Why `body` is no JSON. Python's reader takes NaN and lone surrogates, so it finds them."""
-    try:
-        value = json.loads(body)
-    except RecursionError:
-        return BadBody("The request body is nested too deeply.")
-    except UnicodeDecodeError:
-        return BadBody("The request body is not valid UTF-8.")
-    except ValueError as plain:
-        return BadBody(f"The request body is not valid JSON: {plain}.")
-    for path, leaf in _leaves(value):
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            return BadBody(f"'{path}' must be a finite number, not {leaf}.", path)
-        if isinstance(leaf, str) and any("\ud800" <= char <= "\udfff" for char in leaf):
-            return BadBody(f"'{path}' contains half a surrogate pair, which is no character.", path)
-    return BadBody(f"The request body is not valid JSON: {error}.")
-
-
-def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key and scalar in `value` with its path, without recursion."""
-    rest = [(path, value)]
-    while rest:
-        path, value = rest.pop()
-        if isinstance(value, dict):
-            for key, item in value.items():
-                here = f"{path}.{key}" if path else key
-                yield here.encode("utf-8", "replace").decode(), key
-                rest.append((here, item))
-        elif isinstance(value, list):
-            rest.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
-        else:
-            yield path.encode("utf-8", "replace").decode(), value
 
 
 # ---------------------------------------------------------------------------- responses
@@ -386,6 +240,7 @@ class Extra(Struct):
     speculation: Speculation | UnsetType = UNSET
     note: str | UnsetType = UNSET
     drafted: list[tuple[int, int]] | UnsetType = UNSET
+    conversation: str | UnsetType = UNSET
 
 
 Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]
