@@ -65,6 +65,7 @@ class Composer:
         self.choices = [Collected(prompt=index // n) for index in range(len(requests))]
         self.wants_logprobs = requests[0].top_logprobs is not None
         self.predicted = requests[0].speculative.prediction is not None
+        self.conversation: str | UnsetType = UNSET  # where the answer is kept
 
     def feed(self, index: int, event: frames.Started | frames.Delta | frames.Done) -> None:
         """Note what choice `index` said."""
@@ -126,6 +127,7 @@ class Composer:
         completion.localspec = Extra(
             speculation=done[0].speculation if len(done) == 1 else UNSET,
             note=self.note() or UNSET,
+            conversation=self.conversation,
         )
         return completion
 
@@ -137,7 +139,10 @@ class ChatComposer(Composer):
     prefix = "chatcmpl"
 
     def opening(self, index: int) -> Completion:
-        return self._chunk(index, ChatDelta(role="assistant", content=""))
+        chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
+        if self.conversation:  # at once: whoever interrupts the answer can still go on with it
+            chunk.localspec = Extra(conversation=self.conversation)
+        return chunk
 
     def delta(self, index: int, delta: frames.Delta) -> Completion:
         chunk = self._chunk(index, ChatDelta(content=delta.text), self._logprobs(delta.logprobs))

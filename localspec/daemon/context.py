@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from localspec.config import Config
 from localspec.daemon import pairs
+from localspec.daemon.conversations import Conversations
 from localspec.daemon.library import Library
 from localspec.daemon.supervisor import Supervisor
 from localspec.errors import RequestTooLarge
@@ -34,6 +35,7 @@ class Context:
     paths: Paths
     supervisor: Supervisor
     library: Library
+    conversations: Conversations
     stop: Callable[[], None]
     draining: bool = False
     problem: str = ""  # why config.toml as it is now is not in use

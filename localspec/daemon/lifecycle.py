@@ -15,6 +15,7 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon import listener, routes, watch
 from localspec.daemon.context import Context
+from localspec.daemon.conversations import Conversations
 from localspec.daemon.library import Library
 from localspec.daemon.safe_mode import Memory
 from localspec.daemon.supervisor import Supervisor
@@ -57,7 +58,10 @@ class Daemon:
         )
         supervisor = self._supervisor
         self._library = Library(paths, supervisor.uses, lambda: supervisor.worker_pid)
-        self._context = Context(config, paths, supervisor, self._library, self.drain)
+        self._conversations = Conversations(paths.data / "conversations.sqlite")
+        self._context = Context(
+            config, paths, supervisor, self._library, self._conversations, self.drain
+        )
         self._server = _Server(
             uvicorn.Config(
                 routes.application(self._context),
@@ -90,6 +94,7 @@ class Daemon:
             if self._library.pulling:
                 await asyncio.to_thread(self._library.close)
             await self._supervisor.close()
+            await asyncio.to_thread(self._conversations.close)
             log.info("daemon %d ended", os.getpid())
 
     def drain(self) -> None:

@@ -10,7 +10,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import localspec
 from localspec.daemon import faults
 from localspec.daemon.context import Context
-from localspec.daemon.handlers import completions, control, models, pairs, pulls, tokens
+from localspec.daemon.handlers import (
+    completions,
+    control,
+    conversations,
+    models,
+    pairs,
+    pulls,
+    tokens,
+)
 from localspec.errors import LocalspecError, VersionMismatch
 from localspec.protocol.http import BadBody
 
@@ -34,6 +42,11 @@ ROUTES = (
     ("POST", "/localspec/pairs/{name}/verify", pairs.verify),
     ("POST", "/localspec/gc", pairs.collect),
     ("POST", "/localspec/drafts", pairs.drafts),
+    ("GET", "/localspec/conversations", conversations.listed),
+    ("DELETE", "/localspec/conversations", conversations.remove_all),
+    ("GET", "/localspec/conversations/{name}", conversations.show),
+    ("DELETE", "/localspec/conversations/{name}", conversations.remove),
+    ("POST", "/localspec/conversations/{name}/undo", conversations.undo),
     ("GET", "/localspec/pulls", pulls.listed),
     ("POST", "/localspec/pulls", pulls.start),
     ("GET", "/localspec/pulls/{name}", pulls.state),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import translate
+from localspec.daemon import conversations, translate
 from localspec.daemon.answers import ChatComposer, Composer, TextComposer
 from localspec.daemon.context import Context, context, read
 from localspec.daemon.generation import ClientGone, EventStream, events_of, unless_gone, whole
@@ -15,7 +15,9 @@ from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRe
 
 async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
-    return await _respond(request, body, translate.chat(body), ChatComposer)
+    daemon = context(request)
+    turn = await conversations.begin(daemon.conversations, body, daemon.config.pair)
+    return await _respond(request, body, translate.chat(body), ChatComposer, turn)
 
 
 async def complete(request: Request) -> Response:
@@ -24,12 +26,19 @@ async def complete(request: Request) -> Response:
 
 
 async def _respond(
-    request: Request, body: GenerationRequest, wanted: list[Generate], shape: type[Composer]
+    request: Request,
+    body: GenerationRequest,
+    wanted: list[Generate],
+    shape: type[Composer],
+    turn: conversations.Turn | None = None,
 ) -> Response:
     daemon: Context = context(request)
     pair = await daemon.pair(body.model)
     composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
     events = events_of(daemon.supervisor, pair, wanted)
+    if turn:
+        composer.conversation = turn.id
+        events = turn.recorded(events, daemon.conversations)
     if body.stream:
         options = body.stream_options
         return EventStream(events, composer, usage=bool(options and options.include_usage))

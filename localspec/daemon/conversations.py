@@ -1,0 +1,356 @@
+"""Conversations that clients asked to keep: SQLite in the data folder, one thread that owns it.
+
+A request says `"localspec": {"conversation": "new" | "last" | ID}`; its messages are added to that
+conversation's, and question and answer are stored when the answer ends, however it ends. Nothing is
+stored for a request that does not ask. The thread makes the order of writes and reads that of the
+requests, so a question that follows at once finds its conversation whole, and no answer waits for
+the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
+from localspec.protocol import frames
+from localspec.protocol.conversations import (
+    Conversation,
+    ConversationEntry,
+    StoredMessage,
+    Undone,
+)
+from localspec.protocol.http import ChatMessage, ChatRequest
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from localspec.daemon.supervisor import Event
+
+log = logging.getLogger("localspec.daemon")
+Result = TypeVar("Result")
+
+VERSION = 1
+NEW, LAST = "new", "last"
+_TITLE = 80  # characters of the first question
+_TABLES = """
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
+    model TEXT NOT NULL, title TEXT NOT NULL
+) STRICT;
+CREATE INDEX conversations_updated ON conversations (updated);
+CREATE TABLE messages (
+    conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, created REAL NOT NULL,
+    finish TEXT, model TEXT, tokens INTEGER, tokens_per_second REAL, drafted INTEGER,
+    accepted INTEGER, speed_up REAL,
+    PRIMARY KEY (conversation, position)
+) STRICT;
+"""
+_ENTRY = (
+    "SELECT id, title, model, created, updated,"
+    " (SELECT count(*) FROM messages WHERE conversation = id AND role != 'system')"
+    " FROM conversations "
+)
+_MESSAGE = (
+    "SELECT role, content, created, finish, model, tokens, tokens_per_second, drafted, accepted,"
+    " speed_up FROM messages WHERE conversation = ? ORDER BY position"
+)
+
+
+class Conversations:
+    """The store. Every method but `run` blocks: call it through `run`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._opened: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
+
+    async def run(self, work: Callable[[Conversations], Result]) -> Result:
+        """`work(self)` in the thread, after everything that was asked for before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._safely, work)
+
+    def soon(self, work: Callable[[Conversations], object]) -> None:
+        """As `run`, with nobody waiting; a failure is in the log."""
+
+        def logged() -> None:
+            try:
+                self._safely(work)
+            except LocalspecError as error:
+                log.error("a conversation was not stored: %s", error.message)
+
+        with contextlib.suppress(RuntimeError):  # the daemon has ended
+            self._thread.submit(logged)
+
+    def _safely(self, work: Callable[[Conversations], Result]) -> Result:
+        """SQLite's errors as one of ours; a full disk must not look like a bug."""
+        import sqlite3
+
+        try:
+            return work(self)
+        except sqlite3.Error as error:
+            raise Conflict(f"The history {self._file} cannot be used: {error}.") from error
+        except OSError as error:
+            raise Conflict(
+                f"The history {self._file} cannot be opened: {error.strerror}."
+            ) from error
+
+    def close(self) -> None:
+        """Store what is still to be stored, and close the file."""
+        self._thread.submit(self._close).result()
+        self._thread.shutdown()
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    # ------------------------------------------------------------------ reading
+
+    def listing(self, limit: int = 50, search: str = "") -> list[ConversationEntry]:
+        """The newest first; with `search` those where a message has that text, in any case."""
+        if not self._file.exists():
+            return []
+        where = (
+            "WHERE ? = '' OR EXISTS (SELECT 1 FROM messages WHERE conversation = id"
+            " AND instr(folded(content), ?)) "
+        )
+        wanted = search.casefold()
+        rows = self._db.execute(
+            f"{_ENTRY}{where}ORDER BY updated DESC, rowid DESC LIMIT ?", (wanted, wanted, limit)
+        )
+        return [ConversationEntry(*row) for row in rows]
+
+    def get(self, name: str) -> Conversation:
+        """One conversation by its id, the beginning of it, or "last"."""
+        entry = self._find(name)
+        messages = [StoredMessage(*row) for row in self._db.execute(_MESSAGE, (entry.id,))]
+        return Conversation(
+            entry.id, entry.title, entry.model, entry.created, entry.updated, messages
+        )
+
+    def _find(self, name: str) -> ConversationEntry:
+        if not self._file.exists():
+            raise NotFound("There is no conversation yet; `localspec ask` begins one.")
+        if name == LAST:
+            rows = self._db.execute(f"{_ENTRY}ORDER BY updated DESC, rowid DESC LIMIT 1").fetchall()
+        else:
+            begins = f"{_ENTRY}WHERE substr(id, 1, length(?)) = ? LIMIT 2"
+            rows = self._db.execute(begins, (name, name)).fetchall()
+        if not rows and name == LAST:
+            raise NotFound("There is no conversation yet; `localspec ask` begins one.")
+        if not rows or not name:
+            raise NotFound(f"There is no conversation '{name}'; `localspec history` lists them.")
+        if len(rows) > 1:
+            raise InvalidRequest(f"More than one conversation begins with '{name}'.")
+        return ConversationEntry(*rows[0])
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, turn: Turn) -> None:
+        """Store what was asked and answered; a conversation that was removed meanwhile returns."""
+        now = time.time()
+        answer = turn.answer()
+        with self._db as db:
+            db.execute(
+                "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
+                (turn.id, turn.began, now, turn.model, _title(turn.asked)),
+            )
+            if any(message.role == "system" for message in turn.asked):
+                db.execute(
+                    "DELETE FROM messages WHERE conversation = ? AND role = 'system'", (turn.id,)
+                )
+            (last,) = db.execute(
+                "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (turn.id,)
+            ).fetchone()
+            asked = [StoredMessage(each.role, _text(each), turn.began) for each in turn.asked]
+            for position, message in enumerate([*asked, answer], last + 1):
+                # The system message comes first, whenever it was said.
+                place = 0 if message.role == "system" else position
+                values = [getattr(message, name) for name in message.__struct_fields__]
+                marks = ", ".join("?" * (len(values) + 2))
+                db.execute(f"INSERT INTO messages VALUES ({marks})", (turn.id, place, *values))
+
+    def remove(self, name: str) -> str:
+        """Forget one; its id."""
+        entry = self._find(name)
+        with self._db as db:
+            db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
+        return entry.id
+
+    def remove_all(self) -> int:
+        """Forget everything; how many there were."""
+        if not self._file.exists():
+            return 0
+        with self._db as db:
+            count = db.execute("DELETE FROM conversations").rowcount
+        self._db.execute("VACUUM")  # what was deleted is no longer in the file either
+        return count
+
+    def undo(self, name: str) -> Undone:
+        """Take back the last question and all that came after it."""
+        entry = self._find(name)
+        with self._db as db:
+            row = db.execute(
+                "SELECT position, content FROM messages WHERE conversation = ? AND role = 'user'"
+                " ORDER BY position DESC LIMIT 1",
+                (entry.id,),
+            ).fetchone()
+            if row is None:
+                raise NotFound(f"Conversation {entry.id} has no question left to take back.")
+            db.execute(
+                "DELETE FROM messages WHERE conversation = ? AND position >= ?", (entry.id, row[0])
+            )
+        return Undone(entry.id, row[1])
+
+    # ------------------------------------------------------------------ the file
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> sqlite3.Connection:
+        """Open, or create for this user alone; a link is refused, as for every file of ours."""
+        import sqlite3
+
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._file.is_symlink():
+            raise UnsafePath(f"{self._file} is a link; remove it and try again.")
+        os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        db = sqlite3.connect(self._file)
+        try:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise Conflict(
+                    f"{self._file} was written by a newer localspec; upgrade, or move it away."
+                )
+            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA secure_delete = ON")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.create_function("folded", 1, str.casefold, deterministic=True)
+            if version == 0:
+                db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};COMMIT;")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+@dataclass
+class Turn:
+    """One question and its answer, as they happen. `kept` are the messages from before."""
+
+    id: str
+    model: str
+    asked: list[ChatMessage]
+    kept: list[ChatMessage] = field(default_factory=list)
+    began: float = field(default_factory=time.time)
+    texts: list[str] = field(default_factory=list)
+    done: frames.Done | None = None
+    failed: bool = False
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """What the model reads; a new system message takes the old one's place."""
+        replaced = any(message.role == "system" for message in self.asked)
+        kept = [each for each in self.kept if not (replaced and each.role == "system")]
+        system = [each for each in (*kept, *self.asked) if each.role == "system"]
+        return system + [each for each in (*kept, *self.asked) if each.role != "system"]
+
+    async def recorded(
+        self, events: AsyncGenerator[tuple[int, Event], None], store: Conversations
+    ) -> AsyncGenerator[tuple[int, Event], None]:
+        """`events` as they are; when they end, in whatever way, the turn is stored."""
+        try:
+            async with contextlib.aclosing(events):
+                async for index, event in events:
+                    if index == 0:
+                        self._note(event)
+                    if self.done:
+                        self._store(store)  # before the client knows the end: it may ask again
+                    yield index, event
+        except LocalspecError:
+            self.failed = True
+            raise
+        finally:
+            if self.texts or self.done:  # a request that was refused leaves nothing
+                self._store(store)
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case frames.Delta():
+                self.texts.append(event.text)
+            case frames.Done():
+                self.done = event
+
+    _stored = False
+
+    def _store(self, store: Conversations) -> None:
+        if not self._stored:
+            self._stored = True
+            store.soon(lambda each: each.add(self))
+
+    def answer(self) -> StoredMessage:
+        message = StoredMessage("assistant", "".join(self.texts), time.time(), model=self.model)
+        if self.done is None or self.done.finish_reason == "cancelled":
+            message.finish = "failed" if self.failed else "interrupted"
+            return message
+        message.finish = self.done.finish_reason
+        message.tokens = self.done.completion_tokens
+        message.tokens_per_second = self.done.timings.predicted_per_second
+        message.drafted = self.done.speculation.drafted
+        message.accepted = self.done.speculation.accepted
+        message.speed_up = self.done.speculation.speed_up
+        return message
+
+
+async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn | None:
+    """The turn `request` asks for, None when it asks to keep nothing.
+
+    `model` is the configured pair's name. `request.model` is filled in from a conversation that is
+    continued, and `request.messages` with what was said before.
+
+    Raises:
+        NotFound: there is no such conversation.
+        Conflict: the file cannot be read.
+    """
+    wanted = request.localspec and request.localspec.conversation
+    if not wanted:
+        return None
+    if wanted == NEW:
+        return Turn(secrets.token_hex(4), request.model or model, request.messages)
+    found = await store.run(lambda each: each.get(wanted))
+    request.model = request.model or found.model
+    kept = [ChatMessage(each.role, each.content) for each in found.messages]
+    turn = Turn(found.id, request.model, request.messages, kept)
+    request.messages = turn.messages
+    return turn
+
+
+def _title(messages: list[ChatMessage]) -> str:
+    """The first line of the question."""
+    text = next((_text(each) for each in reversed(messages) if each.role == "user"), "")
+    line = next(_lines(text), "")
+    return line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.splitlines() if line.strip())
+
+
+def _text(message: ChatMessage) -> str:
+    if isinstance(message.content, list):
+        return "".join(part.text or "" for part in message.content)
+    return message.content or ""

@@ -1,0 +1,42 @@
+"""/localspec/conversations: list, search, show, forget, take back."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon.context import answer, context
+from localspec.errors import InvalidRequest
+from localspec.protocol.conversations import ConversationList, Forgotten
+
+_MOST = 10_000
+
+
+async def listed(request: Request) -> Response:
+    """?limit=N of the newest, ?search=TEXT those with that text."""
+    limit = request.query_params.get("limit", "50")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= _MOST):
+        raise InvalidRequest(f"'limit' must be a whole number from 1 to {_MOST}.", param="limit")
+    search = request.query_params.get("search", "")
+    store = context(request).conversations
+    return answer(ConversationList(await store.run(lambda each: each.listing(int(limit), search))))
+
+
+async def show(request: Request) -> Response:
+    name = request.path_params["name"]
+    return answer(await context(request).conversations.run(lambda each: each.get(name)))
+
+
+async def remove(request: Request) -> Response:
+    name = request.path_params["name"]
+    removed = await context(request).conversations.run(lambda each: each.remove(name))
+    return answer(Forgotten(1, removed))
+
+
+async def remove_all(request: Request) -> Response:
+    return answer(Forgotten(await context(request).conversations.run(lambda e: e.remove_all())))
+
+
+async def undo(request: Request) -> Response:
+    name = request.path_params["name"]
+    return answer(await context(request).conversations.run(lambda each: each.undo(name)))

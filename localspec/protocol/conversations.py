@@ -1,0 +1,58 @@
+"""What goes over the socket about kept conversations: /localspec/conversations. Times in Unix seconds."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class StoredMessage(Struct, omit_defaults=True):
+    """`finish` of an answer: stop, length, interrupted (its reader left) or failed."""
+
+    role: str
+    content: str
+    created: float
+    finish: str | None = None
+    model: str | None = None
+    tokens: int | None = None
+    tokens_per_second: float | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    speed_up: float | None = None
+
+
+class ConversationEntry(Struct):
+    """One line of the list. `messages` counts questions and answers."""
+
+    id: str
+    title: str
+    model: str
+    created: float
+    updated: float
+    messages: int
+
+
+class ConversationList(Struct):
+    conversations: list[ConversationEntry]
+
+
+class Conversation(Struct):
+    id: str
+    title: str
+    model: str
+    created: float
+    updated: float
+    messages: list[StoredMessage]
+
+
+class Undone(Struct):
+    """`question` was taken back, and what followed it."""
+
+    id: str
+    question: str
+
+
+class Forgotten(Struct):
+    """How many conversations were removed, and which if it was one."""
+
+    removed: int
+    id: str | None = None
