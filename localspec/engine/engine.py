@@ -151,7 +151,7 @@ class Engine:
             reason=None if kinds else self.pair.why_no_drafts(lane, prepared),
         )
         lane.active.append(gen)
-        self._emit(Started(request.id, len(prepared.tokens), gen.tally.cached))
+        self._emit(Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail))
 
     # ------------------------------------------------------------------------ schedule
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from localspec.engine.depth import Belief, DepthPolicy
 from localspec.engine.drafters.lookup import Lookup
 from localspec.engine.grammar import Matcher
+from localspec.engine.lines import LineRules
 from localspec.engine.llama import Vocab
 from localspec.engine.sampling import Sampler
 from localspec.engine.slots import Slot
-from localspec.engine.text import TextStream
+from localspec.engine.text import Chunk, TextStream
 from localspec.protocol.frames import (
     Delta,
     Done,
@@ -32,6 +33,8 @@ class Prepared:
     sampler: Sampler
     matcher: Matcher | None = None
     prediction: list[int] = field(default_factory=list)
+    shown: frozenset[int] = frozenset()  # control tokens whose text belongs to the answer
+    tail: str = ""  # the last characters of a chat's prompt
 
 
 @dataclass(slots=True)
@@ -87,6 +90,9 @@ class Generation:
         self.plain_since_look_ms = 0.0
         self._vocab = vocab
         self._stream = TextStream(prepared.request.stop)
+        self._cut = False  # the rules about lines have ended the text
+        self._shown = prepared.shown
+        self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
         self._logprobs: list[TokenLogprob] = []
         self._started = time.perf_counter()
         self._first_token: float | None = None
@@ -132,11 +138,14 @@ class Generation:
             if self._vocab.is_eog(token) and not self.request.sampling.ignore_eos:
                 self.finish = "stop"
                 break
-            chunk = self._stream.push(self._vocab.piece(token), at < drafted)
+            piece = self._vocab.piece(token, special=token in self._shown)
+            chunk = self._within_lines(self._stream.push(piece, at < drafted))
             spans += [(a + len(text), b + len(text)) for a, b in chunk.drafted]
             text += chunk.text
             if logprobs:
                 self._logprobs.append(logprobs[at])
+            if self.finish is not None:
+                break
             if self._stream.stopped is not None:
                 self.finish = "stop"
                 break
@@ -144,6 +153,18 @@ class Generation:
                 self.finish = "length"
                 break
         return count, self._delta(text, spans)
+
+    def _within_lines(self, chunk: Chunk) -> Chunk:
+        """The part of `chunk` before the rules about lines end the answer."""
+        if not self._lines.active or not chunk.text:
+            return chunk
+        spent = time.perf_counter() - (self._first_token or self._started)
+        end = self._lines.cut(chunk.text, spent * 1e3)
+        if end is None:
+            return chunk
+        self.finish, self._cut = "length", True
+        spans = [(a, min(b, end)) for a, b in chunk.drafted if a < end]
+        return Chunk(chunk.text[:end], spans)
 
     def _delta(self, text: str, spans: list[tuple[int, int]]) -> Delta | None:
         if not text:
@@ -159,7 +180,9 @@ class Generation:
 
     def last_text(self) -> Delta | None:
         """What was held back, once the answer is over."""
-        chunk = self._stream.flush()
+        if self._cut:
+            return None
+        chunk = self._within_lines(self._stream.flush())
         if self._stream.stopped is not None and self.finish == "length":
             self.finish = "stop"
         return self._delta(chunk.text, chunk.drafted)

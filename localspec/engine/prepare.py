@@ -5,6 +5,8 @@ Runs in a thread beside the step loop, so that a slow template or a large gramma
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from localspec.engine.generation import Prepared
 from localspec.engine.grammar import Grammars
 from localspec.engine.infill import infill_tokens
@@ -22,6 +24,8 @@ from localspec.protocol.frames import (
     TokenPrompt,
 )
 
+TAIL = 64  # characters; enough for a marker that the template left open
+
 
 class Preparer:
     """Prepares requests for one loaded pair. Not thread-safe: one thread calls it."""
@@ -30,6 +34,7 @@ class Preparer:
         self._pair = pair
         self._renderer = renderer
         self._grammars = Grammars(pair.vocab)
+        self._rendered = ""  # the last chat prompt
 
     def prepare(self, request: Generate) -> Prepared:
         """Ready for `Engine.submit`.
@@ -40,6 +45,7 @@ class Preparer:
         vocab = self._pair.vocab
         for token in request.sampling.logit_bias:
             vocab.check(token)
+        self._rendered = ""
         tokens = self.tokens(request.prompt)
         settings = resolve(request.sampling, self._pair.defaults)
         matcher = self._grammars.compile(request.constraint) if request.constraint else None
@@ -47,7 +53,22 @@ class Preparer:
         expected = (
             vocab.tokenize(prediction, add_special=False, parse_special=False) if prediction else []
         )
-        return Prepared(request, tokens, Sampler(settings, vocab.piece), matcher, expected)
+        return Prepared(
+            request,
+            tokens,
+            Sampler(settings, vocab.piece),
+            matcher,
+            expected,
+            frozenset(self._control(request.shown)),
+            self._rendered[-TAIL:],
+        )
+
+    def _control(self, texts: Sequence[str]) -> Iterator[int]:
+        """Those of `texts` that are one token of this vocabulary."""
+        for text in texts:
+            found = self._pair.vocab.tokenize(text, add_special=False, parse_special=True)
+            if len(found) == 1:
+                yield found[0]
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """A prompt of any kind as tokens. Raises InvalidRequest for an empty one."""
@@ -75,4 +96,9 @@ class Preparer:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text after the chat template."""
-        return self._renderer.render(prompt)
+        text = self._rendered = self._renderer.render(prompt)
+        if prompt.answer_prefix:
+            if text.rstrip().endswith("<think>"):
+                text += "\n</think>\n\n"  # the template opened it; what follows is no thought
+            text += prompt.answer_prefix
+        return text

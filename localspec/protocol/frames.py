@@ -34,12 +34,16 @@ class Message(msgspec.Struct, omit_defaults=True):
 
 
 class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
-    """Rendered through the target's own chat template."""
+    """Rendered through the target's own chat template.
+
+    `answer_prefix` is written after it as the beginning of the answer, which is not repeated.
+    """
 
     messages: list[Message]
     add_generation_prompt: bool = True
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
+    answer_prefix: str = ""
 
 
 class TextPrompt(msgspec.Struct, tag="text", omit_defaults=True):
@@ -58,7 +62,8 @@ class TokenPrompt(msgspec.Struct, tag="tokens"):
 class InfillPrompt(msgspec.Struct, tag="infill", omit_defaults=True):
     """Fill-in-the-middle, assembled with the model's own FIM tokens as llama-server's /infill does.
 
-    `extra` is repository context as (file name, text) pairs; `prompt` follows the middle token.
+    `extra` is repository context as (file name, text) pairs; `prompt` is the beginning of the line
+    the cursor is in, and follows the prefix.
     """
 
     prefix: str
@@ -154,7 +159,13 @@ class Load(Frame, omit_defaults=True):
 
 
 class Generate(Frame, omit_defaults=True):
-    """Generate one completion. Answered by Started, Delta…, then Done or Failed."""
+    """Generate one completion. Answered by Started, Delta…, then Done or Failed.
+
+    `shown` are control tokens whose text belongs to the answer (a tool call's marker); others are
+    silent. `max_predict_ms` ends the answer at the first newline after that time, and
+    `single_line_indent` at a line indented less; `max_prompt_ms` is taken and, as in llama-server,
+    changes nothing: a warm-up that sends 1 wants its prompt read.
+    """
 
     id: int
     prompt: Prompt
@@ -171,6 +182,7 @@ class Generate(Frame, omit_defaults=True):
     max_prompt_ms: int | None = None
     max_predict_ms: int | None = None
     single_line_indent: int | None = None
+    shown: list[str] = []
 
 
 class Cancel(Frame):
@@ -264,12 +276,13 @@ class TokenLogprob(msgspec.Struct):
     top: list[tuple[int, bytes, float]] = []
 
 
-class Started(Frame):
-    """The prompt is tokenized and has a slot."""
+class Started(Frame, omit_defaults=True):
+    """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt."""
 
     id: int
     prompt_tokens: int
     cached_tokens: int
+    tail: str = ""
 
 
 class Delta(Frame, omit_defaults=True):
