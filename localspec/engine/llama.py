@@ -473,20 +473,26 @@ class Context:
         self._check_sequence(sequence)
         return int(C.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
-    def save(self, sequence: int) -> bytes:
-        """The state of one sequence, to be given to `restore`."""
+    def save(self, sequence: int, *, partial: bool = False) -> bytes:
+        """The state of one sequence, to be given to `restore`.
+
+        partial: only what cannot be cut (a recurrent state); positions read since are cut by `remove`.
+        """
         self._check_sequence(sequence)
-        size = int(C.llama_state_seq_get_size(self.handle, sequence))
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        size = int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
         buffer = (ctypes.c_uint8 * size)()
-        written = int(C.llama_state_seq_get_data(self.handle, buffer, size, sequence))
+        written = int(C.llama_state_seq_get_data_ext(self.handle, buffer, size, sequence, flags))
         return bytes(memoryview(buffer)[:written])
 
-    def restore(self, sequence: int, state: bytes) -> bool:
+    def restore(self, sequence: int, state: bytes, *, partial: bool = False) -> bool:
         """Put a saved state in place of a sequence; False if llama.cpp refuses it."""
         self._check_sequence(sequence)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        read = int(C.llama_state_seq_set_data(self.handle, buffer, len(state), sequence))
-        return read == len(state)
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        size = len(state)
+        buffer = (ctypes.c_uint8 * size).from_buffer_copy(state)
+        read = int(C.llama_state_seq_set_data_ext(self.handle, buffer, size, sequence, flags))
+        return read == size
 
     def clear(self) -> None:
         C.llama_memory_clear(self._memory, True)

@@ -21,6 +21,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     n_target: int = 0
     n_draft: int = 0
+    draft_mark: tuple[int, bytes] | None = None  # a draft's recurrent state after so many tokens
     last_pass: int = 0  # where the target's last pass over this slot began
     busy: bool = False
     last_used: int = 0
@@ -126,11 +127,24 @@ class Slots:
         if self._draft is None:
             return
         slot.n_draft = length
-        if self._draft.length(slot.draft_id) > length and not self._draft.remove(
-            slot.draft_id, length
-        ):
-            self._draft.remove(slot.draft_id, 0)
-            slot.n_draft = 0
+        if self._draft.length(slot.draft_id) > length:
+            if not self._draft_cuttable:
+                slot.n_draft = self._return_to_mark(self._draft, slot, length)
+            elif not self._draft.remove(slot.draft_id, length):
+                self._draft.remove(slot.draft_id, 0)
+                slot.n_draft = 0
+
+    def _return_to_mark(self, draft: Context, slot: Slot, length: int) -> int:
+        """Go back to where drafting began (llama.cpp's own snapshots reach no further back than the
+        last pass, and a draft reads its drafts one by one); returns the tokens held then.
+        """
+        if slot.draft_mark is not None and slot.draft_mark[0] <= length:
+            tokens, state = slot.draft_mark
+            restored = draft.restore(slot.draft_id, state, partial=True)
+            if restored and draft.remove(slot.draft_id, tokens):
+                return tokens
+        draft.remove(slot.draft_id, 0)
+        return 0
 
     def release(self, slot: Slot) -> None:
         """The request is over; what the target has read stays as a cache."""
@@ -145,6 +159,7 @@ class Slots:
         if self._draft is not None:
             self._draft.remove(slot.draft_id, 0)
         slot.n_target = slot.n_draft = 0
+        slot.draft_mark = None
 
     def clear(self, slot: Slot) -> None:
         """Empty both memories and the slot's text."""

@@ -33,7 +33,7 @@ Load = Callable[..., Running]
 def fresh(engine: Running, prompt: list[int], *args: object, **more: object) -> Answer:
     """An answer that no cached prefix has a part in."""
     engine.forget()
-    return engine.ask(prompt, *args, **more)  # type: ignore[arg-type]
+    return engine.ask(prompt, *args, **more)
 
 
 # ---------------------------------------------------------------------------- S1–S3: the same text
@@ -123,7 +123,7 @@ def test_a_wide_cache_of_eight_bits_answers_the_same_with_and_without_drafts(
 
 def exact(engine: Running, prompt: list[int], depth: int | None = 0, **more: object) -> str:
     speculative = Speculative(enabled=False) if depth == 0 else drafting(depth)
-    answer = engine.ask(prompt, 40, speculative=speculative, exact=True, **more)  # type: ignore[arg-type]
+    answer = engine.ask(prompt, 40, speculative=speculative, exact=True, **more)
     assert answer.done.speculation.exact
     return answer.text
 

@@ -226,7 +226,7 @@ def test_prompts_that_do_not_fit_together_are_answered_or_told(
     asked = prompts(4, 150)
     ids = [engine.start(prompt, 8) for prompt in asked]
     engine.finish()
-    assert engine.answers[ids[0]].tokens or any(engine.answers[i].done.tokens for i in ids[1:])
+    assert len(engine.answers[ids[0]].tokens) == 8
     for request, prompt in zip(ids, asked, strict=True):
         answer = engine.answers[request]
         if hasattr(answer.ending, "finish_reason"):

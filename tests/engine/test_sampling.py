@@ -203,7 +203,7 @@ def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: 
 def test_impossible_tokens_are_never_drawn(values: list[float]) -> None:
     row = row_of(values)
     for chosen in ({}, {"top_k": 5}, {"top_p": 0.999999}, {"typical_p": 0.999}):
-        sampler = Sampler(replace(OFF, seed=3, **chosen), piece)  # type: ignore[arg-type]
+        sampler = Sampler(replace(OFF, seed=3, **chosen), piece)
         distribution = sampler.distribution(row)
         for uniform in (0.0, 0.5, 1 - 2**-53):
             assert row[distribution.pick(uniform)] > -np.inf

@@ -30,4 +30,5 @@ def chi_square_z(*samples: tuple[Iterable[Cell], Mapping[Cell, float]]) -> float
         statistic += sum((seen - hoped) ** 2 / hoped for seen, hoped in pairs)
         freedom += len(pairs) - 1
     spread = 2 / (9 * freedom)
-    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / sqrt(spread)
+    root: float = (statistic / freedom) ** (1 / 3)
+    return (root - (1 - spread)) / sqrt(spread)

@@ -78,6 +78,7 @@ class DraftModel:
         active = [ask for ask in asks if ask.more(ask)]
         for ask in active:
             self._read(ask.slot, len(ask.slot.tokens) - 1, keep_tail=8)
+            self._mark(ask.slot)
         while active:
             self._batch.clear()
             rows = []
@@ -93,6 +94,12 @@ class DraftModel:
                 ask.slot.n_draft = length
                 self._choose(ask, self._context.logits(row))
             active = [ask for ask in active if ask.more(ask)]
+
+    def _mark(self, slot: Slot) -> None:
+        """Keep a state that cannot be cut, for Slots to return to after a rejection."""
+        model = self._context.model
+        if (model.recurrent or model.hybrid) and slot.n_draft:
+            slot.draft_mark = slot.n_draft, self._context.save(slot.draft_id, partial=True)
 
     def _choose(self, ask: Ask, logits: Logits) -> None:
         if ask.sampler is None:
@@ -157,6 +164,9 @@ class DraftModel:
 
 
 def _probability(logits: Logits, token: int) -> float:
-    """Softmax probability of one token, over the whole row."""
-    total = float(np.exp(logits - logits[token]).sum())
+    """Softmax probability of one token, within 1e-2 of the whole row's: tokens 16 nats below it are
+    left out, since the exponential of a whole row costs more than everything else here.
+    """
+    near = logits[logits >= logits[token] - 16.0]
+    total = float(np.exp(near - logits[token]).sum())
     return 1.0 / total if total > 0 else 0.0

@@ -1,0 +1,122 @@
+"""The draft model: what it proposes follows from the text alone, whatever it drafted before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localspec.engine.drafters.model import Ask, DraftModel
+from localspec.engine.sampling import Sampler, Settings
+from localspec.engine.slots import Slot, Slots
+from localspec.protocol.frames import PairFiles
+from tests.support.pairs import contextual_pair
+from tests.support.recurrent import lfm2_pair
+from tests.support.running import Running
+
+Load = Callable[..., Running]
+TEXT = [300, 17, 402, 255, 31, 340, 18, 77]
+
+
+class Drafting:
+    """A loaded pair's draft model and one slot."""
+
+    def __init__(self, engine: Running) -> None:
+        assert engine.pair.drafter is not None
+        self.model: DraftModel = engine.pair.drafter
+        self._slots: Slots = engine.pair.shared.slots
+        self.slot: Slot = next(iter(self._slots))
+
+    def propose(self, count: int, sampler: Sampler | None = None) -> Ask:
+        ask = Ask(self.slot, sampler, lambda a: len(a.tokens) < count)
+        self.model.propose([ask])
+        return ask
+
+    def fresh(self, text: Sequence[int], count: int) -> list[int]:
+        self._slots.clear(self.slot)
+        self.slot.tokens = list(text)
+        return self.propose(count).tokens
+
+    def verified(self, accepted: Sequence[int], correction: int) -> None:
+        """The target kept these drafts and added a token of its own."""
+        length = len(self.slot.tokens) + len(accepted)
+        self.slot.tokens = [*self.slot.tokens, *accepted, correction]
+        self._slots.roll_back_draft(self.slot, min(self.slot.n_draft, length))
+
+
+@pytest.fixture(params=["attention", "hybrid"])
+def drafting(request: pytest.FixtureRequest, models: Path, load: Load) -> Drafting:
+    """A draft of each kind of memory beside the same target."""
+    files = contextual_pair(models / "contextual")
+    if request.param == "hybrid":
+        files = PairFiles("mixed", files.target, lfm2_pair(models / "lfm2").draft)
+    return Drafting(load(files))
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2, 3, 4])
+def test_after_any_rejection_the_drafts_are_those_of_the_text(
+    drafting: Drafting, accepted: int
+) -> None:
+    first = drafting.fresh(TEXT, 4)
+    for correction in (5, 6, 7):
+        drafting.verified(first[:accepted], correction)
+        text = list(drafting.slot.tokens)
+        again = drafting.propose(4).tokens
+        state = drafting.slot.n_draft
+        assert again == drafting.fresh(text, 4)
+        assert drafting.slot.n_draft == state
+        first = again
+
+
+def test_what_was_drafted_and_accepted_is_not_read_again(models: Path, load: Load) -> None:
+    drafting = Drafting(load(contextual_pair(models / "contextual")))
+    first = drafting.fresh(TEXT, 4)
+    drafting.verified(first[:3], 5)
+    assert drafting.model.unread(drafting.slot) == 1
+    drafting.propose(2)
+    drafting.verified([], 6)
+    assert drafting.model.unread(drafting.slot) == 1
+
+
+def test_text_written_without_drafts_is_read_before_the_next(drafting: Drafting) -> None:
+    drafting.fresh(TEXT, 3)
+    drafting.verified([], 5)
+    long = [*drafting.slot.tokens, *range(100, 160)]
+    drafting.slot.tokens = long
+    assert drafting.propose(3).tokens == drafting.fresh(long, 3)
+
+
+def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from(
+    drafting: Drafting,
+) -> None:
+    settings = Settings(temperature=1.0, top_k=8, seed=3)
+    drafting.fresh(TEXT, 1)
+    drafting.verified([], 5)
+    ask = drafting.propose(5, Sampler(settings, lambda token: b""))
+    assert len(ask.probs) == len(ask.tokens) == len(ask.buckets) == 5
+    for token, probs in zip(ask.tokens, ask.probs, strict=True):
+        assert probs.of(token) > 0
+        assert float(np.sum(probs.probs)) == pytest.approx(1.0)
+
+
+def test_several_slots_draft_together_as_each_alone(models: Path, load: Load) -> None:
+    engine = load(contextual_pair(models / "contextual"))
+    drafting = Drafting(engine)
+    texts = [[*range(start, start + 6 + start % 7)] for start in (10, 55, 200)]
+    alone = [drafting.fresh(text, 4 + i) for i, text in enumerate(texts)]
+    asks = []
+    for i, (slot, text) in enumerate(zip(engine.pair.shared.slots, texts, strict=False)):
+        engine.pair.shared.slots.clear(slot)
+        slot.tokens = text
+        asks.append(Ask(slot, None, lambda a, most=4 + i: len(a.tokens) < most))  # type: ignore[misc]
+    drafting.model.propose(asks)
+    assert [ask.tokens for ask in asks] == alone
+
+
+def test_a_draft_that_wants_nothing_gets_nothing(drafting: Drafting) -> None:
+    drafting.fresh(TEXT, 2)
+    before = drafting.slot.n_draft
+    assert drafting.propose(0).tokens == []
+    assert drafting.slot.n_draft == before
