@@ -25,7 +25,7 @@ from localspec.engine.depth import (
     Floats,
     MeasuredDepth,
 )
-from localspec.engine.drafters.model import PROBE_ROWS
+from localspec.engine.drafters.model import PROBE_ROWS, READING
 from localspec.engine.profile import CostProfile
 
 _LOOK_LEFT = 32  # no look-in when fewer tokens are left; as in the engine
@@ -50,7 +50,7 @@ class Costs:
             np.asarray(profile.target.padded_ms(MAX_DEPTH + 2)),
             profile.draft.ms(1),
             profile.overhead_ms,
-            profile.draft.ms(16) / 16,
+            profile.draft.ms(READING) / READING,
             profile.draft.ms(PROBE_ROWS),
         )
 

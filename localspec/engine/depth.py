@@ -31,7 +31,7 @@ BUCKETS = len(CONFIDENCE_EDGES) + 1
 CHANGE = 1 / 40
 MAX_DEPTH = 15  # drafted by the policy; one pass of 16 rows
 MAX_LIMIT = 64  # a request may ask for so many, lookup may bring so many
-PROBE_SHARE = 0.015  # time spent on looking whether drafts have become good
+PROBE_SHARE = 0.02  # time spent on looking whether drafts have become good
 
 
 def bucket(confidence: float) -> int:

@@ -25,6 +25,7 @@ VERSION = 1
 WIDTHS = tuple(range(1, 17))
 FIRST_WIDTHS = (1, 2, 4, 8)
 BUDGET_S = 2.0
+REPEATS = 5
 WIDEST = 64  # wider passes are prompts, not rounds
 
 
@@ -135,30 +136,32 @@ class CostProfile:
 def measure(run: Callable[[int], None], widths: Iterable[int], deadline: float) -> dict[int, float]:
     """Median milliseconds of `run(width)` per width, warm; stops at `deadline` (time.monotonic).
 
-    Width 1 is always measured. Repeats: three, five where a pass takes under 10 ms.
+    All widths take turns, so that a disturbance does not fall on one of them alone: what counts is
+    how they compare. Each is run at least once warm; up to five times while there is time.
     """
-    found: dict[int, float] = {}
+    widths = list(widths)
     for width in widths:
-        if found and time.monotonic() > deadline:
-            break
         run(width)
-        times: list[float] = []
-        while len(times) < (3 if times and times[0] > 10 else 5):
+    times: dict[int, list[float]] = {width: [] for width in widths}
+    for turn in range(REPEATS):
+        for width in widths:
+            if turn and time.monotonic() > deadline:
+                break
             start = time.perf_counter()
             run(width)
-            times.append((time.perf_counter() - start) * 1e3)
-        found[width] = statistics.median(times)
-    return found
+            times[width].append((time.perf_counter() - start) * 1e3)
+    return {width: statistics.median(spent) for width, spent in times.items()}
 
 
 def measure_widths(run: Callable[[int], None], budget_s: float) -> dict[int, float]:
-    """First 1, 2, 4, 8, then the other widths up to 16 while the budget lasts."""
-    deadline = time.monotonic() + budget_s
-    found = measure(run, FIRST_WIDTHS, deadline)
-    if time.monotonic() < deadline:
-        rest = [w for w in WIDTHS if w not in found]
-        # a width costs four to six passes; the narrow ones are used most
-        found |= measure(run, rest, deadline)
+    """All widths up to 16 where that fits into the budget; first 1, 2, 4, 8 where passes are slow."""
+    start = time.monotonic()
+    run(1)
+    run(8)
+    pass_s = time.monotonic() - start  # both cold: an overestimate
+    # all widths: about as long as sixteen passes of the mean width, twice at least
+    fits = pass_s * len(WIDTHS) < budget_s
+    found = measure(run, WIDTHS if fits else FIRST_WIDTHS, start + budget_s)
     return dict(sorted(found.items()))
 
 

@@ -21,6 +21,9 @@ import numpy.typing as npt
 from localspec.protocol.frames import Sampling, TokenLogprob
 
 Logits = npt.NDArray[np.float32]
+# Nats below the top (at temperature 1) from which on a token is no candidate: e^-30 is 1e-13, which
+# even a long answer does not meet, and a peaked row of a large vocabulary has nothing else to offer.
+NEVER = 30.0
 
 
 class Distribution(NamedTuple):
@@ -197,17 +200,17 @@ class Sampler:
 
     def _top(self, row: Logits, k: int) -> npt.NDArray[np.int64]:
         """Ids of the k highest logits, unordered. Looks only at those near the top: how near is
-        remembered from the row before, and widened until there are k.
+        remembered from the row before, and widened until there are k, or what is left is NEVER drawn.
         """
         top = float(row.max())
+        never = NEVER * max(self.settings.temperature, 1.0)
         ids = np.flatnonzero(row >= top - self._gap)
-        while len(ids) < k and self._gap < 1e6:
-            self._gap *= 1.5
+        while len(ids) < k and self._gap < never:
+            self._gap = min(self._gap * 1.5, never)
             ids = np.flatnonzero(row >= top - self._gap)
         if len(ids) > k:
-            if len(ids) > 8 * k:
-                self._gap *= 0.8
             ids = ids[np.argpartition(row[ids], -k)[-k:]]
+            self._gap = top - float(row[ids].min()) + 1.0  # rows of one text are much alike
         return ids[row[ids] > -np.inf]
 
 

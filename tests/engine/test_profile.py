@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.profile import (
+    REPEATS,
     VERSION,
     CostProfile,
     CostTable,
@@ -124,11 +126,17 @@ def test_costs_stay_positive_whatever_is_observed(
 # ---------------------------------------------------------------------------- measuring
 
 
-def test_width_one_is_measured_even_without_time() -> None:
+def test_every_width_is_measured_warm_even_without_time() -> None:
     calls: list[int] = []
     found = measure(calls.append, (1, 2, 4), deadline=0.0)
-    assert list(found) == [1]
-    assert len(calls) >= 4  # one to warm up, three to take the median of
+    assert list(found) == [1, 2, 4]
+    assert calls == [1, 2, 4, 1, 2, 4]
+
+
+def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
+    calls: list[int] = []
+    measure(calls.append, (1, 4), deadline=time.monotonic() + 30)
+    assert calls == [1, 4] * (1 + REPEATS)
 
 
 def test_with_time_every_width_to_sixteen_is_measured() -> None:
