@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.registry import fit
@@ -28,6 +28,8 @@ from localspec.registry.transfer import Transfer, Tuning
 # Left free on the disk beyond the files themselves: logs, state and other programs live there too.
 DISK_RESERVE = 64 << 20
 _TICK = 0.25  # seconds between two reports of progress
+# A person waits for the first word of the hub, and without a network it never comes.
+_FIRST_TRIES = 4
 _CHANGES = 3  # how often a file may change on the hub during one pull
 
 
@@ -222,12 +224,14 @@ class Puller:
 
     def _look(self, weights: Weights, cancel: threading.Event | None) -> PlannedModel:
         """Resolve a model's files and read their headers."""
+        usual = self.tuning.patience
+        first_contact = replace(usual, tries=min(usual.tries, _FIRST_TRIES))
         remotes = tuple(
             patiently(
                 lambda file=file: self.hub.resolve(  # type: ignore[misc]
                     weights.repo, file, weights.revision
                 ),
-                self.tuning.patience,
+                first_contact,
                 cancel,
             )
             for file in _files(weights.file)

@@ -268,6 +268,41 @@ def test_a_store_that_cannot_be_written(home: PullingHome) -> None:
     assert "cannot be written" in home.run("pull", "tiny").stderr
 
 
+def test_a_full_disk_is_told_with_numbers(home: PullingHome) -> None:
+    home.store.mkdir(parents=True)
+    localspec = f"{sys.executable} -m localspec"
+    # The reserve is 64 MiB, so nothing fits here.
+    script = f"mount -t tmpfs -o size=64m none {home.store} || exit 77; {localspec} pull tiny"
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", f"{script}; {localspec} stop"]
+    if not shutil.which("unshare"):
+        pytest.skip("only Linux can give us a small disk")
+    run = subprocess.run(command, env=home.environment, capture_output=True, text=True)
+    if run.returncode:
+        pytest.skip("this machine does not let us mount a small disk")
+    assert re.search(
+        r"The disk is too full: \d+ more bytes are needed .* \d+ bytes are free", run.stderr
+    )
+    assert "Make room (localspec gc) and pull again." in run.stderr
+
+
+def test_a_record_of_a_newer_version_is_left_alone(home: PullingHome) -> None:
+    scripted(home)
+    home.run("pull", "tiny")
+    record = home.store / "pairs" / "tiny.json"
+    newer = record.read_text().replace('"version": 1', '"version": 99')
+    record.write_text(newer)
+    for arguments in (
+        ["list"],
+        ["show", "tiny"],
+        ["ask", "-m", "tiny", "hi"],
+        ["rm", "tiny"],
+        ["gc"],
+    ):
+        assert "written by a newer localspec" in home.run(*arguments).stderr
+    assert "written by a newer localspec" in home.run("pull", "tiny").stderr
+    assert record.read_text() == newer
+
+
 def test_names_that_are_not_there(home: PullingHome) -> None:
     scripted(home)
     assert home.run("show", "tinny").stderr == (
