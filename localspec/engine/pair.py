@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from localspec.engine import profile, sampling
 from localspec.engine.depth import MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import READING, DraftModel
-from localspec.engine.exact import choose_width
+from localspec.engine.exact import CANDIDATES, choose_width
 from localspec.engine.generation import Prepared
 from localspec.engine.lane import Lane
 from localspec.engine.llama import (
@@ -41,15 +42,27 @@ class Pair:
         Raises:
             LoadFailed: a file cannot be loaded, or the two tokenizers differ.
         """
+        self._open = ExitStack()  # models before the contexts made from them
+        try:
+            self._build(files, settings, progress)
+        except BaseException:
+            self._open.close()
+            raise
+
+    def _build(self, files: PairFiles, settings: EngineSettings, progress: Progress) -> None:
         self.files = files
         self.settings = settings
         self._exact: Lane | None = None
         self._exact_reason: str | None = None
         threads = settings.n_threads or physical_cores()
         self._threads = threads
-        self._target = _load(files.target, settings, lambda f: progress("target", f))
+        self._target = self._open.enter_context(
+            _load(files.target, settings, lambda f: progress("target", f))
+        )
         self._draft = (
-            _load(files.draft, settings, lambda f: progress("draft", f)) if files.draft else None
+            self._open.enter_context(_load(files.draft, settings, lambda f: progress("draft", f)))
+            if files.draft
+            else None
         )
         self.vocab: Vocab = self._target.vocab
         if self._draft is not None:
@@ -73,14 +86,17 @@ class Pair:
         target_costs = CostTable(table)
         self.drafter, draft_costs = self._make_drafter(profile.table_from(known.get("draft_ms")))
         overhead = known.get("overhead_ms")
-        self.costs = CostProfile(
-            target_costs, draft_costs, float(overhead) if isinstance(overhead, float) else 0.3
-        )
+        if not isinstance(overhead, float) or not 0 < overhead < 1e3:
+            overhead = 0.3
+        self.costs = CostProfile(target_costs, draft_costs, overhead)
+        stored = known.get("calibration")
+        learned = stored if isinstance(stored, dict) else {}
         self.calibrations = {
-            kind: Calibration.from_dict(known.get("calibration", {}).get(kind), mean)
+            kind: Calibration.from_dict(learned.get(kind), mean)
             for kind, mean in (("draft", 0.6), ("ngram", 0.4), ("grammar", 0.94))
         }
-        self._exact_width = known.get("exact_width")
+        width = known.get("exact_width")
+        self._exact_width = width if width in CANDIDATES else None
         slots = Slots(context, self._draft_context, 0, self.parallel)
         self.shared = Lane(context, batch, slots, target_costs)
         self.defaults = sampling.model_defaults(self._target.metadata)
@@ -90,7 +106,7 @@ class Pair:
 
     def _target_context(self, sequences: int, outputs: int) -> Context:
         recurrent = self._target.recurrent or self._target.hybrid
-        return Context(
+        context = Context(
             self._target,
             ContextSettings(
                 n_ctx=self.n_ctx,
@@ -102,10 +118,11 @@ class Pair:
                 n_rollback=ROLLBACK if recurrent else 0,
             ),
         )
+        return self._open.enter_context(context)
 
     def _draft_context_for(self, draft: Model) -> Context:
         recurrent = draft.recurrent or draft.hybrid
-        return Context(
+        context = Context(
             draft,
             ContextSettings(
                 n_ctx=self.n_ctx,
@@ -117,6 +134,7 @@ class Pair:
                 n_rollback=ROLLBACK if recurrent else 0,
             ),
         )
+        return self._open.enter_context(context)
 
     def _rollback_problem(self, target: Context) -> str | None:
         """Why drafts cannot be taken back, if they cannot."""
@@ -280,14 +298,7 @@ class Pair:
     def close(self) -> None:
         """Free everything, contexts before models."""
         self.save()
-        if self._exact is not None:
-            self._exact.close()
-        self.shared.close()
-        if self._draft_context is not None:
-            self._draft_context.close()
-        if self._draft is not None:
-            self._draft.close()
-        self._target.close()
+        self._open.close()
 
 
 def physical_cores() -> int:

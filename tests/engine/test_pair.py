@@ -1,0 +1,151 @@
+"""Loading a pair: what is refused, what is freed, and what a damaged profile cannot do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localspec.bench.synthetic import Shape, target_cycle, write_model
+from localspec.engine import pair
+from localspec.engine.llama import Context, Model
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import PairFiles
+from tests.support.pairs import BOS, expected, target_alone
+from tests.support.running import Running, drafting, running
+
+Load = Callable[..., Running]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Model | Context]:
+    """Every model and context a pair makes: nobody else may remember those that are lost."""
+    found: list[Model | Context] = []
+
+    class NotedModel(Model):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            found.append(self)
+            super().__init__(*args, **more)
+
+    class NotedContext(Context):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            found.append(self)
+            super().__init__(*args, **more)
+
+    monkeypatch.setattr(pair, "Model", NotedModel)
+    monkeypatch.setattr(pair, "Context", NotedContext)
+    return found
+
+
+@pytest.fixture
+def other_vocabulary(tmp_path: Path) -> str:
+    return str(write_model(tmp_path / "other.gguf", Shape(1, 64, 64, 4, 1024), target_cycle(1024)))
+
+
+def test_a_load_that_fails_frees_what_it_had_loaded(
+    made: list[Model | Context],
+    contextual_files: PairFiles,
+    other_vocabulary: str,
+    tmp_path: Path,
+) -> None:
+    """Gigabytes would stay behind in the worker otherwise."""
+    garbage = tmp_path / "garbage.gguf"
+    garbage.write_bytes(b"GGUF" + b"\xff" * 1000)
+    for draft in (other_vocabulary, str(garbage), "/nowhere"):
+        with pytest.raises(LoadFailed), running(PairFiles("p", contextual_files.target, draft)):
+            pass
+    with pytest.raises(LoadFailed), running(contextual_files, parallel=10**6):
+        pass
+    assert len(made) > 6
+    assert not any(each.handle for each in made)
+
+
+def test_a_pair_that_is_closed_holds_nothing(
+    made: list[Model | Context], contextual_files: PairFiles
+) -> None:
+    with running(contextual_files) as engine:
+        engine.ask([1, 2, 3], 4, exact=True)
+        assert sum(bool(each.handle) for each in made) == 5
+    assert len(made) == 5  # two models; contexts for target, draft and the exact lane
+    assert not any(each.handle for each in made)
+
+
+def test_vocabularies_that_differ_are_named(
+    contextual_files: PairFiles, other_vocabulary: str
+) -> None:
+    with (
+        pytest.raises(LoadFailed, match="have 512 and 1024 tokens"),
+        running(PairFiles("p", contextual_files.target, other_vocabulary)),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("n_batch", [64, 128])
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_small_batches_only_take_longer(
+    cycle_files: PairFiles, load: Load, n_batch: int, parallel: int
+) -> None:
+    engine = load(cycle_files, n_batch=n_batch, parallel=parallel)
+    ids = [engine.start([BOS, first], 30, speculative=drafting(64)) for first in range(4)]
+    engine.finish()
+    for first, request in enumerate(ids):
+        assert engine.answers[request].tokens == expected(first, 30)
+
+
+def test_the_context_is_no_larger_than_the_model_was_trained_for(
+    cycle_files: PairFiles, load: Load
+) -> None:
+    assert load(cycle_files, n_ctx=1_000_000).pair.n_ctx == 2048
+
+
+def damaged(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**content, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"calibration": []},
+        {"calibration": "text"},
+        {"calibration": {"draft": [1]}},
+        {"exact_width": 3000},
+        {"exact_width": -1},
+        {"exact_width": True},
+        {"overhead_ms": -5.0},
+        {"overhead_ms": "x"},
+        {"target_ms": []},
+        {"draft_ms": {"1": -1}},
+    ],
+)
+def test_a_damaged_profile_does_not_keep_a_pair_from_loading(
+    cycle_files: PairFiles, load: Load, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with running(cycle_files, state_dir=str(tmp_path)):
+        pass
+    (stored,) = tmp_path.glob("profile-*.json")
+    content = json.loads(stored.read_text(encoding="utf-8"))
+    stored.write_text(json.dumps(damaged(content, **changes)), encoding="utf-8")
+    engine = load(cycle_files, state_dir=str(tmp_path))
+    answer = engine.ask([BOS, 7], 20, speculative=drafting(3), exact=True)
+    assert answer.tokens == expected(7, 20)
+    assert engine.pair.costs.overhead_ms > 0
+
+
+def test_what_was_learned_is_there_at_the_next_load(
+    cycle_files: PairFiles, load: Load, tmp_path: Path
+) -> None:
+    with running(cycle_files, state_dir=str(tmp_path)) as engine:
+        engine.ask([BOS, 7], 200, speculative=drafting(4))
+        engine.ask([BOS, 7], 5, exact=True)
+        width = engine.pair.info().exact_width
+        learned = engine.pair.calibrations["draft"]
+    again = load(cycle_files, state_dir=str(tmp_path))
+    assert again.pair.calibrations["draft"].count.sum() == learned.count.sum() > 0
+    assert again.pair.info().exact_width == width
+    # Other files, or other settings, are another machine as far as costs go.
+    with running(target_alone(cycle_files), state_dir=str(tmp_path)):
+        pass
+    assert len(list(tmp_path.glob("profile-*.json"))) == 2
