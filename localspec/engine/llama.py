@@ -391,10 +391,12 @@ class Context:
         self.handle: Any = None
         params = C.llama_context_default_params()
         params.n_ctx = settings.n_ctx
-        params.n_batch = settings.n_batch
-        params.n_ubatch = settings.n_batch
+        # llama.cpp ends the process where there are fewer rows of logits than sequences.
+        n_batch = max(settings.n_batch, settings.n_seq)
+        self.n_outputs = max(min(settings.n_outputs, n_batch), settings.n_seq)
+        params.n_batch = params.n_ubatch = n_batch
         params.n_seq_max = settings.n_seq
-        params.n_outputs_max = min(settings.n_outputs, settings.n_batch)
+        params.n_outputs_max = self.n_outputs
         params.n_threads = settings.n_threads
         params.n_threads_batch = settings.n_threads
         params.n_rs_seq = settings.n_rollback
@@ -414,7 +416,6 @@ class Context:
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
         self.n_seq = settings.n_seq
-        self.n_outputs = min(settings.n_outputs, settings.n_batch)
         self.n_vocab = model.vocab.size
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
         self._memory = C.llama_get_memory(self.handle)

@@ -1,0 +1,156 @@
+"""The boundary to llama.cpp: every refusal is an error of ours, and the process lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.engine.llama import BadBatch, Batch, Context, ContextSettings, Model, NoKvSlot
+from localspec.errors import InvalidRequest, LoadFailed
+from localspec.protocol.frames import PairFiles
+from tests.support.pairs import BOS, END, EOS, N_VOCAB
+
+
+@pytest.fixture(scope="module")
+def model(contextual_files: PairFiles) -> Iterator[Model]:
+    with Model(contextual_files.target) as loaded:
+        yield loaded
+
+
+def settings(**changes: int) -> ContextSettings:
+    chosen = {"n_ctx": 256, "n_batch": 64, "n_seq": 2, "n_outputs": 8, "n_threads": 1, **changes}
+    return ContextSettings(**chosen)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def context(model: Model) -> Iterator[Context]:
+    with Context(model, settings()) as made:
+        yield made
+
+
+def read(context: Context, tokens: list[int], start: int = 0, sequence: int = 0) -> Batch:
+    batch = Batch(64)
+    for at, token in enumerate(tokens, start=start):
+        batch.add(token, at, sequence, at == start + len(tokens) - 1)
+    context.decode(batch)
+    return batch
+
+
+def test_a_row_has_logits_only_where_it_asked_for_them(context: Context) -> None:
+    read(context, [1, 2, 3])
+    assert context.logits(2).shape == (N_VOCAB,)
+    assert np.all(np.isfinite(context.logits(2)))
+    for row in (0, 1, 3, 10**6, -(10**6)):
+        with pytest.raises(BadBatch):
+            context.logits(row)
+
+
+def test_a_batch_holds_its_capacity_and_no_more(context: Context) -> None:
+    batch = Batch(2)
+    with pytest.raises(BadBatch, match="empty"):
+        context.decode(batch)
+    assert [batch.add(1, 0, 0, False), batch.add(2, 1, 0, True)] == [0, 1]
+    with pytest.raises(BadBatch, match="2 rows"):
+        batch.add(3, 2, 0, True)
+    context.decode(batch)
+
+
+@pytest.mark.parametrize("sequence", [-1, 2, 10**6])
+def test_a_sequence_outside_the_context_is_refused(context: Context, sequence: int) -> None:
+    for call in (context.length, context.save, lambda s: context.remove(s, 0)):
+        with pytest.raises(BadBatch, match="outside"):
+            call(sequence)
+    with pytest.raises(BadBatch, match="outside"):
+        context.copy(0, sequence, 1)
+    with pytest.raises(BadBatch, match="outside"):
+        context.copy(sequence, 0, 1)
+
+
+@pytest.mark.parametrize("token", [-1, N_VOCAB, 2**31 - 1])
+def test_a_batch_with_an_impossible_token_is_refused(context: Context, token: int) -> None:
+    with pytest.raises(BadBatch):
+        read(context, [1, token])
+    read(context, [1, 2])
+
+
+def test_a_gap_in_the_positions_is_refused(context: Context) -> None:
+    read(context, [1, 2, 3])
+    with pytest.raises(BadBatch):
+        read(context, [4], start=9)
+    read(context, [4], start=3)
+
+
+def test_a_full_cache_says_so_and_changes_nothing(context: Context) -> None:
+    for start in range(0, 256, 64):
+        read(context, [5] * 64, start)
+    with pytest.raises(NoKvSlot):
+        read(context, [6], sequence=1)
+    assert (context.length(0), context.length(1)) == (256, 0)
+    assert context.remove(0, 200)
+    read(context, [6], sequence=1)
+
+
+def test_cells_are_shared_by_a_copy_and_outlive_the_original(context: Context) -> None:
+    read(context, [1, 2, 3, 4])
+    context.copy(0, 1, 3)
+    assert context.length(1) == 3
+    assert context.remove(0, 0)
+    read(context, [9], start=3, sequence=1)
+    copied = context.logits(0).copy()
+    context.clear()
+    read(context, [1, 2, 3, 9])
+    assert np.allclose(context.logits(3), copied, atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"n_seq": 4, "n_outputs": 1}, {"n_seq": 8, "n_batch": 4}])
+def test_a_context_with_fewer_rows_of_logits_than_sequences_is_made_all_the_same(
+    model: Model, changes: dict[str, int]
+) -> None:
+    """llama.cpp ends the process over it."""
+    with Context(model, settings(**changes)) as made:
+        batch = Batch(4)
+        batch.add(1, 0, 0, True)
+        made.decode(batch)
+
+
+def test_a_context_that_cannot_be_made_is_an_error_with_its_reason(model: Model) -> None:
+    with pytest.raises(LoadFailed, match=r"256 tokens for .*n_seq_max"):
+        Context(model, settings(n_seq=1_000_000))
+
+
+# ---------------------------------------------------------------------------- vocabulary
+
+
+@given(st.text(max_size=60))
+def test_text_comes_back_from_its_tokens(model: Model, text: str) -> None:
+    vocab = model.vocab
+    tokens = vocab.tokenize(text, add_special=False, parse_special=False)
+    assert b"".join(vocab.piece(token) for token in tokens).decode() == text
+
+
+def test_special_tokens_are_parsed_only_where_asked(model: Model) -> None:
+    vocab = model.vocab
+    assert vocab.tokenize("<|end|>", add_special=False, parse_special=True) == [END]
+    assert END not in vocab.tokenize("<|end|>", add_special=False, parse_special=False)
+    assert vocab.tokenize("a", add_special=True, parse_special=False)[0] == BOS
+    assert vocab.piece(END) == b""
+    assert vocab.piece(END, special=True) == b"<|end|>"
+    assert [vocab.is_eog(token) for token in (EOS, END, BOS, 5)] == [True, True, False, False]
+    assert vocab.text(END) == "<|end|>"
+    assert vocab.text(-1) == vocab.text(N_VOCAB) == ""
+
+
+@pytest.mark.parametrize("token", [-1, N_VOCAB, 2**31, -(2**40)])
+def test_what_would_end_the_process_is_refused(model: Model, token: int) -> None:
+    for call in (model.vocab.piece, model.vocab.is_eog, model.vocab.check):
+        with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+            call(token)
+
+
+def test_a_key_the_file_has_not_is_none(model: Model) -> None:
+    assert model.metadata("general.architecture") == "llama"
+    assert model.metadata("general.nothing") is None
