@@ -1,0 +1,92 @@
+"""Losslessness on the pair that ships: real weights, real text, 20 prompts of 128 tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import localspec
+from localspec.engine.pair import Pair
+from localspec.engine.prepare import Preparer
+from localspec.engine.template import TemplateRenderer
+from localspec.protocol.frames import ChatPrompt, Message, PairFiles, Sampling, Speculative
+from tests.support.rescoring import worst_gap
+from tests.support.running import PLAIN, Running, drafting, running
+
+FOLDER = Path(localspec.__file__).parent / "builtin"
+# Eight-bit weights, and activations rounded by the row: other widths move a logit by up to about
+# 0.05 (measured: 0.044 at most over these prompts).
+NEAR_TIE = 0.1
+LENGTH = 128
+QUESTIONS = (
+    "What does shutil.copytree do?",
+    "What does os.path.join return?",
+    "Which parameters does subprocess.run take?",
+    "Show an example of json.dumps.",
+    "What does re.sub raise?",
+    "Which function finds an executable on the path?",
+    "What is collections.Counter?",
+    "Who was Mozart?",
+    "How do I round a number?",
+    "What does itertools.chain do?",
+)
+CODE = (
+    "import os\n\ndef main(argv):\n    ",
+    "class Stack:\n    def __init__(self):\n",
+    "def read_lines(path):\n    with open(path) as file:\n",
+    "for name in sorted(os.listdir(folder)):\n",
+    "import argparse\nparser = argparse.ArgumentParser(",
+    "try:\n    import json\nexcept ImportError:\n",
+    "def fibonacci(n):\n    a, b = 0, 1\n",
+    "@property\ndef name(self):\n    return ",
+    "if __name__ == '__main__':\n",
+    "async def handle(reader, writer):\n    data = await ",
+)
+GREEDY = Sampling(temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[Running]:
+    files = PairFiles("builtin", str(FOLDER / "target.gguf"), str(FOLDER / "draft.gguf"))
+    with running(files) as engine:
+        yield engine
+
+
+def prompts(pair: Pair) -> list[list[int]]:
+    vocab = pair.vocab
+    renderer = TemplateRenderer(pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos))
+    try:
+        preparer = Preparer(pair, renderer)
+        asked = [preparer.tokens(ChatPrompt([Message("user", text)])) for text in QUESTIONS]
+    finally:
+        renderer.close()
+    return asked + [vocab.tokenize(t, add_special=True, parse_special=False) for t in CODE]
+
+
+@pytest.mark.slow
+def test_greedy_answers_with_the_draft_are_the_targets_own(shipped: Running) -> None:
+    drafted = accepted = 0
+    for prompt in prompts(shipped.pair):
+        plain = shipped.ask(prompt, LENGTH, GREEDY, PLAIN)
+        for speculative in (drafting(4), Speculative()):
+            answer = shipped.ask(prompt, LENGTH, GREEDY, speculative)
+            assert len(answer.tokens) == LENGTH
+            if answer.tokens != plain.tokens:
+                gap = worst_gap(str(FOLDER / "target.gguf"), prompt, answer.tokens)
+                assert gap <= NEAR_TIE
+            drafted += answer.done.speculation.drafted
+            accepted += answer.done.speculation.accepted
+    assert drafted > 0
+    assert accepted > drafted / 4
+
+
+@pytest.mark.slow
+def test_exact_answers_are_byte_identical_with_and_without_the_draft(shipped: Running) -> None:
+    for prompt in prompts(shipped.pair):
+        plain = shipped.ask(prompt, LENGTH, GREEDY, PLAIN, exact=True)
+        drafts = shipped.ask(prompt, LENGTH, GREEDY, drafting(4), exact=True)
+        assert drafts.tokens == plain.tokens
+        assert drafts.text == plain.text
+        assert drafts.done.speculation.accepted > 0
