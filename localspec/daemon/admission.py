@@ -28,20 +28,20 @@ class Admission:
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place for the body of the `with`.
+    async def place(self, *, ahead: bool = False) -> AsyncIterator[None]:
+        """Hold a place for the body of the `with`; `ahead` of everybody who waits.
 
         Raises:
             QueueFull: `limit` requests wait already.
             Unavailable: the daemon is ending.
         """
-        await self._enter()
+        await self._enter(ahead)
         try:
             yield
         finally:
             self._leave()
 
-    async def _enter(self) -> None:
+    async def _enter(self, ahead: bool) -> None:
         if self._closed is not None:
             raise self._closed
         if self.running < self.parallel and not self._waiting:
@@ -54,7 +54,10 @@ class Admission:
                 retry_after=RETRY_AFTER,
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        if ahead:
+            self._waiting.appendleft(turn)
+        else:
+            self._waiting.append(turn)
         try:
             await turn  # `_leave` hands its place over: `running` counts it already
         except BaseException:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -44,6 +44,7 @@ class Collected:
     prompt: int  # which prompt it answers
     texts: list[str] = field(default_factory=list)
     logprobs: list[frames.TokenLogprob] = field(default_factory=list)
+    prompt_tokens: int = 0
     cached: int = 0
     length: int = 0  # characters so far
     done: frames.Done | None = None
@@ -53,6 +54,7 @@ class Composer:
     """What both shapes share: identity, usage, timings."""
 
     prefix = "cmpl"
+    says_done = True  # whether a stream ends with OpenAI's [DONE]
 
     def __init__(
         self, model: str, requests: list[frames.Generate], *, n: int, note: Callable[[], str | None]
@@ -72,6 +74,7 @@ class Composer:
         choice = self.choices[index]
         match event:
             case frames.Started():
+                choice.prompt_tokens = event.prompt_tokens
                 choice.cached = event.cached_tokens
             case frames.Delta():
                 choice.texts.append(event.text)
@@ -102,19 +105,37 @@ class Composer:
         chunk.usage = self.usage()
         return chunk
 
-    def opening(self, index: int) -> Completion | None:
+    def chunks(
+        self, index: int, event: frames.Started | frames.Delta | frames.Done
+    ) -> Sequence[object]:
+        """The chunks of a stream that an event of choice `index` makes."""
+        match event:
+            case frames.Started():
+                self.feed(index, event)
+                return self.opening(index)
+            case frames.Delta():
+                if not event.text and not event.logprobs:
+                    return ()
+                made = self.delta(index, event)
+                self.feed(index, event)
+                return made
+            case frames.Done():
+                self.feed(index, event)
+                return self.closing(index, event)
+
+    def opening(self, index: int) -> Sequence[object]:
         """The first chunk of a choice, if the shape has one."""
         raise NotImplementedError
 
-    def delta(self, index: int, delta: frames.Delta) -> Completion:
-        """A chunk of text; call it before `feed`, which moves the offset."""
+    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
+        """Chunks of text; call it before `feed`, which moves the offset."""
         raise NotImplementedError
 
-    def closing(self, index: int, done: frames.Done) -> Completion:
-        """The last chunk of a choice."""
+    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
+        """The last chunks of a choice."""
         raise NotImplementedError
 
-    def whole(self) -> Completion:
+    def whole(self) -> object:
         """Everything in one answer."""
         raise NotImplementedError
 
@@ -138,18 +159,18 @@ class Composer:
 class ChatComposer(Composer):
     prefix = "chatcmpl"
 
-    def opening(self, index: int) -> Completion:
+    def opening(self, index: int) -> Sequence[object]:
         chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
         if self.conversation:  # at once: whoever interrupts the answer can still go on with it
             chunk.localspec = Extra(conversation=self.conversation)
-        return chunk
+        return [chunk]
 
-    def delta(self, index: int, delta: frames.Delta) -> Completion:
+    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
         chunk = self._chunk(index, ChatDelta(content=delta.text), self._logprobs(delta.logprobs))
-        return _tinted(chunk, delta)
+        return [_tinted(chunk, delta)]
 
-    def closing(self, index: int, done: frames.Done) -> Completion:
-        return self._ended(self._chunk(index, ChatDelta(), None, finish(done)), [done])
+    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
+        return [self._ended(self._chunk(index, ChatDelta(), None, finish(done)), [done])]
 
     def whole(self) -> Completion:
         choices = [
@@ -196,17 +217,17 @@ class ChatComposer(Composer):
 
 
 class TextComposer(Composer):
-    def opening(self, index: int) -> None:
-        return None
+    def opening(self, index: int) -> Sequence[object]:
+        return ()
 
-    def delta(self, index: int, delta: frames.Delta) -> Completion:
+    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
         logprobs = self._logprobs(delta.logprobs, self.choices[index].length)
         choice = TextChoice(index, delta.text, None, logprobs)
-        return _tinted(self._completion([choice], streamed=True), delta)
+        return [_tinted(self._completion([choice], streamed=True), delta)]
 
-    def closing(self, index: int, done: frames.Done) -> Completion:
+    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
         choice = TextChoice(index, "", finish(done))
-        return self._ended(self._completion([choice], streamed=True), [done])
+        return [self._ended(self._completion([choice], streamed=True), [done])]
 
     def whole(self) -> Completion:
         choices = [

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from localspec.config import Config
 from localspec.daemon import pairs
 from localspec.daemon.conversations import Conversations
+from localspec.daemon.editors import Editors
 from localspec.daemon.library import Library
 from localspec.daemon.supervisor import Supervisor
 from localspec.errors import RequestTooLarge
@@ -37,6 +38,7 @@ class Context:
     library: Library
     conversations: Conversations
     stop: Callable[[], None]
+    editors: Editors = field(default_factory=Editors)
     draining: bool = False
     problem: str = ""  # why config.toml as it is now is not in use
     started: float = field(default_factory=time.monotonic)

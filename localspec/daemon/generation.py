@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from typing import TypeVar
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -94,6 +95,17 @@ async def whole(events: AsyncGenerator[Indexed, None], composer: Composer) -> by
     return _json.encode(composer.whole())
 
 
+async def whole_answer(
+    request: Request, events: AsyncGenerator[Indexed, None], composer: Composer
+) -> Response:
+    """The complete answer, unless the client leaves first."""
+    try:
+        data = await unless_gone(request.receive, whole(events, composer))
+    except ClientGone:
+        return Response(status_code=499)  # nobody reads it; nginx's number for this
+    return Response(data, media_type="application/json")
+
+
 class EventStream(Response):
     """Server-sent events. The head waits for the first event: what fails before has a status."""
 
@@ -122,33 +134,17 @@ class EventStream(Response):
 
     async def _lines(self, first: Indexed) -> AsyncIterator[bytes]:
         try:
-            for chunk in self._chunks(*first):
+            for chunk in self._composer.chunks(*first):
                 yield _data(chunk)
             async for index, event in self._events:
-                for chunk in self._chunks(index, event):
+                for chunk in self._composer.chunks(index, event):
                     yield _data(chunk)
             if self._usage:
                 yield _data(self._composer.usage_chunk())
-            yield b"data: [DONE]\n\n"
+            if self._composer.says_done:
+                yield b"data: [DONE]\n\n"
         except LocalspecError as error:
             yield _data(error_body(error))
-
-    def _chunks(self, index: int, event: Event) -> list[object]:
-        composer = self._composer
-        match event:
-            case frames.Started():
-                composer.feed(index, event)
-                opening = composer.opening(index)
-                return [opening] if opening else []
-            case frames.Delta():
-                if not event.text and not event.logprobs:
-                    return []
-                chunk = composer.delta(index, event)
-                composer.feed(index, event)
-                return [chunk]
-            case frames.Done():
-                composer.feed(index, event)
-                return [composer.closing(index, event)]
 
 
 def _data(value: object) -> bytes:

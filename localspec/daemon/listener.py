@@ -58,19 +58,22 @@ def unlink(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def peer_uid(connected: socket.socket) -> int | None:
-    """The user at the other end, from the kernel; None where it does not say."""
+def peer(connected: socket.socket) -> tuple[int | None, int]:
+    """User and process at the other end, from the kernel; None and 0 where it does not say."""
     if sys.platform == "linux":
         size = struct.calcsize("3i")
-        _pid, uid, _gid = struct.unpack(
+        pid, uid, _gid = struct.unpack(
             "3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         )
-        return int(uid)
+        return int(uid), int(pid)
     if sys.platform == "darwin":
         # struct xucred: version, uid, …; SOL_LOCAL is 0 and LOCAL_PEERCRED 1.
         data = connected.getsockopt(0, 1, struct.calcsize("2IH16I"))
-        return int(struct.unpack_from("2I", data)[1])
-    return None
+        return int(struct.unpack_from("2I", data)[1]), 0
+    return None, 0
+
+
+UNIX = "unix"  # in the place of a host name, before the number of the peer's process
 
 
 class OwnerOnly(H11Protocol):
@@ -81,7 +84,8 @@ class OwnerOnly(H11Protocol):
         connected = transport.get_extra_info("socket")
         if connected.family != socket.AF_UNIX:
             return
-        uid = peer_uid(connected)
+        uid, pid = peer(connected)
+        self.client = (UNIX, pid)
         if uid not in (None, os.getuid()):
             log.warning("a connection of uid %s was refused", uid)
             transport.abort()

@@ -20,6 +20,7 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon.admission import Admission
 from localspec.daemon.crashes import CrashHistory, Death
+from localspec.daemon.metrics import Metrics
 from localspec.daemon.safe_mode import Memory
 from localspec.daemon.worker import DEFAULT_COMMAND, Worker, spawn
 from localspec.protocol import frames
@@ -68,6 +69,7 @@ class Supervisor:
         """`worker_command` starts an engine; `--fd N` is appended. `clock` counts seconds."""
         self.admission = Admission(config.parallel, config.queue)
         self.counts = Counts()
+        self.metrics = Metrics()
         self.history = CrashHistory()
         self.info: frames.PairInfo | None = None
         self.safe_reason: str | None = None  # why the fast kernels are off
@@ -178,13 +180,15 @@ class Supervisor:
             WorkerDied, WorkerTimeout, InvalidRequest…: the worker's own refusals and its death.
         """
         self.counts.requests += 1
+        watch = self.metrics.begin()
         finished = False
         try:
             async with (
-                self.admission.place(),
+                self.admission.place(ahead=request.priority == "editor"),
                 contextlib.aclosing(self._replayed(pair, request)) as events,
             ):
                 async for event in events:
+                    watch.saw(event)
                     if isinstance(event, frames.Done):
                         finished = True
                         self._count(event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -37,12 +38,12 @@ def chat(request: ChatRequest) -> list[frames.Generate]:
     if top and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     prompt = chat_prompt(request)
-    return _choices(request, [prompt], (top or 0) if request.logprobs else None)
+    return choices(request, [prompt], (top or 0) if request.logprobs else None)
 
 
 def completion(request: CompletionRequest) -> list[frames.Generate]:
     """One Generate per prompt and choice; all choices of the first prompt come first."""
-    return _choices(request, _prompts(request), request.logprobs)
+    return choices(request, prompts(request.prompt, request.suffix), request.logprobs)
 
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
@@ -50,11 +51,16 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     return frames.ChatPrompt(messages, template_kwargs=request.chat_template_kwargs)
 
 
-def _choices(
-    request: GenerationRequest, prompts: list[frames.Prompt], top_logprobs: int | None
+def choices(
+    request: GenerationRequest,
+    prompts: Sequence[frames.Prompt],
+    top_logprobs: int | None,
+    **more: Any,
 ) -> list[frames.Generate]:
+    """One Generate per prompt and choice; `more` are further fields of all of them."""
     shared: dict[str, Any] = {
-        "max_tokens": _max_tokens(request),
+        **more,
+        "max_tokens": max_tokens(request),
         "stop": [request.stop] if isinstance(request.stop, str) else list(request.stop or []),
         "constraint": _constraint(request),
         "speculative": _speculative(request),
@@ -89,7 +95,7 @@ def _token(key: str) -> int:
     return int(key)
 
 
-def _max_tokens(request: GenerationRequest) -> int | None:
+def max_tokens(request: GenerationRequest) -> int | None:
     for value in (request.max_completion_tokens, request.max_tokens, request.n_predict):
         if value is not None:
             return None if value < 0 else value
@@ -172,17 +178,19 @@ def _text(content: str | list[ContentPart], path: str) -> str:
     return "".join(texts)
 
 
-def _prompts(request: CompletionRequest) -> list[frames.Prompt]:
-    prompt = request.prompt
+def prompts(
+    prompt: str | list[str | int | list[int]], suffix: str | None = None
+) -> list[frames.Prompt]:
+    """OpenAI's `prompt` in all its forms."""
     if isinstance(prompt, str):
-        return [_text_prompt(prompt, request.suffix)]
+        return [_text_prompt(prompt, suffix)]
     if all(isinstance(item, int) for item in prompt):
         prompt = [[item for item in prompt if isinstance(item, int)]]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(
             f"'prompt' may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt"
         )
-    return [_one_prompt(item, index, request.suffix) for index, item in enumerate(prompt)]
+    return [_one_prompt(item, index, suffix) for index, item in enumerate(prompt)]
 
 
 def _one_prompt(item: str | int | list[int], index: int, suffix: str | None) -> frames.Prompt:

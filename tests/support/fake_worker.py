@@ -12,6 +12,8 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     echo           answer with the Generate frame as JSON
     running        answer with the number of requests that are active and not cancelled
 
+In an /infill the command is `prompt` after an exclamation mark.
+
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
 safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load.
 """
@@ -186,6 +188,8 @@ def text_of(prompt: frames.Prompt) -> str:
         case frames.TokenPrompt():
             return "say " + " ".join(map(str, prompt.tokens))
         case frames.InfillPrompt():
+            if prompt.prompt.startswith("!"):
+                return prompt.prompt[1:]
             return f"say {prompt.prefix}|{prompt.suffix}"
 
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from localspec.daemon import conversations, translate
 from localspec.daemon.answers import ChatComposer, Composer, TextComposer
 from localspec.daemon.context import Context, context, read
-from localspec.daemon.generation import ClientGone, EventStream, events_of, unless_gone, whole
+from localspec.daemon.generation import EventStream, events_of, whole_answer
 from localspec.protocol.frames import Generate
 from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -42,8 +42,4 @@ async def _respond(
     if body.stream:
         options = body.stream_options
         return EventStream(events, composer, usage=bool(options and options.include_usage))
-    try:
-        data = await unless_gone(request.receive, whole(events, composer))
-    except ClientGone:
-        return Response(status_code=499)  # nobody reads it; nginx's number for this
-    return Response(data, media_type="application/json")
+    return await whole_answer(request, events, composer)

@@ -1,0 +1,66 @@
+"""POST /infill and /completion, as llama-server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon import native
+from localspec.daemon.context import Context, context, read
+from localspec.daemon.generation import EventStream, events_of, whole_answer
+from localspec.errors import ModelNotFound
+from localspec.protocol.frames import Generate, PairFiles
+from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
+
+
+async def complete(request: Request) -> Response:
+    body = await read(request, NativeCompletionRequest)
+    return await _respond(request, body, native.completion(body))
+
+
+async def infill(request: Request) -> Response:
+    body = await read(request, InfillRequest)
+    # A warm-up takes over from nobody, and a completion waits behind no warm-up.
+    editor = None if body.n_predict == 0 or (body.n or 1) > 1 else _editor(request, body)
+    return await _respond(request, body, native.infill(body), editor)
+
+
+def _editor(request: Request, body: InfillRequest) -> Hashable:
+    """Who waits for this completion, and where: a newer one of the same makes it worthless.
+
+    An editor is the process at the other end (over TCP: the program's name for itself), and the place
+    is its slot if it names one, else the text above the line in which somebody types.
+    """
+    if body.user:
+        return body.user
+    client = request.client
+    who: Hashable = None
+    if client is not None:
+        who = client.port if client.host == "unix" else request.headers.get("user-agent")
+    return who, body.id_slot if body.id_slot >= 0 else hash(body.input_prefix)
+
+
+async def _respond(
+    request: Request, body: NativeRequest, wanted: list[Generate], editor: Hashable = None
+) -> Response:
+    daemon = context(request)
+    pair = await _pair(daemon, body.model)
+    composer = native.NativeComposer(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
+    composer.request = body
+    composer.n_ctx = lambda: daemon.supervisor.info.n_ctx if daemon.supervisor.info else 0
+    events = events_of(daemon.supervisor, pair, wanted)
+    if editor is not None:
+        events = daemon.editors.begin(editor).while_it_lasts(events)
+    if body.stream:
+        return EventStream(events, composer, usage=False)
+    return await whole_answer(request, events, composer)
+
+
+async def _pair(daemon: Context, name: str) -> PairFiles:
+    """llama-server serves one model and ignores what it is called; plug-ins send any name."""
+    try:
+        return await daemon.pair(name)
+    except ModelNotFound:
+        return await daemon.pair("")

@@ -1,0 +1,53 @@
+"""llama-server's own requests, /completion and /infill, as editors' plug-ins send them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from localspec.protocol.http import MAX_LOGPROBS, Count, GenerationRequest
+
+_SLOT = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+_MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]
+
+
+class NativeRequest(GenerationRequest, kw_only=True):
+    """What both share.
+
+    `samplers` names those that work; "infill" among them asks for a stable completion.
+    `response_fields` picks fields of the answer by path; the paths become its keys.
+    `id_slot` chooses no slot here (the longest cached prefix does); with `user` it tells editors apart.
+    """
+
+    samplers: list[str] | str | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
+    n_indent: Count | None = None
+    t_max_prompt_ms: _MILLISECONDS | None = None
+    t_max_predict_ms: _MILLISECONDS | None = None
+    response_fields: list[str] | None = None
+    return_tokens: bool = False
+    id_slot: _SLOT = -1
+    user: str | None = None
+
+
+class NativeCompletionRequest(NativeRequest, kw_only=True):
+    """`prompt`: a text, token ids, or several of either."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+
+
+class ExtraFile(Struct):
+    """A piece of another file."""
+
+    text: str
+    filename: str = "tmp"
+
+
+class InfillRequest(NativeRequest, kw_only=True):
+    """`prompt` is the part of the cursor's line before it, `input_prefix` the lines above."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=10_000)] = field(default_factory=list)
+    prompt: str = ""

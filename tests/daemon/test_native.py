@@ -1,0 +1,279 @@
+"""llama-server's own endpoints, as editors' plug-ins use them, with the scripted engine."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import (
+    Home,
+    RunningDaemon,
+    UnixConnection,
+    temporary_home,
+    wait_for,
+)
+
+Start = Callable[..., RunningDaemon]
+RECORDED = [
+    (file.stem, name, case)
+    for file in sorted((Path(__file__).parent / "requests").glob("*.json"))
+    for name, case in json.loads(file.read_text()).items()
+]
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+def infill(home: Home, command: str = "say x", **fields: Any) -> Any:
+    body = {"input_prefix": "", "input_suffix": "", "prompt": f"!{command}", **fields}
+    answer = home.request("POST", "/infill", body)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def sent(home: Home, **fields: Any) -> Any:
+    """The frame that the engine gets for an /infill."""
+    return json.loads(infill(home, "echo", **fields)["content"])
+
+
+def at(answer: Any, path: str) -> Any:
+    """The value where a plug-in looks for it: under a flat key, or nested."""
+    if path in answer:
+        return answer[path]
+    for name in path.split("."):
+        answer = answer[name]
+    return answer
+
+
+@pytest.mark.parametrize(("plugin", "name", "case"), RECORDED)
+def test_recorded_requests_get_the_fields_that_the_plugin_reads(
+    api: Home, plugin: str, name: str, case: Any
+) -> None:
+    answer = api.request("POST", "/infill", case["request"])
+    assert answer.status == 200, answer.body
+    for path in case["reads"]:
+        assert isinstance(at(answer.json, path), str if path == "content" else (int, float)), path
+    if case["request"].get("response_fields"):
+        assert sorted(answer.json) == sorted(case["reads"])
+
+
+def test_an_infill_reaches_the_engine_whole(api: Home) -> None:
+    frame = sent(
+        api,
+        input_prefix="above",
+        input_suffix="below",
+        input_extra=[{"text": "x", "filename": "a.py", "time": 1}, {"text": "y"}],
+        n_predict=7,
+        n_indent=4,
+        t_max_prompt_ms=500,
+        t_max_predict_ms=250.4,
+        cache_prompt=False,
+        id_slot=3,
+    )
+    assert frame["prompt"] == {
+        "type": "infill",
+        "prefix": "above",
+        "suffix": "below",
+        "extra": [["a.py", "x"], ["tmp", "y"]],
+        "prompt": "!echo",
+        "n_predict": 7,
+    }
+    assert frame["max_tokens"] == 7
+    assert frame["single_line_indent"] == 4
+    assert (frame["max_prompt_ms"], frame["max_predict_ms"]) == (500, 250)
+    assert frame["priority"] == "editor"
+    assert frame["cache_prompt"] is False
+
+
+@pytest.mark.parametrize(
+    ("samplers", "expected"),
+    [
+        (["top_k", "top_p", "infill"], {"temperature": 0.0, "top_k": 40, "min_p": 0.0}),
+        (["temperature"], {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0}),
+        ([], {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repeat_penalty": 1.0}),
+        ("kt", {"temperature": 0.7, "top_k": 40, "top_p": 1.0}),
+        (None, {"temperature": 0.7, "top_k": 40}),
+    ],
+)
+def test_samplers_that_are_not_named_are_switched_off(
+    api: Home, samplers: Any, expected: dict[str, float]
+) -> None:
+    fields = {} if samplers is None else {"samplers": samplers}
+    frame = sent(api, temperature=0.7, top_k=40, top_p=0.9 if samplers else 1.0, **fields)
+    assert expected.items() <= frame["sampling"].items()
+
+
+def test_response_fields_are_found_by_path_and_the_rest_is_silent(api: Home) -> None:
+    wanted = ["content", "timings/predicted_ms", "timings", "no/such", "content/below"]
+    answer = infill(api, "say a b", response_fields=wanted)
+    assert list(answer) == ["content", "timings/predicted_ms", "timings"]
+    assert answer["timings"]["predicted_ms"] == answer["timings/predicted_ms"]
+
+
+def test_a_stream_ends_with_a_last_event_and_no_done(api: Home) -> None:
+    body = {"prompt": "say a b", "stream": True, "n_predict": 5}
+    events = [json.loads(e) for e in api.request("POST", "/completion", body).events]
+    assert [event["stop"] for event in events] == [False, False, True]
+    assert "".join(event["content"] for event in events) == "a b"
+    assert events[-1]["stop_type"] == "eos"
+    assert events[-1]["generation_settings"]["n_predict"] == 5
+
+
+def test_completion_has_llama_servers_fields(api: Home) -> None:
+    body = {"prompt": "say a b c", "n_predict": 2, "n_probs": 1, "return_tokens": True}
+    answer = api.request("POST", "/completion", body).json
+    assert answer["content"] == "a b"
+    assert answer["stop_type"] == "limit"
+    assert answer["tokens"] == [7, 7]
+    assert (answer["tokens_evaluated"], answer["tokens_predicted"]) == (4, 2)
+    assert answer["prompt"] == "say a b c"
+    assert answer["completion_probabilities"][0]["top_logprobs"][0]["logprob"] == -0.5
+
+
+def test_several_prompts_get_a_list_of_answers(api: Home) -> None:
+    body = {"prompt": ["say a", "say b"]}
+    answer = api.request("POST", "/completion", body).json
+    assert [each["content"] for each in answer] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_extra": [{"filename": "a"}]}, "input_extra[0].text"),
+        ({"n_indent": -1}, "n_indent"),
+        ({"n_probs": 21}, "n_probs"),
+        ({"samplers": 3}, "samplers"),
+    ],
+)
+def test_a_bad_field_is_named(api: Home, fields: Any, param: str) -> None:
+    answer = api.request("POST", "/infill", {"prompt": "", **fields})
+    assert answer.status == 400
+    assert answer.error["param"] == param
+
+
+# ------------------------------------------------------------------ taking over
+
+
+class Pending:
+    """An /infill that runs until somebody ends it, asked for by this process."""
+
+    def __init__(self, home: Home, **fields: Any) -> None:
+        self._connection = UnixConnection(home.socket)
+        body = {"input_prefix": "p", "input_suffix": "s", "prompt": "!forever", **fields}
+        self._connection.request("POST", "/infill", json.dumps(body))
+
+    def read(self) -> str:
+        response = self._connection.getresponse()
+        assert response.status == 200
+        text = response.read().decode()
+        self.leave()
+        return text
+
+    def leave(self) -> None:
+        self._connection.close()
+
+
+def running(home: Home) -> int:
+    count: int = home.status()["running"]
+    return count
+
+
+def test_a_newer_completion_takes_over_from_the_older_one(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    older = Pending(home)
+    wait_for(lambda: running(home) == 1, "the older completion")
+    assert infill(home, "say new", input_prefix="p")["content"] == "new"
+    answer = json.loads(older.read())
+    assert (answer["content"], answer["stop_type"]) == ("", "none")
+    assert home.chat("running").text == "0"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"input_prefix": "elsewhere"}, {"id_slot": 1}, {"user": "me"}, {"n_predict": 0}],
+    ids=["another place", "another slot", "another user", "a warm-up"],
+)
+def test_it_takes_over_from_nobody_else(
+    home: Home, daemon: RunningDaemon, other: dict[str, Any]
+) -> None:
+    older = Pending(home, input_prefix="p")
+    wait_for(lambda: running(home) == 1, "the older completion")
+    infill(home, "say new", **{"input_prefix": "p", **other})
+    assert running(home) == 1
+    older.leave()
+    wait_for(lambda: running(home) == 0, "its end")
+
+
+def test_an_editor_that_leaves_frees_its_place_at_once(home: Home, start_daemon: Start) -> None:
+    start_daemon(parallel=1)
+    older = Pending(home)
+    wait_for(lambda: running(home) == 1, "the completion")
+    older.leave()
+    assert infill(home, "running")["content"] == "0"
+
+
+def test_a_stream_that_is_taken_over_ends_with_a_stop(home: Home, daemon: RunningDaemon) -> None:
+    older = Pending(home, stream=True, id_slot=0)
+    wait_for(lambda: running(home) == 1, "the older completion")
+    with ThreadPoolExecutor(1) as pool:
+        body = pool.submit(older.read)
+        infill(home, "say new", id_slot=0)
+        events = [json.loads(e[6:]) for e in body.result().split("\n\n") if e]
+    assert events[-1]["stop"] is True
+    assert events[-1]["stop_type"] == "none"
+
+
+def test_an_editor_goes_ahead_of_chat_in_the_queue(home: Home, start_daemon: Start) -> None:
+    start_daemon(parallel=1)
+    order: list[str] = []
+
+    def ask(what: str) -> None:
+        if what == "editor":
+            infill(home, "say x")
+        else:
+            home.chat("say x")
+        order.append(what)
+
+    with home.streaming("forever") as first:
+        first.readline()
+        threads = []
+        for number, what in enumerate(("chat", "chat", "editor")):
+            threads.append(threading.Thread(target=ask, args=(what,)))
+            threads[-1].start()
+            wait_for(lambda: home.status()["waiting"] > number, "its place")  # noqa: B023
+        first.leave()
+        for thread in threads:
+            thread.join()
+    assert order[0] == "editor"
+
+
+# ------------------------------------------------------------------ metrics
+
+
+def test_metrics_are_prometheus_text(home: Home, daemon: RunningDaemon) -> None:
+    home.chat("say a b")
+    answer = home.request("GET", "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.body.decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values["localspec_requests_total"] == "1"
+    assert values["localspec_generated_tokens_total"] == "2"
+    assert values["localspec_drafted_tokens_total"] == "4"
+    assert values["localspec_cached_tokens_total"] == "1"
+    assert values['localspec_time_to_first_text_seconds_bucket{le="+Inf"}'] == "1"
+    assert float(values["localspec_speed_up"]) == 1.8
+    typed = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert {name.split("{")[0].removesuffix("_bucket") for name in values} >= typed
