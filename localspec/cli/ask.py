@@ -1,4 +1,8 @@
-"""`localspec ask`: one question, one answer."""
+"""`localspec ask`: one question, one answer.
+
+Whatever a plain question does not need (files, templates, Markdown, a spinner) is imported where it
+is used.
+"""
 
 from __future__ import annotations
 
@@ -7,93 +11,249 @@ import sys
 
 from localspec.cli import render
 from localspec.client.api import Client
-from localspec.errors import UsageError
+from localspec.errors import ContextExceeded, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from typing import Any
 
 EXAMPLE = """\
   localspec ask "What does shutil.copytree do?"
   git diff | localspec ask "review this"
+  localspec ask -f 'src/*.py' "Where is the cache emptied?"
+  localspec ask -x "a function that parses ISO dates" > dates.py
+  localspec ask -c "and with time zones?"
 """
+# Requests may have 64 MiB, and no context holds so much.
+MAX_INPUT = 48 << 20  # bytes
+# A question this long did not come from a keyboard: say how much of it would fit.
+_LONG = 2000  # characters
+
+# Options that are fields of the request by another name or the same.
+_FIELDS = {
+    "tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+}
 
 
 def run(options: dict[str, Any]) -> int:
     """Ask and print. `options` as `options.ASK` names them, and `words`.
 
     Raises:
-        UsageError: there is nothing to ask.
+        UsageError: there is nothing to ask, or options that exclude each other.
         LocalspecError: no daemon, or what it answered.
     """
-    request = _request(options, _question(options["words"]))
-    client = Client(autostart=not options["no_daemon_start"])
-    if options["json"]:
-        render.record(client.chat(request))
+    _check(options)
+    if options["save"] is not None:
+        from localspec.cli import templates
+
+        templates.save(options)
         return 0
-    if options["no_stream"]:
-        answer = client.chat(request)
-        render.text(answer["choices"][0]["message"]["content"])
-        render.end_of_text()
-        last = answer
+    if options["template"] is not None:
+        from localspec.cli import templates
+
+        options, question = templates.applied(options, _given(options))
     else:
-        last = _stream(client, request)
+        question = _question(options)
+    request = _request(options, question)
+    client = Client(autostart=not options["no_daemon_start"])
+    try:
+        last = _answered(client, request, options)
+    except ContextExceeded as error:
+        if len(question) < _LONG:
+            raise
+        from localspec.cli import inputs
+
+        raise ContextExceeded(inputs.what_fits(error.message, question)) from error
     if options["usage"]:
         render.statistics(last)
+    if last.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:
+        from localspec.cli import hints
+
+        hints.real_pair(client)
     return 0
 
 
-def _stream(client: Client, request: dict[str, Any]) -> dict[str, Any]:
-    """Print the answer as it comes. Its statistics: timings, localspec and usage."""
-    last: dict[str, Any] = {}
-    chunks = client.stream_chat({**request, "stream_options": {"include_usage": True}})
+def _check(options: dict[str, Any]) -> None:
+    """Refuse options that ask for two things at once."""
+    for group in (
+        ("extract", "extract_last", "json"),
+        ("last", "conversation"),
+        ("save", "template"),
+    ):
+        given = [name for name in group if options[name]]
+        if len(given) > 1:
+            flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
+            names = [flags.get(name, f"--{name}") for name in given]
+            raise UsageError(f"{' and '.join(names)} exclude each other; leave one out.")
+
+
+def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Print the answer as the options say. Its `timings`, `localspec`, `usage` and `model`."""
+    if options["json"]:
+        answer = client.chat(request)
+        render.record(answer)
+        return answer
+    if options["extract"] or options["extract_last"]:
+        from localspec.cli import extract
+
+        answer = client.chat(request)
+        text = answer["choices"][0]["message"]["content"]
+        render.text(extract.block(text, last=options["extract_last"], kept="localspec" in request))
+        render.end_of_text()
+        return answer
+    printer = render.printer(plain=options["plain"], tinted=options["show_draft"])
+    if not options["no_stream"]:
+        return stream(client, request, printer, hide_reasoning=options["hide_reasoning"])
+    answer = client.chat(request)
+    message = answer["choices"][0]["message"]
+    if not options["hide_reasoning"]:
+        render.reasoning(message.get("reasoning_content") or "")
+    printer.text(message["content"] or "", [])
+    printer.close()
+    return answer
+
+
+def stream(
+    client: Client,
+    request: dict[str, Any],
+    printer: render.Printer,
+    *,
+    hide_reasoning: bool = False,
+    seen: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Print the answer as it comes. Its statistics: timings, localspec, usage and model.
+
+    They are put into `seen` too, where an interrupt leaves what had come by then.
+    """
+    last: dict[str, Any] = {} if seen is None else seen
+    request = {**request, "stream_options": {"include_usage": True}}
+    waiting = _spinner(client)
+    chunks = client.stream_chat(request)
     try:
         for chunk in chunks:
+            _note(chunk, last)
             for choice in chunk["choices"]:
-                render.text(choice["delta"].get("content") or "")
-            for key in ("timings", "localspec", "usage"):
-                if key in chunk:
-                    last[key] = chunk[key]
+                delta = choice["delta"]
+                thought = "" if hide_reasoning else delta.get("reasoning_content") or ""
+                text = delta.get("content") or ""
+                if waiting and (text or thought):
+                    waiting.stop()
+                    waiting = None
+                render.reasoning(thought)
+                if text:
+                    printer.text(text, (chunk.get("localspec") or {}).get("drafted") or [])
     finally:
-        chunks.close()  # the daemon sees it and stops generating
-        render.end_of_text()
+        if waiting:
+            waiting.stop()
+        _close(chunks, printer)
     return last
+
+
+def _close(chunks: Generator[dict[str, Any], None, None], printer: render.Printer) -> None:
+    chunks.close()  # the daemon sees it and stops generating
+    printer.close()
+
+
+def _note(chunk: dict[str, Any], last: dict[str, Any]) -> None:
+    for key in ("timings", "usage", "model"):
+        if key in chunk:
+            last[key] = chunk[key]
+    if "localspec" in chunk:
+        last["localspec"] = {**last.get("localspec", {}), **chunk["localspec"]}
+
+
+def _spinner(client: Client) -> Any:
+    """Something that turns on stderr until `stop()`; None where nobody would see it."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    from localspec.cli import spinner
+
+    return spinner.Spinner(client)
 
 
 def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": _clean(options["system"])})
-    request = {
-        "model": options["model"] and _absolute(options["model"]),
-        "messages": messages,
-        "max_tokens": options["tokens"],
-        "temperature": options["temperature"],
+    request: dict[str, Any] = {
+        field: options[name] for name, field in _FIELDS.items() if options[name] is not None
     }
-    return {key: value for key, value in request.items() if value is not None}
+    request["messages"] = messages
+    if options["model"]:
+        request["model"] = absolute(options["model"])
+    if options["show_draft"]:
+        request["reveal_draft"] = True
+    if options["schema"] is not None:
+        from localspec.cli import inputs
+
+        request["json_schema"] = inputs.schema(options["schema"])
+    conversation = "last" if options["last"] else options["conversation"]
+    if options["no_log"]:
+        if conversation:
+            raise UsageError(
+                "--no-log keeps nothing, so there is nothing to go on with; leave it out."
+            )
+    else:
+        request["localspec"] = {"conversation": conversation or "new"}
+    return request
 
 
-def _absolute(model: str) -> str:
+def absolute(model: str) -> str:
     """Files are named from here; the daemon lives elsewhere."""
     if not model.endswith(".gguf"):
         return model
     return ",".join(os.path.abspath(os.path.expanduser(part)) for part in model.split(","))  # noqa: PTH100, PTH111
 
 
-def _question(words: list[str]) -> str:
-    """What came on stdin, a blank line, the words; either may be missing."""
-    parts = [_piped(), _clean(" ".join(words))]
+def _question(options: dict[str, Any]) -> str:
+    """What came on stdin, the files, the words, with blank lines between; any may be missing."""
+    parts = [_given(options), _clean(" ".join(options["words"]))]
     question = "\n\n".join(part for part in parts if part.strip())
     if not question:
         raise UsageError(f"There is nothing to ask. For example:\n{EXAMPLE.rstrip()}")
     return question
 
 
+def _given(options: dict[str, Any]) -> str:
+    """What is asked about: stdin, unless a file named `-` is, and the files."""
+    piped = "" if "-" in options["files"] else _piped()
+    if not options["files"]:
+        return piped
+    from localspec.cli import inputs
+
+    return "\n\n".join(part for part in [piped, inputs.files(options["files"])] if part)
+
+
 def _piped() -> str:
     """All of stdin, unless a person sits there or it is closed."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
-    return sys.stdin.buffer.read().decode("utf-8", "replace").rstrip("\r\n")
+    return read_stdin()
+
+
+def read_stdin() -> str:
+    """All of stdin.
+
+    Raises:
+        UsageError: it is no text, or so much that no context holds it.
+    """
+    try:
+        data = sys.stdin.buffer.read(MAX_INPUT + 1)
+    except OSError as error:
+        raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
+    if len(data) > MAX_INPUT:
+        raise UsageError(f"More than {MAX_INPUT >> 20} MiB on standard input; no context holds it.")
+    if b"\0" in data:
+        from localspec.cli import inputs
+
+        raise UsageError(f"Standard input is not text but {inputs.kind(data)}.")
+    return data.decode("utf-8", "replace").rstrip("\r\n")
 
 
 def _clean(text: str) -> str:

@@ -8,9 +8,12 @@ if TYPE_CHECKING:
 
 
 class Option:
-    """`kind` is bool for a flag, else what the value is read as; `low` is the least it may be."""
+    """`kind` is bool for a flag, else what the value is read as; `low` is the least it may be.
 
-    __slots__ = ("flags", "help", "kind", "low", "metavar", "name")
+    With `many` it may be given again, and its value is a list.
+    """
+
+    __slots__ = ("flags", "help", "kind", "low", "many", "metavar", "name")
 
     def __init__(
         self,
@@ -20,6 +23,8 @@ class Option:
         help: str,
         metavar: str = "",
         low: int = 0,
+        *,
+        many: bool = False,
     ) -> None:
         self.name = name
         self.flags = flags
@@ -27,23 +32,53 @@ class Option:
         self.help = help
         self.metavar = metavar
         self.low = low
+        self.many = many
 
 
 ASK = (
     Option("model", ("-m", "--model"), str, "Ask this pair, not the configured one.", "PAIR"),
     Option("system", ("-s", "--system"), str, "A system message.", "SYSTEM"),
     Option("tokens", ("-n", "--tokens"), int, "At most so many tokens.", "TOKENS", low=1),
-    Option("temperature", ("--temperature",), float, "0: always the likeliest token.", "T"),
-    Option("usage", ("-u", "--usage"), bool, "Statistics on stderr when the answer is complete."),
-    Option("no_stream", ("--no-stream",), bool, "Print the answer when it is complete."),
+    Option(
+        "files",
+        ("-f", "--file"),
+        str,
+        "Ask about it; again for more, - is stdin.",
+        "FILE",
+        many=True,
+    ),
+    Option("last", ("-c", "--continue"), bool, "Go on with the last conversation."),
+    Option("conversation", ("--cid",), str, "Go on with this conversation.", "ID"),
+    Option("template", ("-t", "--template"), str, "Use a saved template.", "TEMPLATE"),
+    Option(
+        "values", ("-p", "--param"), str, "What $NAME in it stands for.", "NAME=VALUE", many=True
+    ),
+    Option("save", ("--save",), str, "Save as a template instead of asking.", "NAME"),
+    Option("extract", ("-x", "--extract"), bool, "Print the first code block alone."),
+    Option("extract_last", ("--xl", "--extract-last"), bool, "Print the last code block alone."),
     Option("json", ("--json",), bool, "Print the whole response as one line of JSON."),
+    Option("schema", ("--schema",), str, "Answer as JSON of this JSON schema.", "FILE"),
+    Option("no_stream", ("--no-stream",), bool, "Print the answer when it is complete."),
+    Option("plain", ("--plain",), bool, "Show Markdown as it is, on a terminal too."),
+    Option("show_draft", ("--show-draft",), bool, "Tint what the draft proposed (on a terminal)."),
+    Option("hide_reasoning", ("--hide-reasoning",), bool, "Do not show what the model thinks."),
+    Option("usage", ("-u", "--usage"), bool, "Statistics on stderr when the answer is complete."),
+    Option("temperature", ("--temperature",), float, "0: always the likeliest token.", "T"),
+    Option("top_p", ("--top-p",), float, "Of the tokens that make up this share.", "P"),
+    Option("top_k", ("--top-k",), int, "Of so many of the likeliest tokens.", "K"),
+    Option("min_p", ("--min-p",), float, "Of tokens this likely beside the likeliest.", "P"),
+    Option("seed", ("--seed",), int, "The same seed, the same answer.", "SEED"),
+    Option("no_log", ("--no-log",), bool, "Keep nothing in the history."),
     Option("no_daemon_start", ("--no-daemon-start",), bool, "Fail when no daemon is running."),
     Option("debug", ("--debug",), bool, "Show a traceback with an error."),
 )
 
 
 def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
-    return {option.name: False if option.kind is bool else None for option in table}
+    return {
+        option.name: [] if option.many else False if option.kind is bool else None
+        for option in table
+    }
 
 
 def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | None:
@@ -65,16 +100,19 @@ def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | N
         elif known[argument].kind is bool:
             values[known[argument].name] = True
         else:
-            value = _read(known[argument], next(rest, "-"))
+            value = _read(known[argument], next(rest, "--"))
             if value is None:
                 return None
-            values[known[argument].name] = value
+            if known[argument].many:
+                values[known[argument].name].append(value)
+            else:
+                values[known[argument].name] = value
     values["words"] = words
     return values
 
 
 def _read(option: Option, text: str) -> str | int | float | None:
-    if text.startswith("-"):
+    if text.startswith("-") and text != "-":
         return None
     if option.kind is str:
         return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -9,6 +10,90 @@ if TYPE_CHECKING:
     from typing import Any
 
 _last = "\n"
+_last_thought = "\n"
+
+
+class Printer:
+    """Shows an answer as it comes; this one as it is."""
+
+    def text(self, piece: str, drafted: list[list[int]]) -> None:
+        """`drafted`: from and to of what the draft proposed, in characters."""
+        del drafted
+        text(harmless(piece) if sys.stdout.isatty() else piece)
+
+    def close(self) -> None:
+        end_of_text()
+
+
+class Tinted(Printer):
+    """Colours what came from the draft; underlines it where colours are not wanted."""
+
+    def __init__(self) -> None:
+        self._style = "4" if os.environ.get("NO_COLOR") else "32"
+
+    def text(self, piece: str, drafted: list[list[int]]) -> None:
+        done = 0
+        for start, end in drafted:
+            text(harmless(piece[done:start]))
+            text(f"\x1b[{self._style}m{harmless(piece[start:end])}\x1b[0m")
+            done = end
+        text(harmless(piece[done:]))
+
+    def close(self) -> None:
+        text("\n")  # a style's end hides what the last character was
+        dim("Underlined" if self._style == "4" else "Green", " is what the draft proposed.")
+
+
+def printer(*, plain: bool = False, tinted: bool = False) -> Printer:
+    """What suits stdout: Markdown is drawn on a terminal only."""
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        return Printer()
+    if tinted:
+        return Tinted()
+    if plain:
+        return Printer()
+    from localspec.cli import markdown
+
+    return markdown.Markdown()
+
+
+def harmless(piece: str) -> str:
+    """Without the characters by which a text could command the terminal."""
+    if "\x1b" not in piece and "\x9b" not in piece:
+        return piece
+    return piece.replace("\x1b", "␛").replace("\x9b", "␛")
+
+
+def reasoning(piece: str) -> None:
+    """What a model thinks before it answers: beside the answer, dim on a terminal."""
+    global _last_thought
+    if piece:
+        _last_thought = piece[-1]
+        _stderr(f"\x1b[2m{harmless(piece)}\x1b[0m" if sys.stderr.isatty() else piece)
+
+
+def end_of_thought() -> None:
+    """An empty line between what was thought and the answer."""
+    global _last_thought
+    if _last_thought != "\n":
+        _last_thought = "\n"
+        _stderr("\n\n" if sys.stderr.isatty() else "\n")
+
+
+def dim(*parts: str) -> None:
+    """A line of small importance, for a person at a terminal only."""
+    if sys.stderr.isatty():
+        sys.stdout.flush()
+        _stderr(f"\x1b[2m{''.join(parts)}\x1b[0m\n")
+
+
+def _stderr(message: str) -> None:
+    try:
+        sys.stderr.write(message)
+    except UnicodeEncodeError:
+        encoding = sys.stderr.encoding
+        sys.stderr.write(message.encode(encoding, "replace").decode(encoding))
+    sys.stderr.flush()
 
 
 def text(piece: str) -> None:
@@ -16,6 +101,8 @@ def text(piece: str) -> None:
     global _last
     if not piece:
         return
+    if _last_thought != "\n":
+        end_of_thought()
     _last = piece[-1]
     try:
         sys.stdout.write(piece)

@@ -26,7 +26,7 @@ def by_click(arguments: list[str]) -> dict[str, Any] | None:
         context = ask.command.make_context("ask", list(arguments))
     except (click.ClickException, click.exceptions.Exit):
         return None
-    return {**context.params, "words": list(context.params["words"])}
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in context.params.items()}
 
 
 @given(ARGUMENTS)

@@ -9,8 +9,9 @@ import click
 from localspec.cli import ask, options
 
 
-def _click_option(option: options.Option) -> click.Option:
+def click_option(option: options.Option) -> click.Option:
     names = [*option.flags, option.name]
+    many = {"multiple": True} if option.many else {}
     if option.kind is bool:
         return click.Option(names, is_flag=True, help=option.help)
     kind: Any = option.kind
@@ -18,11 +19,12 @@ def _click_option(option: options.Option) -> click.Option:
         kind = click.IntRange(min=option.low)
     elif option.kind is float:
         kind = click.FloatRange(min=option.low)
-    return click.Option(names, type=kind, metavar=option.metavar, help=option.help)
+    return click.Option(names, type=kind, metavar=option.metavar, help=option.help, **many)
 
 
 def _run(words: tuple[str, ...], **values: object) -> int:
-    return ask.run({**values, "words": list(words)})
+    lists = {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
+    return ask.run({**values, **lists, "words": list(words)})
 
 
 command = click.Command(
@@ -30,8 +32,9 @@ command = click.Command(
     callback=_run,
     params=[
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
-        *map(_click_option, options.ASK),
+        *map(click_option, options.ASK),
     ],
-    help="Ask one question. What comes on stdin precedes the words, with a blank line between.",
+    help="Ask one question. What comes on stdin and in files precedes the words. The answer alone "
+    "goes to stdout; Markdown is drawn on a terminal and left as it is in a pipe.",
     epilog=f"Examples:\n\n\b\n{ask.EXAMPLE}",
 )

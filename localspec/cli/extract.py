@@ -1,0 +1,39 @@
+"""Code blocks out of Markdown."""
+
+from __future__ import annotations
+
+import re
+
+from localspec.errors import LocalspecError
+
+FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
+
+
+def blocks(text: str) -> list[str]:
+    """The contents of every fenced block; one that is not closed ends with the text."""
+    found: list[list[str]] = []
+    fence = ""
+    for line in text.splitlines():
+        match = FENCE.match(line)
+        if not fence:
+            if match and not ("`" in match["info"] and match["fence"][0] == "`"):
+                fence = match["fence"]
+                found.append([])
+        elif match and match["fence"].startswith(fence) and not match["info"].strip():
+            fence = ""
+        else:
+            found[-1].append(line)
+    return ["\n".join(lines) for lines in found]
+
+
+def block(text: str, *, last: bool, kept: bool) -> str:
+    """The first or last block of an answer.
+
+    Raises:
+        LocalspecError: there is none. `kept`: whether the history has the answer.
+    """
+    found = blocks(text)
+    if not found:
+        where = "to read it: localspec history show last" if kept else f"it was:\n{text}"
+        raise LocalspecError(f"The answer has no code block; {where}")
+    return found[-1 if last else 0]

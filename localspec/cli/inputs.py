@@ -1,0 +1,137 @@
+"""Files to ask about, schemas, and how much of a long question fits."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from localspec.cli import ask
+from localspec.cli.render_pairs import size
+from localspec.errors import UsageError
+
+# What a file is when it is no text, by how it begins.
+_KINDS = (
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"GIF8", "a GIF image"),
+    (b"%PDF", "a PDF document (pdftotext makes text of it)"),
+    (b"PK\x03\x04", "a ZIP archive"),
+    (b"\x1f\x8b", "gzip data (zcat makes text of it)"),
+    (b"\x7fELF", "a program"),
+    (b"\xcf\xfa\xed\xfe", "a program"),
+    (b"GGUF", "a model"),
+    (b"SQLite format 3", "an SQLite database"),
+)
+_WILD = re.compile(r"[*?[]")
+
+
+def files(patterns: list[str]) -> str:
+    """Every file with its name above it, in the order given, each once; `-` is stdin.
+
+    Raises:
+        UsageError: nothing matches, it is a folder, cannot be read or is no text.
+    """
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        names.update(dict.fromkeys(_matching(pattern)))
+    parts = [ask.read_stdin() if name == "-" else _labelled(name) for name in names]
+    if sum(map(len, parts)) > ask.MAX_INPUT:
+        raise UsageError(
+            f"The files have more than {ask.MAX_INPUT >> 20} MiB; no context holds it."
+        )
+    return "\n\n".join(parts)
+
+
+def _matching(pattern: str) -> list[str]:
+    """The file of that name, else those of the pattern: a name may have a [ in it."""
+    path = os.path.expanduser(pattern)  # noqa: PTH111 - "-" and "" are not paths
+    if path == "-" or Path(path).exists() or not _WILD.search(path):
+        return [path]
+    found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207
+    if not found:
+        raise UsageError(f"No file matches '{pattern}'.")
+    return found
+
+
+def _labelled(name: str) -> str:
+    text = read_text(name)
+    fence = "```"
+    while fence in text:  # a file that has fences itself
+        fence += "`"
+    return f"{name}:\n{fence}\n{text.rstrip()}\n{fence}"
+
+
+def read_text(name: str) -> str:
+    """A file's text: UTF-8, or UTF-16 that says so.
+
+    Raises:
+        UsageError: why not.
+    """
+    path = Path(name)
+    try:
+        if path.is_dir():
+            raise UsageError(
+                f"{name} is a folder; name files in it, as in -f '{name.rstrip('/')}/*'."
+            )
+        with path.open("rb") as file:
+            data = file.read(ask.MAX_INPUT + 1)
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}.") from error
+    if len(data) > ask.MAX_INPUT:
+        raise UsageError(f"{name} has more than {ask.MAX_INPUT >> 20} MiB; no context holds it.")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16", "replace")
+    try:
+        if b"\0" not in data:
+            return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if kind(data) == _UNKNOWN:
+            raise UsageError(
+                f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; if it is "
+                f"Latin-1: iconv -f latin1 -t utf8 {name} | localspec ask …"
+            ) from error
+    raise UsageError(f"{name} is not text but {kind(data)}.")
+
+
+_UNKNOWN = "binary data (it has NUL bytes)"
+
+
+def kind(data: bytes) -> str:
+    """What `data` is, as far as its beginning tells."""
+    for magic, name in _KINDS:
+        if data.startswith(magic):
+            return name
+    return _UNKNOWN
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON schema in a file, or given as it is when it begins with a brace."""
+    text = name if name.lstrip().startswith("{") else read_text(name)
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"--schema {name[:60]}: not valid JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"--schema {name[:60]}: a schema is a JSON object.")
+    return value
+
+
+def what_fits(message: str, question: str) -> str:
+    """The engine's refusal of a long prompt, and how much of the question would fit."""
+    numbers = re.search(r"has (\d+) tokens and the context holds (\d+)", message)
+    if not numbers:
+        return message
+    tokens, room = int(numbers[1]), int(numbers[2])
+    whole = len(question.encode())
+    # A fifth is left for the answer.
+    fits = whole * room * 4 // (tokens * 5)
+    return (
+        f"The question is {size(whole)} long, {tokens} tokens, and this pair's context holds {room}, "
+        f"about {size(fits)} of such text and an answer. Ask about a part of it (head -c {fits}), or "
+        "take a pair with a longer context: localspec catalogue"
+    )

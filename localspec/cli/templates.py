@@ -1,0 +1,142 @@
+"""Questions to ask again: TOML files in the config folder, with $variables."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from localspec import paths
+from localspec.cli import options as table
+from localspec.cli import render
+from localspec.cli.ask import absolute
+from localspec.errors import UsageError
+
+# Options of `ask` that a template may hold, beside `prompt`.
+KEPT = (
+    *("model", "system", "tokens", "temperature", "top_p", "top_k", "min_p", "seed", "schema"),
+    *("extract", "extract_last"),
+)
+_NAME = re.compile(r"\w[\w.-]{0,63}")
+_KINDS = {option.name: option.kind for option in table.ASK}
+_WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def folder() -> Path:
+    return paths.default_paths().config / "templates"
+
+
+def names() -> list[str]:
+    return sorted(each.stem for each in folder().glob("*.toml"))
+
+
+def save(options: dict[str, Any]) -> None:
+    """Write the words and options as the template `options["save"]`; one of that name is replaced.
+
+    Raises:
+        UsageError: the name is none, there is nothing to save, or a $ that names no variable.
+    """
+    name = options["save"]
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"'{name}' is no name for a template; use letters, digits, - and _.")
+    values = {"prompt": " ".join(options["words"])} if options["words"] else {}
+    values |= {key: options[key] for key in KEPT if options[key] not in (None, False)}
+    if not values:
+        raise UsageError('There is nothing to save; as in: localspec ask --save fix "Fix: $input"')
+    for key in ("model", "schema"):
+        if key in values:
+            values[key] = _lasting(key, values[key])
+    for key in ("prompt", "system"):
+        _variables(values.get(key, ""), name)
+    # JSON's strings, numbers and booleans are TOML's, but for one control character.
+    lines = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
+        for key, value in values.items()
+    ]
+    file = folder() / f"{name}.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(lines), encoding="utf-8")
+    render.line(f"Saved {file}. Use it with: localspec ask -t {name} …")
+
+
+def _lasting(key: str, value: str) -> str:
+    """Files are named from the folder where the template was made."""
+    if key == "model":
+        return absolute(value)
+    return value if value.lstrip().startswith("{") else str(Path(value).absolute())
+
+
+def applied(options: dict[str, Any], given: str) -> tuple[dict[str, Any], str]:
+    """The options with the template's where none was given, and the question.
+
+    `given` is what came on stdin and in files; with the words it is `$input`, which a prompt that
+    does not name it is followed by.
+    """
+    name = options["template"]
+    template = _load(name)
+    values = _values(options["values"])
+    words = " ".join(options["words"])
+    text = "\n\n".join(part for part in (given, words) if part.strip())
+    values.setdefault("input", text)
+    prompt = template.pop("prompt", "")
+    question = _filled(prompt, values, name)
+    if text and "input" not in _variables(prompt, name):
+        question = f"{question}\n\n{text}" if question else text
+    if not question.strip():
+        raise UsageError(f"There is nothing to ask; as in: localspec ask -t {name} WORDS")
+    if "system" in template:
+        template["system"] = _filled(template["system"], values, name)
+    merged = {
+        key: template.get(key, value) if value in (None, False) else value
+        for key, value in options.items()
+    }
+    return merged, question
+
+
+def _load(name: str) -> dict[str, Any]:
+    file = folder() / f"{name}.toml"
+    try:
+        if not _NAME.fullmatch(name):
+            raise FileNotFoundError
+        template = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = f"there are {', '.join(names())}" if names() else "there is none yet"
+        raise UsageError(
+            f"There is no template '{name}'; {known}. To make it: localspec ask --save {name} …"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: {error}.") from error
+    kinds = {"prompt": str, **{key: _KINDS[key] for key in KEPT}}
+    for key, value in template.items():
+        if key not in kinds:
+            raise UsageError(f"{file}: unknown key '{key}'; the keys are {', '.join(kinds)}.")
+        if type(value) is not kinds[key] and not (kinds[key] is float and type(value) is int):
+            raise UsageError(f"{file}: '{key}' must be {_WORDS[kinds[key]]}, not {value!r}.")
+    return template
+
+
+def _values(given: list[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier():
+            raise UsageError(f"-p {name}: it must be NAME=VALUE, as in -p language=German")
+    return {name: value for name, _, value in pairs}
+
+
+def _variables(text: str, name: str) -> list[str]:
+    template = Template(text)
+    if not template.is_valid():
+        raise UsageError(
+            f"Template {name}: a $ that names no variable; write $$ for the sign itself."
+        )
+    return template.get_identifiers()
+
+
+def _filled(text: str, values: dict[str, str], name: str) -> str:
+    for variable in _variables(text, name):
+        if variable not in values:
+            raise UsageError(f"Template {name} needs ${variable}; give it with -p {variable}=VALUE")
+    return Template(text).substitute(values)

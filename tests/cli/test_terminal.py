@@ -1,0 +1,181 @@
+"""The commands in a real terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from localspec.cli import markdown
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.terminal import ESCAPES, terminal
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Home]:
+    """One daemon for all tests of this file."""
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+TEXT = (
+    "# Title\n\nA **bold** word and `code`.\n\n- one\n- two\n\n```python\nprint('hi')\n```\n\nend"
+)
+
+
+@pytest.mark.parametrize("columns", [30, 80, 200])
+def test_markdown_is_drawn_and_stays_inside_the_window(warm: Home, columns: int) -> None:
+    with terminal(warm.environment, "ask", TEXT, columns=columns) as shown:
+        assert shown.wait() == 0
+        assert "**" not in shown.text
+        assert "```" not in shown.text
+        assert "\x1b[" in shown.raw
+        for wanted in ("Title", "bold", "• one", "print('hi')", "end"):
+            assert wanted in shown.text
+        assert max(map(len, shown.text.split("\n"))) < columns
+
+
+def test_plain_shows_markdown_as_it_is(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "--plain", TEXT) as shown:
+        assert shown.wait() == 0
+        assert "**bold**" in shown.text
+
+
+def test_no_color_leaves_no_colour(warm: Home) -> None:
+    with terminal({**warm.environment, "NO_COLOR": "1"}, "ask", TEXT) as shown:
+        assert shown.wait() == 0
+        colours = [code for code in ESCAPES.findall(shown.raw) if code.startswith("\x1b[3")]
+        assert not colours
+
+
+def test_a_dumb_terminal_gets_no_escape_codes(warm: Home) -> None:
+    with terminal({**warm.environment, "TERM_": "dumb"}, "ask", TEXT) as shown:
+        assert shown.wait() == 0
+        assert "\x1b" not in shown.raw
+        assert "**bold**" in shown.text
+
+
+def test_stdout_in_a_pipe_is_clean_while_stderr_is_a_terminal(warm: Home) -> None:
+    reading, writing = os.pipe()
+    with terminal(warm.environment, "ask", "-u", TEXT, stdout=writing) as shown:
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            assert pipe.read() == f"{TEXT}\n"
+        assert shown.wait() == 0
+        assert "tokens/s" in shown.text
+
+
+def test_escape_codes_of_a_model_do_not_reach_the_terminal(warm: Home) -> None:
+    for options in (["--plain"], []):
+        with terminal(warm.environment, "ask", *options, "a \x1b]0;owned\x07 b") as shown:
+            assert shown.wait() == 0
+            assert "\x1b]0" not in shown.raw
+            assert "␛]0;owned" in shown.text
+
+
+def test_emoji_and_combining_characters_survive(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "say 👩‍👩‍👧 e\u0301 नमस्ते 🇩🇪") as shown:
+        assert shown.wait() == 0
+        assert "👩‍👩‍👧 e\u0301 नमस्ते 🇩🇪" in shown.text
+
+
+def test_ctrl_c_ends_the_answer_with_130_and_a_line_of_its_own(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "forever") as shown:
+        shown.expect("2 3")
+        shown.interrupt()
+        assert shown.wait() == 130
+        assert "Traceback" not in shown.text
+        assert shown.raw.endswith("\n")
+
+
+def test_ctrl_c_while_nothing_has_come_yet(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "stall-not slow", "--no-stream", "-n", "100") as shown:
+        assert shown.wait() == 0
+    with terminal(warm.environment, "ask", "--no-stream", "forever") as shown:
+        shown._read(0.6)
+        shown.interrupt()
+        assert shown.wait() == 130
+
+
+def test_the_window_may_change_its_size(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "slow 60", columns=100) as shown:
+        shown.expect("10 11")
+        shown.resize(30, 10)
+        assert shown.wait() == 0
+        assert "58 59" in " ".join(shown.text.split())
+
+
+def test_nothing_to_ask_at_a_terminal_does_not_wait_for_input(warm: Home) -> None:
+    with terminal(warm.environment, "ask") as shown:
+        assert shown.wait() == 2
+        assert "There is nothing to ask" in shown.text
+
+
+# ------------------------------------------------------------------ the drawing itself
+
+
+def replayed(pieces: list[str], columns: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a screen shows after an answer in these pieces; it knows the codes that are used."""
+    import io
+    import sys
+
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(
+        markdown.shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines))
+    )
+    monkeypatch.setattr(markdown, "_REDRAW", 0.0)
+    printer = markdown.Markdown()
+    for piece in pieces:
+        printer.text(piece, [])
+    printer.close()
+    return screen(out.getvalue())
+
+
+def screen(raw: str) -> str:
+    rows, row = [""], 0
+    rest = raw
+    while rest:
+        if rest.startswith("\x1b["):
+            end = next(i for i, char in enumerate(rest[2:], 2) if char.isalpha())
+            if rest[end] == "A":
+                row -= int(rest[2:end])
+            elif rest[end] == "J":
+                rows[row:] = [""]
+            rest = rest[end + 1 :]
+            continue
+        if rest[0] == "\n":
+            row += 1
+            rows += [""] * (row + 1 - len(rows))
+        elif rest[0] == "\r":
+            rows[row] = "" if "\x1b[J" in rest[:12] else rows[row]
+        else:
+            rows[row] += rest[0]
+        rest = rest[1:]
+    return "\n".join(rows)
+
+
+def test_an_answer_in_pieces_looks_as_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as whole:
+        at_once = replayed([TEXT], 40, 24, whole)
+    with monkeypatch.context() as parts:
+        assert replayed(list(TEXT), 40, 24, parts) == at_once
+
+
+def test_an_answer_longer_than_the_window_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "```\n" + "\n".join(f"line {number}" for number in range(50)) + "\n```\n"
+    shown = replayed(list(text), 40, 10, monkeypatch)
+    assert [f"line {number}" in shown for number in range(50)] == [True] * 50
+
+
+def test_blocks_end_where_nothing_can_change_them() -> None:
+    assert markdown.split("a\n\nb") == (["a\n"], "b") or markdown.split("a\n\nb\n") == (
+        ["a\n"],
+        "b\n",
+    )
+    assert markdown.split("- a\n\n  more\n\nb\n") == (["- a\n\n  more\n"], "b\n")
+    assert markdown.split("```\na\n\nb\n") == ([], "```\na\n\nb\n")
