@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as C
@@ -82,6 +82,14 @@ def system_info() -> str:
     """llama.cpp's own line of CPU features and backends."""
     text: bytes = C.llama_print_system_info()
     return text.decode("utf-8", "replace").strip()
+
+
+def backend() -> str:
+    """What passes run on: "cuda", "metal", "vulkan", "gpu" for another, or "cpu"."""
+    if not C.llama_supports_gpu_offload():
+        return "cpu"
+    info = system_info().lower()
+    return next((name for name in ("cuda", "metal", "vulkan") if name in info), "gpu")
 
 
 # --------------------------------------------------------------------------------------- vocab
@@ -228,7 +236,20 @@ class Vocab:
 # --------------------------------------------------------------------------------------- model
 
 
-class Model:
+class _Freed(ABC):
+    """Something of C's that must be freed: `with` does it."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class Model(_Freed):
     """One GGUF, loaded. Close it after every context made from it."""
 
     def __init__(
@@ -294,17 +315,6 @@ class Model:
         if self.handle:
             C.llama_model_free(self.handle)
             self.handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _value: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 # --------------------------------------------------------------------------------------- batch
@@ -379,7 +389,7 @@ class ContextSettings:
 _KV_TYPES = {"f16": C.GGML_TYPE_F16, "q8_0": C.GGML_TYPE_Q8_0}
 
 
-class Context:
+class Context(_Freed):
     """KV memory and compute buffers of one model, for up to `n_seq` sequences (unified cache)."""
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -506,17 +516,6 @@ class Context:
         if self.handle:
             C.llama_free(self.handle)
             self.handle = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _value: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from localspec.engine.llama import (
     ContextSettings,
     Model,
     Vocab,
+    backend,
     llama_version,
 )
 from localspec.engine.profile import CostProfile, CostTable
@@ -265,6 +266,7 @@ class Pair:
             eos_token=vocab.text(vocab.eos),
             fim=vocab.fim.prefix >= 0 and vocab.fim.suffix >= 0 and vocab.fim.middle >= 0,
             speculation=reason,
+            backend=backend() if self.settings.n_gpu_layers else "cpu",
             sampling_defaults=self.defaults,
             exact_width=self._exact_width,
             exact_reason=self._exact_reason,

@@ -81,7 +81,8 @@ class Planner:
         rate = self._decide(lane, choosing, rows - len(choosing))
         self._ask_model(lane, [t for t in choosing if t.kind == "draft"], rate)
         for turn in choosing:
-            if turn.gen.matcher is not None and turn.drafted:
+            # Under the rejection rule what a grammar forbids is rejected, and the rest made up for it.
+            if turn.gen.matcher is not None and turn.drafted and not turn.probs:
                 turn.drafted = turn.drafted[: turn.gen.matcher.valid(turn.drafted)]
 
     # ------------------------------------------------------------------------ which kind
