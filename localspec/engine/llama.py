@@ -296,9 +296,13 @@ class Model(_Freed):
 
     @property
     def description(self) -> str:
+        """Architecture, size and quantization, as in "llama 7.6B Q4_K - Medium"."""
         buffer = ctypes.create_string_buffer(256)
         C.llama_model_desc(self.handle, buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace")
+        text = buffer.value.decode("utf-8", "replace")
+        # llama.cpp knows the sizes of well-known models only
+        size = self.n_params / 1e6
+        return text.replace("?B", f"{size / 1e3:.1f}B" if size >= 1e3 else f"{size:.1f}M")
 
     @property
     def chat_template(self) -> str | None:
