@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from localspec.engine.sampling import Sampler, Settings
 from localspec.errors import GrammarRejected
-from localspec.protocol.frames import Constraint, Sampling
+from localspec.protocol.frames import Constraint, PairFiles, Sampling
+from tests.support.pairs import N_VOCAB, contextual_pair
 from tests.support.running import GREEDY, PLAIN, Running, drafting
+from tests.support.statistics import chi_square_z
 
 SCHEMA = json.dumps(
     {
@@ -182,3 +188,38 @@ def test_a_refusal_names_the_cause(contextual: Running) -> None:
 
 def test_a_regular_expression_may_hold_any_character(contextual: Running) -> None:
     assert contextual.constrained("regex", r"a/\"b\\'\n/").text == "a/\"b\\'\n/"
+
+
+def test_rejection_keeps_the_distribution_that_a_grammar_leaves(
+    contextual_files: PairFiles, models: Path, load: Callable[..., Running]
+) -> None:
+    """A draft outside the language is rejected like any other: dropping it would favour the rest."""
+    stranger = contextual_pair(models / "stranger", seed=9)
+    contextual = load(PairFiles("strangers", contextual_files.target, stranger.draft))
+    vocab = contextual.pair.vocab
+    a, b, c, outside = (
+        vocab.tokenize(x, add_special=False, parse_special=False)[0] for x in "abcd"
+    )
+    likely = dict.fromkeys((a, b, c, outside), 12.0)
+    asked = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, logit_bias=likely)
+    sampler = Sampler(Settings(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0), vocab.piece)
+    speculative = drafting(1, verification="rejection")
+    # "a" is forced and the token after it is the target's own: the third comes from a draft.
+    wish = Constraint("regex", "a[abc]{3}")
+    answers = [
+        contextual.ask("x", 4, asked, speculative, constraint=wish).tokens for _ in range(1500)
+    ]
+    samples = []
+    for second in (a, b, c):
+        drawn = [tokens[2] for tokens in answers if tokens[:2] == [a, second]]
+        prompt = "xa" + vocab.piece(second).decode()
+        entry = contextual.ask(prompt, 1, GREEDY, top_logprobs=N_VOCAB).logprobs[0]
+        row = np.full(N_VOCAB, -np.inf, dtype=np.float32)
+        for token, _, logprob in entry.top:
+            if token in (a, b, c):
+                row[token] = logprob
+        wanted = sampler.distribution(row)
+        if len(drawn) > 100:
+            samples.append((drawn, {token: wanted.of(token) for token in (a, b, c)}))
+    assert samples
+    assert chi_square_z(*samples) < 4.5
