@@ -22,8 +22,9 @@ MAX_SOURCE = 128 * 1024  # bytes of a grammar or schema: 300 KiB of alternatives
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=2_000_000, max_lexer_states=50_000, max_grammar_size=200_000
 )
-# Whitespace is free in JSON and a small model can go on with it forever.
-_JSON_OPTIONS = {"whitespace_pattern": r"[ \n]{0,20}"}
+# Whitespace is free in JSON and a small model can go on with it forever: one space, or a new line and
+# its indentation, as llama.cpp's grammars for JSON have it.
+_JSON_OPTIONS = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 
 
 class Grammars:
