@@ -11,6 +11,7 @@ import localspec
 # name → (module, what it does). A command is imported when it is run or asked for help.
 COMMANDS = {
     "ask": ("localspec.cli.commands.ask", "Ask one question; stdin comes first."),
+    "chat": ("localspec.cli.commands.chat", "Talk, with history and commands."),
     "list": ("localspec.cli.commands.list", "List the pairs that are here."),
     "catalogue": ("localspec.cli.commands.catalogue", "List what can be pulled and fits here."),
     "pull": ("localspec.cli.commands.pull", "Fetch a pair."),

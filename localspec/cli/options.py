@@ -74,6 +74,13 @@ ASK = (
 )
 
 
+_IN_CHAT = (
+    *("model", "system", "last", "conversation", "tokens", "temperature", "plain", "show_draft"),
+    *("hide_reasoning", "no_log", "no_daemon_start", "debug"),
+)
+CHAT = tuple(option for option in ASK if option.name in _IN_CHAT)
+
+
 def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
     return {
         option.name: [] if option.many else False if option.kind is bool else None
