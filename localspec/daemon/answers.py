@@ -10,27 +10,19 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from msgspec import UNSET, UnsetType
 
 import localspec
 from localspec.protocol import frames
 from localspec.protocol.http import (
-    ChatAnswer,
-    ChatChoice,
-    ChatDelta,
-    ChatLogprob,
-    ChatLogprobs,
     Choices,
-    ChunkChoice,
     Completion,
     CompletionTokensDetails,
     Extra,
     PromptTokensDetails,
     TextChoice,
     TextLogprobs,
-    TopLogprob,
     Usage,
 )
 
@@ -156,66 +148,6 @@ class Composer:
         return [choice.done for choice in self.choices if choice.done]
 
 
-class ChatComposer(Composer):
-    prefix = "chatcmpl"
-
-    def opening(self, index: int) -> Sequence[object]:
-        chunk = self._chunk(index, ChatDelta(role="assistant", content=""))
-        if self.conversation:  # at once: whoever interrupts the answer can still go on with it
-            chunk.localspec = Extra(conversation=self.conversation)
-        return [chunk]
-
-    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
-        chunk = self._chunk(index, ChatDelta(content=delta.text), self._logprobs(delta.logprobs))
-        return [_tinted(chunk, delta)]
-
-    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
-        return [self._ended(self._chunk(index, ChatDelta(), None, finish(done)), [done])]
-
-    def whole(self) -> Completion:
-        choices = [
-            ChatChoice(
-                index,
-                ChatAnswer("".join(choice.texts)),
-                finish(choice.done),
-                self._logprobs(choice.logprobs),
-            )
-            for index, choice in enumerate(self.choices)
-        ]
-        completion = self._completion(choices, streamed=False)
-        completion.usage = self.usage()
-        return self._ended(completion, self._all_done())
-
-    def _chunk(
-        self,
-        index: int,
-        delta: ChatDelta,
-        logprobs: ChatLogprobs | None = None,
-        reason: str | None = None,
-    ) -> Completion:
-        return self._completion([ChunkChoice(index, delta, reason, logprobs)], streamed=True)
-
-    def _logprobs(self, tokens: list[frames.TokenLogprob]) -> ChatLogprobs | None:
-        if not self.wants_logprobs:
-            return None
-        return ChatLogprobs(
-            [
-                ChatLogprob(
-                    _shown(token.piece),
-                    token.logprob,
-                    list(token.piece),
-                    [TopLogprob(_shown(raw), value, list(raw)) for _, raw, value in token.top],
-                )
-                for token in tokens
-            ]
-        )
-
-    def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
-        kind: Literal["chat.completion", "chat.completion.chunk"]
-        kind = "chat.completion.chunk" if streamed else "chat.completion"
-        return Completion(self.id, kind, self.created, self.model, FINGERPRINT, choices)
-
-
 class TextComposer(Composer):
     def opening(self, index: int) -> Sequence[object]:
         return ()
@@ -223,7 +155,7 @@ class TextComposer(Composer):
     def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
         logprobs = self._logprobs(delta.logprobs, self.choices[index].length)
         choice = TextChoice(index, delta.text, None, logprobs)
-        return [_tinted(self._completion([choice], streamed=True), delta)]
+        return [tinted(self._completion([choice], streamed=True), delta)]
 
     def closing(self, index: int, done: frames.Done) -> Sequence[object]:
         choice = TextChoice(index, "", finish(done))
@@ -246,12 +178,10 @@ class TextComposer(Composer):
     def _logprobs(self, tokens: list[frames.TokenLogprob], offset: int) -> TextLogprobs | None:
         if not self.wants_logprobs:
             return None
-        shown = [_shown(token.piece) for token in tokens]
-        offsets = [offset + sum(map(len, shown[:index])) for index in range(len(shown))]
-        top = [
-            {_shown(piece): value for _, piece, value in reversed(token.top)} for token in tokens
-        ]
-        return TextLogprobs(shown, [token.logprob for token in tokens], top, offsets)
+        texts = [shown(token.piece) for token in tokens]
+        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+        top = [{shown(piece): value for _, piece, value in reversed(token.top)} for token in tokens]
+        return TextLogprobs(texts, [token.logprob for token in tokens], top, offsets)
 
     def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
         del streamed  # OpenAI gives whole and chunk the same name here
@@ -284,11 +214,11 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     return result
 
 
-def _tinted(chunk: Completion, delta: frames.Delta) -> Completion:
+def tinted(chunk: Completion, delta: frames.Delta) -> Completion:
     if delta.drafted:
         chunk.localspec = Extra(drafted=delta.drafted)
     return chunk
 
 
-def _shown(piece: bytes) -> str:
+def shown(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from localspec.daemon import tools
+from localspec.daemon.json_calls import JsonCalls, new_call
+from localspec.daemon.parsing import SHOWN, AnswerParser
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.http import (
@@ -28,8 +32,8 @@ _SAMPLING = tuple(
 )
 
 
-def chat(request: ChatRequest) -> list[frames.Generate]:
-    """One Generate per choice.
+def chat(request: ChatRequest, template: str | None = None) -> list[frames.Generate]:
+    """One Generate per choice; `template` matters where there are tools.
 
     Raises:
         InvalidRequest: fields that are right alone and wrong together.
@@ -38,7 +42,42 @@ def chat(request: ChatRequest) -> list[frames.Generate]:
     if top and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     prompt = chat_prompt(request)
-    return choices(request, [prompt], (top or 0) if request.logprobs else None)
+    prompt.tools = None
+    offer = tools.offer(request, template)
+    shown = SHOWN if request.reasoning_format != "none" else []
+    if uses_tools(request) and tools.format_of(template).told:
+        prompt.messages = tools.told(prompt.messages, offer.tools if offer else [])
+    elif offer is not None:
+        prompt.tools = offer.tools
+    if offer is not None:
+        prompt.answer_prefix = offer.answer_prefix
+        shown = [*shown, *offer.form.markers]
+    wanted = choices(request, [prompt], (top or 0) if request.logprobs else None, shown=shown)
+    if offer is not None and offer.constraint is not None:
+        for each in wanted:
+            each.constraint = offer.constraint
+    return wanted
+
+
+def uses_tools(request: ChatRequest) -> bool:
+    """Whether tools are offered, or were called before."""
+    return bool(request.tools) or any(
+        message.role == "tool" or message.tool_calls for message in request.messages
+    )
+
+
+def parser(request: ChatRequest, template: str | None) -> AnswerParser:
+    """Takes the answer to `request` apart."""
+    reasoning = request.reasoning_format != "none"
+    offer = tools.offer(request, template)
+    if offer is None:
+        return AnswerParser(reasoning=reasoning)
+    forced = None
+    if offer.forced:
+        forced = JsonCalls(call=new_call(offer.forced_name) if offer.forced_name else None)
+    return AnswerParser(
+        offer.form, offer.schemas, reasoning=reasoning, parallel=offer.parallel, forced=forced
+    )
 
 
 def completion(request: CompletionRequest) -> list[frames.Generate]:
@@ -48,7 +87,11 @@ def completion(request: CompletionRequest) -> list[frames.Generate]:
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     messages = [_message(message, index) for index, message in enumerate(request.messages)]
-    return frames.ChatPrompt(messages, template_kwargs=request.chat_template_kwargs)
+    return frames.ChatPrompt(
+        messages,
+        tools=[msgspec.to_builtins(each) for each in request.tools or []] or None,
+        template_kwargs=request.chat_template_kwargs,
+    )
 
 
 def choices(
@@ -147,9 +190,11 @@ def _speculative(request: GenerationRequest) -> frames.Speculative:
 def _message(message: ChatMessage, index: int) -> frames.Message:
     extra = {
         name: value
-        for name in ("name", "tool_calls", "tool_call_id", "reasoning_content")
+        for name in ("name", "tool_call_id", "reasoning_content")
         if (value := getattr(message, name)) is not None
     }
+    if message.tool_calls:
+        extra["tool_calls"] = [_called(call, index) for call in message.tool_calls]
     # OpenAI's newer name for the same thing; the models' templates know the old one.
     role = "system" if message.role == "developer" else message.role
     content = message.content
@@ -159,7 +204,23 @@ def _message(message: ChatMessage, index: int) -> frames.Message:
         raise InvalidRequest(
             f"'messages[{index}].content' is missing.", param=f"messages[{index}].content"
         )
-    return frames.Message(role, content, extra)
+    # Templates look into the text without asking whether there is one.
+    return frames.Message(role, content or "", extra)
+
+
+def _called(call: dict[str, Any], index: int) -> dict[str, Any]:
+    """An earlier call as templates want it: the arguments as an object, not as its JSON."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        path = f"messages[{index}].tool_calls"
+        raise InvalidRequest(
+            f"'{path}' must hold calls with a 'function' and its name.", param=path
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        with contextlib.suppress(msgspec.DecodeError):
+            arguments = msgspec.json.decode(arguments)
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
 def _text(content: str | list[ContentPart], path: str) -> str:

@@ -46,9 +46,9 @@ class TemplateRenderer:
             **prompt.template_kwargs,
             "messages": [_message(m.role, m.content, m.extra) for m in prompt.messages],
             "add_generation_prompt": prompt.add_generation_prompt,
+            # None, not missing: templates ask for both, and were written for a renderer that does so.
+            "tools": prompt.tools or None,
         }
-        if prompt.tools:
-            variables["tools"] = prompt.tools
         reply = self._ask({"template": self._template, "variables": variables})
         if "error" in reply:
             raise TemplateFailed(f"The model's chat template failed: {reply['error']}")

@@ -19,6 +19,7 @@ MAX_CHOICES = 4
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_PROMPTS = 16
+MAX_TOOLS = 128
 _INT32 = (1 << 31) - 1
 
 Count = Annotated[int, Meta(ge=0, le=_INT32)]
@@ -62,6 +63,30 @@ class ChatMessage(Struct):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+
+
+class Function(Struct, omit_defaults=True):
+    """A tool's function; `parameters` is a JSON Schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Struct):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class ToolChoice(Struct):
+    """The one tool that must be called."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
 
 
 class Prediction(Struct):
@@ -130,6 +155,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     chat_template_kwargs: dict[str, Any] = {}
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: Literal["none", "auto", "deepseek"] = "auto"
     localspec: LocalspecOptions | None = None
 
 
@@ -154,6 +183,7 @@ class DetokenizeRequest(Struct):
 
 class TemplateRequest(Struct):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
 
@@ -202,10 +232,37 @@ class TextLogprobs(Struct):
     text_offset: list[int]
 
 
+class CalledFunction(Struct):
+    """`arguments` is JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class CalledDelta(Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    index: int
+    function: CalledDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatAnswer(Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -218,6 +275,8 @@ class ChatChoice(Struct):
 class ChatDelta(Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):

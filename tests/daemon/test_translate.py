@@ -12,13 +12,14 @@ from localspec.daemon import translate
 from localspec.errors import InvalidRequest
 from localspec.protocol.http import ChatRequest, CompletionRequest, decode
 
+KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 USER = [{"role": "user", "content": "hi"}]
 
 
 def chat(**fields: Any) -> list[Any]:
     """The Generate frames of a chat request, as the engine would read them."""
     request = decode(json.dumps({"messages": USER, **fields}).encode(), ChatRequest)
-    return [msgspec.to_builtins(frame) for frame in translate.chat(request)]
+    return [msgspec.to_builtins(frame) for frame in translate.chat(request, KNOWS_TOOLS)]
 
 
 def completion(**fields: Any) -> list[Any]:
@@ -103,7 +104,7 @@ def test_fields_are_translated(fields: Any, expected: Any) -> None:
     if "top_logprobs" in expected or "cache_prompt" in expected:
         sent = {**chat(**fields)[0], **sent}
     assert {name: sent.get(name) for name in expected} == expected
-    assert set(sent) - set(expected) <= {"type", "id", "prompt", "sampling", "speculative"}
+    assert set(sent) - set(expected) <= {"type", "id", "prompt", "sampling", "speculative", "shown"}
 
 
 def test_messages_reach_the_template_whole() -> None:
@@ -114,11 +115,12 @@ def test_messages_reach_the_template_whole() -> None:
         {"role": "assistant", "tool_calls": calls},
         {"role": "tool", "content": "done", "tool_call_id": "1"},
     ]
+    rendered = [{**calls[0], "function": {"name": "f", "arguments": {}}}]
     [sent] = chat(messages=messages)
     assert sent["prompt"]["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "ab"},
-        {"role": "assistant", "extra": {"tool_calls": calls}},
+        {"role": "assistant", "content": "", "extra": {"tool_calls": rendered}},
         {"role": "tool", "content": "done", "extra": {"tool_call_id": "1"}},
     ]
 

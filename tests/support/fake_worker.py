@@ -10,6 +10,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     exit N         leave with this status
     refuse CODE    Failed with this code
     echo           answer with the Generate frame as JSON
+    raw TEXT       answer with this text as it is, three characters at a time
     running        answer with the number of requests that are active and not cancelled
 
 In an /infill the command is `prompt` after an exclamation mark.
@@ -92,7 +93,7 @@ class FakeWorker:
             n_ctx_train=4096,
             n_vocab=256,
             parallel=frame.settings.parallel,
-            chat_template=None,
+            chat_template=self.options.template,
             bos_token="<s>",
             eos_token="</s>",
             fim=True,
@@ -171,6 +172,9 @@ class FakeWorker:
                 sys.stderr.write("the last words of the engine\n")
                 sys.stderr.flush()
                 os._exit(int(argument))
+            case "raw":
+                text = prompt.removeprefix("raw ")
+                yield from (text[at : at + 3] for at in range(0, len(text), 3))
             case "echo":
                 yield msgspec.json.encode(frame).decode()
             case "running":
@@ -208,6 +212,7 @@ def main() -> None:
     parser.add_argument("--always")
     parser.add_argument("--load-delay", type=float, default=0.0)
     parser.add_argument("--load-error", action="store_true")
+    parser.add_argument("--template")
     options = parser.parse_args()
     FakeWorker(socket.socket(fileno=options.fd), options).run()
 

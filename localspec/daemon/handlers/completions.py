@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import conversations, translate
-from localspec.daemon.answers import ChatComposer, Composer, TextComposer
+from localspec.daemon import conversations, tools, translate
+from localspec.daemon.answers import Composer, TextComposer
+from localspec.daemon.chat import ChatComposer
 from localspec.daemon.context import Context, context, read
 from localspec.daemon.generation import EventStream, events_of, whole_answer
 from localspec.protocol.frames import Generate
@@ -16,8 +20,14 @@ from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRe
 async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
     daemon = context(request)
+    tools.check(body)
     turn = await conversations.begin(daemon.conversations, body, daemon.config.pair)
-    return await _respond(request, body, translate.chat(body), ChatComposer, turn)
+    template = None
+    if translate.uses_tools(body):  # how a call is written is the model's own matter
+        template = (await daemon.supervisor.ready(await daemon.pair(body.model))).chat_template
+    wanted = translate.chat(body, template)
+    shape = partial(ChatComposer, parser=partial(translate.parser, body, template))
+    return await _respond(request, body, wanted, shape, turn)
 
 
 async def complete(request: Request) -> Response:
@@ -29,7 +39,7 @@ async def _respond(
     request: Request,
     body: GenerationRequest,
     wanted: list[Generate],
-    shape: type[Composer],
+    shape: Callable[..., Composer],
     turn: conversations.Turn | None = None,
 ) -> Response:
     daemon: Context = context(request)

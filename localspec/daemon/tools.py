@@ -1,0 +1,228 @@
+"""Tools: how a model's template wants them, and a call when one is required.
+
+Each family writes calls in its own way; which one it is shows in the template, which was written
+for the same training data. A template that knows no tools is told of them in the first question.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+from localspec.protocol.http import ChatRequest, ToolChoice
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one family writes calls.
+
+    opens, close: the markers around them. bare: an answer that is JSON from its first character is a
+    call too. forced, forced_one: how an answer that must be a call begins; after `forced_one`, which
+    names the tool, only its arguments follow.
+    """
+
+    kind: Literal["hermes", "json", "mistral", "gemma"]
+    opens: tuple[str, ...]
+    close: str = ""
+    bare: bool = False
+    forced: str = ""
+    forced_one: str = ""
+    arguments: str = "arguments"
+    told: bool = False  # the template knows no tools
+
+    @property
+    def markers(self) -> list[str]:
+        """Control tokens, in some vocabularies, that must be seen in the answer."""
+        found = [*self.opens, self.close] if self.close else [*self.opens]
+        return [*found, "[ARGS]", "[CALL_ID]"] if self.kind == "mistral" else found
+
+
+HERMES = Format("hermes", ("<tool_call>",), "</tool_call>", forced="<tool_call>\n")
+TOLD = Format("hermes", ("<tool_call>",), "</tool_call>", forced="<tool_call>\n", told=True)
+LLAMA = Format("json", ("<|python_tag|>",), bare=True, arguments="parameters")
+GRANITE = Format("json", ("<|tool_call|>", "<tool_call>"), forced="<|tool_call|>")
+MISTRAL = Format("mistral", ("[TOOL_CALLS]",), forced="[TOOL_CALLS]")
+MISTRAL_ARGS = Format(
+    "mistral", ("[TOOL_CALLS]",), forced="[TOOL_CALLS]", forced_one="[TOOL_CALLS]{name}[ARGS]"
+)
+GEMMA = Format("gemma", ("<|tool_call>",), "<tool_call|>", forced="<|tool_call>")
+
+_MARKS = (
+    ("[ARGS]", MISTRAL_ARGS),
+    ("[TOOL_CALLS]", MISTRAL),
+    ("<|tool_call>", GEMMA),
+    ("<|tool_call|>", GRANITE),
+    ("<tool_call>", HERMES),
+    ("<|python_tag|>", LLAMA),
+    ('"parameters":', LLAMA),
+)
+
+
+def format_of(template: str | None) -> Format:
+    """The format that goes with a chat template."""
+    text = template or ""
+    if "tools" not in text:
+        return TOLD
+    return next((form for mark, form in _MARKS if mark in text), HERMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a request's tools come to. `forced`: the answer is a call, its marker already written."""
+
+    form: Format
+    schemas: dict[str, Any]
+    tools: list[dict[str, Any]]
+    parallel: bool
+    constraint: frames.Constraint | None = None
+    answer_prefix: str = ""
+    forced: bool = False
+    forced_name: str = ""
+
+
+def offer(request: ChatRequest, template: str | None) -> Offer | None:
+    """The tools that the model is shown; None where there are none or none may be used.
+
+    Raises:
+        InvalidRequest: a second constraint beside a call that is required.
+    """
+    if not request.tools or request.tool_choice == "none":
+        return None
+    form = format_of(template)
+    schemas = {
+        each.function.name: each.function.parameters or {"type": "object"} for each in request.tools
+    }
+    shown = [msgspec.to_builtins(each) for each in request.tools]
+    parallel = request.parallel_tool_calls is not False
+    if request.tool_choice in (None, "auto"):
+        return Offer(form, schemas, shown, parallel)
+    if request.response_format or request.json_schema or request.grammar or request.regex:
+        raise InvalidRequest(
+            "'tool_choice' asks for a call, which excludes another form of answer.",
+            param="tool_choice",
+        )
+    names = list(schemas)
+    if isinstance(request.tool_choice, ToolChoice):
+        names = [request.tool_choice.function.name]
+    one = names[0] if len(names) == 1 and form.forced_one else ""
+    schema = schemas[one] if one else _calls_schema(form, {n: schemas[n] for n in names})
+    return Offer(
+        form,
+        schemas,
+        shown,
+        parallel,
+        frames.Constraint("json_schema", json.dumps(schema)),
+        form.forced_one.format(name=one) if one else form.forced,
+        True,
+        one,
+    )
+
+
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def check(request: ChatRequest) -> None:
+    """What can be said before any model is loaded.
+
+    Raises:
+        InvalidRequest: a tool's name, or a choice that is not among the tools.
+    """
+    names: set[str] = set()
+    for index, tool in enumerate(request.tools or []):
+        name, path = tool.function.name, f"tools[{index}].function.name"
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"'{path}' may have 1 to 64 letters, digits, underscores, dots and dashes, "
+                f"not {name[:80]!r}.",
+                param=path,
+            )
+        if name in names:
+            raise InvalidRequest(f"'{path}': there are two tools called '{name}'.", param=path)
+        names.add(name)
+    choice = request.tool_choice
+    if choice in (None, "none", "auto"):
+        return
+    if not names:
+        raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+    if isinstance(choice, ToolChoice) and choice.function.name not in names:
+        raise InvalidRequest(
+            f"'tool_choice' names '{choice.function.name[:80]}', which is not among the 'tools'.",
+            param="tool_choice",
+        )
+
+
+def _calls_schema(form: Format, schemas: dict[str, Any]) -> dict[str, Any]:
+    """One call of one of these tools, as a JSON object."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, form.arguments: _inlined(schema)},
+            "required": ["name", form.arguments],
+            "additionalProperties": False,
+        }
+        for name, schema in schemas.items()
+    ]
+    definitions = {
+        key: value
+        for schema in schemas.values()
+        for part in ("$defs", "definitions")
+        for key, value in schema.get(part, {}).items()
+    }
+    found: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if definitions:  # references in the tools' schemas begin at the document's root
+        found = {**found, "$defs": definitions, "definitions": definitions}
+    return found
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in schema.items() if k not in ("$defs", "definitions", "$schema", "$id")}
+
+
+# ---------------------------------------------------------------- templates that know no tools
+
+_INSTRUCTION = """You may call these functions:
+{tools}
+
+To call one, answer with nothing but
+<tool_call>
+{{"name": "function's name", "arguments": {{...}}}}
+</tool_call>
+and you will be given its result. Otherwise answer as usual.
+
+"""
+
+
+def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[frames.Message]:
+    """The conversation for a template without tools: they become text of questions and answers."""
+    told_messages: list[frames.Message] = []
+    explained = not tools
+    for message in messages:
+        content = message.content or ""
+        if message.role == "tool":
+            result = f"<tool_response>\n{content}\n</tool_response>"
+            last = told_messages[-1] if told_messages else None
+            if last is not None and last.role == "user":  # templates want the roles to alternate
+                last.content = f"{last.content}\n{result}"
+            else:
+                told_messages.append(frames.Message("user", result))
+            continue
+        if calls := message.extra.get("tool_calls"):
+            content = "\n".join([*([content] if content else []), *map(_written, calls)])
+        if message.role == "user" and not explained:
+            explained = True
+            lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
+            content = _INSTRUCTION.format(tools=lines) + content
+        told_messages.append(frames.Message(message.role, content))
+    return told_messages
+
+
+def _written(call: dict[str, Any]) -> str:
+    function = call.get("function") or {}
+    body = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"

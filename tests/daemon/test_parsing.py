@@ -1,0 +1,246 @@
+"""Raw answers taken apart: thoughts, text and calls, however the stream is cut."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from localspec.daemon.json_calls import Arguments, Call, JsonCalls, new_call
+from localspec.daemon.parsing import AnswerParser, Text
+from localspec.daemon.tools import GEMMA, GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Format
+
+TOOLS = {
+    "weather": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
+    "now": {"type": "object", "properties": {}},
+}
+SIZES = (1, 2, 3, 7, 1000)
+
+
+def read(parser: AnswerParser, text: str, size: int) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Content, reasoning and calls of an answer that comes in pieces of `size` characters."""
+    content, reasoning = "", ""
+    calls: list[list[str]] = []
+    pieces = [p for at in range(0, len(text), size) for p in parser.push(text[at : at + size])]
+    for piece in [*pieces, *parser.finish()]:
+        match piece:
+            case Text("content"):
+                content += piece.text
+            case Text():
+                reasoning += piece.text
+            case Call():
+                assert piece.index == len(calls)
+                assert len(piece.id) == 9
+                calls.append([piece.name, ""])
+            case Arguments():
+                assert piece.index == len(calls) - 1
+                calls[-1][1] += piece.text
+    return content, reasoning, [(name, json.loads(text)) for name, text in calls]
+
+
+PARIS = ("weather", {"city": "Paris", "days": 2})
+HERMES_CALL = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
+)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("form", "answer", "expected"),
+    [
+        pytest.param(HERMES, HERMES_CALL, [PARIS], id="hermes"),
+        pytest.param(HERMES, f"{HERMES_CALL}\n{HERMES_CALL}", [PARIS, PARIS], id="hermes twice"),
+        pytest.param(
+            HERMES,
+            '<tool_call>{"arguments": {"city": "Paris", "days": 2}, "name": "weather"}</tool_call>',
+            [PARIS],
+            id="hermes, arguments first",
+        ),
+        pytest.param(
+            HERMES,
+            '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\", \\"days\\": 2}"}'
+            "</tool_call>",
+            [PARIS],
+            id="hermes, arguments as a string",
+        ),
+        pytest.param(
+            HERMES, '<tool_call>{"name": "now"}</tool_call>', [("now", {})], id="hermes, none"
+        ),
+        pytest.param(
+            HERMES,
+            '<tool_call>{"name": "now", "arguments": null }</tool_call>',
+            [("now", {})],
+            id="hermes, null",
+        ),
+        pytest.param(
+            HERMES,
+            "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
+            "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+            [PARIS],
+            id="qwen coder",
+        ),
+        pytest.param(
+            LLAMA,
+            '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}',
+            [PARIS],
+            id="llama",
+        ),
+        pytest.param(
+            LLAMA,
+            '<|python_tag|>{"name": "weather", "parameters": {"city": "Paris", "days": 2}}',
+            [PARIS],
+            id="llama, marked",
+        ),
+        pytest.param(
+            LLAMA,
+            '{"name": "now", "parameters": {}}; {"name": "now", "parameters": {}}',
+            [("now", {})] * 2,
+            id="llama twice",
+        ),
+        pytest.param(
+            MISTRAL,
+            '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris", "days": 2}, "id": "x"},'
+            ' {"name": "now", "arguments": {}}]',
+            [PARIS, ("now", {})],
+            id="mistral",
+        ),
+        pytest.param(
+            MISTRAL_ARGS,
+            '[TOOL_CALLS]weather[ARGS]{"city": "Paris", "days": 2}[TOOL_CALLS]now[ARGS]{}',
+            [PARIS, ("now", {})],
+            id="mistral, newer",
+        ),
+        pytest.param(
+            MISTRAL_ARGS,
+            '[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{"city": "Paris", "days": 2}',
+            [PARIS],
+            id="mistral with an id",
+        ),
+        pytest.param(
+            GRANITE,
+            '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris", "days": 2}}]',
+            [PARIS],
+            id="granite 3",
+        ),
+        pytest.param(
+            GEMMA,
+            '<|tool_call>call:weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>',
+            [PARIS],
+            id="gemma 4",
+        ),
+        pytest.param(
+            GEMMA,
+            "<|tool_call>call:now{}<tool_call|><|tool_call>call:weather{"
+            'city:<|"|>a}b<|"|>,days:[1,{<|"|>x<|"|>:true}]}<tool_call|>',
+            [("now", {}), ("weather", {"city": "a}b", "days": [1, {"x": True}]})],
+            id="gemma 4, nested",
+        ),
+    ],
+)
+def test_calls_of_every_family(
+    form: Format, answer: str, expected: list[tuple[str, Any]], size: int
+) -> None:
+    parser = AnswerParser(form, TOOLS)
+    assert read(parser, answer, size) == ("", "", expected)
+    parser = AnswerParser(form, TOOLS)
+    if not form.bare:
+        content, _, calls = read(parser, f"Let me see.\n\n{answer}\n", size)
+        assert (content, calls) == ("Let me see.", expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        (HERMES, "no call, <tool> or so"),
+        (HERMES, "<tool_call>\n{broken"),
+        (HERMES, "before <tool_call>not json</tool_call> after"),
+        (HERMES, '<tool_call>{"no": "name"}</tool_call>'),
+        (LLAMA, '{"name": "Ada", "born": 1815}'),
+        (LLAMA, '{"answer": 42} is JSON'),
+        (LLAMA, "{ this is no JSON"),
+        (MISTRAL_ARGS, "[TOOL_CALLS]a line\nwithout arguments"),
+        (GEMMA, "<|tool_call>call:broken{city:<tool_call|>"),
+        (None, HERMES_CALL),
+        (None, "text ends <thi"),
+    ],
+)
+def test_what_is_no_call_stays_text(form: Format | None, answer: str, size: int) -> None:
+    content, reasoning, calls = read(AnswerParser(form, TOOLS), answer, size)
+    assert (content.replace(" ", ""), reasoning, calls) == (answer.replace(" ", ""), "", [])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("tail", "answer", "expected"),
+    [
+        ("", "<think>\nhm\n</think>\n\nyes", ("yes", "hm")),
+        ("", "\n<think>hm</think>yes", ("yes", "hm")),
+        ("<|im_start|>assistant\n<think>\n", "hm, well\n</think>\n\nyes", ("yes", "hm, well")),
+        ("<think>\n\n</think>\n\n", "yes", ("yes", "")),
+        ("", "[THINK]hm[/THINK]yes", ("yes", "hm")),
+        ("", "<|channel>thought\nhm<channel|>yes", ("yes", "hm")),
+        ("", "yes <think>no</think>", ("yes <think>no</think>", "")),
+        ("", "<think>cut o", ("", "cut o")),
+        ("", "<th", ("<th", "")),
+        ("", " a <b> c ", (" a <b> c ", "")),
+        ("", "<think>a</think><think>b</think>", ("<think>b</think>", "a")),
+    ],
+)
+def test_thoughts_are_set_apart(
+    tail: str, answer: str, expected: tuple[str, str], size: int
+) -> None:
+    parser = AnswerParser()
+    parser.begin(tail)
+    assert read(parser, answer, size)[:2] == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_thoughts_come_before_calls(size: int) -> None:
+    answer = f"<think>\nI should look.\n</think>\n\nOne moment.\n{HERMES_CALL}"
+    found = read(AnswerParser(HERMES, TOOLS), answer, size)
+    assert found == ("One moment.", "I should look.", [PARIS])
+    answer = '<think>hm</think>{"name": "now", "parameters": {}}'
+    assert read(AnswerParser(LLAMA, TOOLS), answer, size) == ("", "hm", [("now", {})])
+
+
+def test_thoughts_stay_in_the_text_on_request() -> None:
+    parser = AnswerParser(reasoning=False)
+    parser.begin("<think>")
+    assert read(parser, "<think>a</think>b", 3)[0] == "<think>a</think>b"
+
+
+def test_arguments_are_streamed_as_they_come() -> None:
+    parser = AnswerParser(HERMES, TOOLS)
+    parser.push('<tool_call>\n{"name": "weather", ')
+    assert parser.calls == 1
+    assert parser.push('"arguments": {"ci') == [Arguments('{"ci')]
+    assert parser.push('ty": "P') == [Arguments('ty": "P')]
+
+
+def test_without_parallel_calls_only_the_first_is_given() -> None:
+    parser = AnswerParser(HERMES, TOOLS, parallel=False)
+    assert read(parser, HERMES_CALL * 3, 4)[2] == [PARIS]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_forced_call_begins_without_its_marker(size: int) -> None:
+    parser = AnswerParser(HERMES, TOOLS, forced=JsonCalls())
+    parser.begin("<think>\n")
+    answer = '{"name": "weather", "arguments": {"city": "Paris", "days": 2}}'
+    assert read(parser, answer, size) == ("", "", [PARIS])
+    parser = AnswerParser(MISTRAL_ARGS, TOOLS, forced=JsonCalls(call=new_call("weather")))
+    assert read(parser, '{"city": "Paris", "days": 2}', size) == ("", "", [PARIS])
+
+
+def test_a_call_that_is_cut_off_keeps_what_came() -> None:
+    parser = AnswerParser(HERMES, TOOLS)
+    pieces = parser.push('<tool_call>{"name": "weather", "arguments": {"city": "Pa')
+    pieces += parser.finish()
+    assert [type(piece) for piece in pieces] == [Call, Arguments]
+    assert isinstance(pieces[1], Arguments)
+    assert pieces[1].text == '{"city": "Pa'

@@ -1,0 +1,238 @@
+"""Tools through the API: offered, forced, called, streamed; with the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from localspec.daemon import tools, translate
+from localspec.daemon.tools import GEMMA, GRANITE, HERMES, LLAMA, MISTRAL_ARGS, TOLD, Format
+from localspec.engine.template import TemplateRenderer
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+from localspec.protocol.http import ChatRequest, decode
+from tests.support.daemons import ROOT, Home, RunningDaemon, temporary_home
+
+TEMPLATES = ROOT.parent / "shared" / "templates"
+KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA},
+}
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+MODELS = {
+    "Qwen-Qwen2.5-7B-Instruct": HERMES,
+    "Qwen-Qwen3-0.6B": HERMES,
+    "Qwen3-Coder": HERMES,
+    "Qwen3.5-4B": HERMES,
+    "meta-llama-Llama-3.1-8B-Instruct": LLAMA,
+    "ibm-granite-granite-4.1": HERMES,
+    "Mistral-Small-3.2-24B-Instruct-2506": MISTRAL_ARGS,
+    "unsloth-mistral-Devstral-Small-2507": MISTRAL_ARGS,
+    "google-gemma-2-2b-it": TOLD,
+    "google-gemma-4-31B-it": GEMMA,
+}
+
+
+def request(**fields: Any) -> ChatRequest:
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER, NOW], **fields}
+    return decode(json.dumps(body).encode(), ChatRequest)
+
+
+def sent(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
+    [frame] = translate.chat(request(**fields), template)
+    return frame
+
+
+# ------------------------------------------------------------------ formats and templates
+
+
+@pytest.mark.parametrize(("model", "form"), MODELS.items())
+def test_a_conversation_with_calls_renders_in_every_template(model: str, form: Format) -> None:
+    file = TEMPLATES / f"{model}.jinja"
+    if not file.is_file():
+        pytest.skip(f"the collection of templates is not beside this checkout: {file}")
+    template = file.read_text()
+    assert tools.format_of(template) == form
+    call = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Paris"}'},
+    }
+    messages: list[Any] = [
+        {"role": "user", "content": "Is it raining in Paris?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "sunny"},
+    ]
+    renderer = TemplateRenderer(template, "<s>", "</s>")
+    try:
+        for conversation in (messages[:1], messages):
+            prompt = sent(template, messages=conversation).prompt
+            assert isinstance(prompt, frames.ChatPrompt)
+            text = renderer.render(prompt)
+            assert "Tells the weather." in text
+        assert "sunny" in text
+        assert '\\"city\\"' not in text  # the arguments are an object, not text in text
+        plain = translate.chat(request(tools=None, messages=messages[:1]), template)[0].prompt
+        assert isinstance(plain, frames.ChatPrompt)
+        assert "Tells" not in renderer.render(plain)
+    finally:
+        renderer.close()
+
+
+def test_an_older_granite_is_known_by_its_marker() -> None:
+    assert tools.format_of("{% if tools %}<|tool_call|>{% endif %}") == GRANITE
+
+
+def test_tools_are_left_out_when_none_may_be_called() -> None:
+    prompt = sent(tool_choice="none").prompt
+    assert isinstance(prompt, frames.ChatPrompt)
+    assert prompt.tools is None
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_a_required_call_is_constrained_by_its_schema(choice: Any) -> None:
+    frame = sent(tool_choice=choice)
+    assert frame.constraint is not None
+    schema = json.loads(frame.constraint.source)
+    calls = schema.get("anyOf", [schema])
+    names = [call["properties"]["name"]["const"] for call in calls]
+    assert names == (["weather", "now"] if choice == "required" else ["now"])
+    assert isinstance(frame.prompt, frames.ChatPrompt)
+    assert frame.prompt.answer_prefix == "<tool_call>\n"
+    if choice == "required":
+        assert calls[0]["properties"]["arguments"] == SCHEMA
+
+
+def test_a_required_call_of_a_newer_mistral_is_its_arguments_alone() -> None:
+    choice = {"type": "function", "function": {"name": "weather"}}
+    frame = sent("{{ tools }}[TOOL_CALLS][ARGS]", tool_choice=choice)
+    assert frame.constraint is not None
+    assert json.loads(frame.constraint.source) == SCHEMA
+    assert isinstance(frame.prompt, frames.ChatPrompt)
+    assert frame.prompt.answer_prefix == "[TOOL_CALLS]weather[ARGS]"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice"),
+        ({"tools": [NOW, NOW]}, "tools[1].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required", "regex": "a"}, "tool_choice"),
+    ],
+)
+def test_what_does_not_fit_together_is_named(fields: Any, param: str) -> None:
+    def ask() -> None:
+        tools.check(request(**fields))
+        sent(**fields)
+
+    with pytest.raises(InvalidRequest) as refused:
+        ask()
+    assert refused.value.param == param
+
+
+# ------------------------------------------------------------------ through a daemon
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake("--template", KNOWS_TOOLS)
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.fixture
+def client(api: Home) -> Iterator[openai.OpenAI]:
+    with (
+        httpx.Client(transport=httpx.HTTPTransport(uds=str(api.socket))) as http,
+        openai.OpenAI(
+            api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
+        ) as made,
+    ):
+        yield made
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"model": "", "messages": [{"role": "user", "content": text}], "tools": [WEATHER, NOW]}
+
+
+def test_the_official_client_gets_a_call(client: openai.OpenAI) -> None:
+    choice = client.chat.completions.create(**asked(f"raw <think>hm</think>Well.\n{CALL}")).choices[
+        0
+    ]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Well."
+    assert choice.message.model_extra == {"reasoning_content": "hm"}
+    [call] = choice.message.tool_calls or []
+    assert call.type == "function"
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"city": "Paris"},
+    )
+
+
+def test_the_official_client_streams_calls(client: openai.OpenAI) -> None:
+    names, arguments = ["", ""], ["", ""]
+    reasons = set()
+    for chunk in client.chat.completions.create(**asked(f"raw {CALL}\n{CALL}"), stream=True):
+        choice = chunk.choices[0]
+        reasons.add(choice.finish_reason)
+        for call in choice.delta.tool_calls or []:
+            assert call.function is not None
+            names[call.index] += call.function.name or ""
+            arguments[call.index] += call.function.arguments or ""
+    assert names == ["weather", "weather"]
+    assert [json.loads(each) for each in arguments] == [{"city": "Paris"}] * 2
+    assert reasons == {None, "tool_calls"}
+
+
+def test_the_official_client_works_asynchronously(api: Home) -> None:
+    async def ask() -> tuple[str, str]:
+        transport = httpx.AsyncHTTPTransport(uds=str(api.socket))
+        async with (
+            httpx.AsyncClient(transport=transport) as http,
+            openai.AsyncOpenAI(
+                api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
+            ) as client,
+        ):
+            whole = await client.chat.completions.create(**asked(f"raw {CALL}"))
+            stream = await client.chat.completions.create(
+                **asked("raw <think>hm</think>yes"), stream=True, n=2
+            )
+            thoughts = ""
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    thoughts += (choice.delta.model_extra or {}).get("reasoning_content", "")
+            [call] = whole.choices[0].message.tool_calls or []
+            assert call.type == "function"
+            return call.function.name, thoughts
+
+    assert asyncio.run(ask()) == ("weather", "hmhm")
+
+
+def test_logprobs_come_with_the_text_and_without_it(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="",
+        messages=[{"role": "user", "content": "raw <think>a</think>bcd"}],
+        logprobs=True,
+        stream=True,
+    )
+    entries = [
+        entry.token
+        for chunk in stream
+        if chunk.choices[0].logprobs
+        for entry in chunk.choices[0].logprobs.content or []
+    ]
+    assert "".join(entries) == "<think>a</think>bcd"
