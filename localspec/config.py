@@ -69,9 +69,13 @@ def _checked(key: str, value: Any, where: str) -> Any:
     return value
 
 
-def _from_text(key: str, text: str, where: str) -> Any:
-    """The value of an environment variable, read by the type of its key."""
-    default = getattr(_DEFAULTS, key)
+def from_text(key: str, text: str, where: str) -> Any:
+    """The value of an environment variable or an argument, read by the type of its key.
+
+    Raises:
+        UsageError: naming `where`, the key and what is allowed.
+    """
+    default = getattr(_DEFAULTS, key) if key in KEYS else ""
     try:
         if isinstance(default, bool):
             value: Any = {"1": True, "true": True, "0": False, "false": False}[text.lower()]
@@ -103,7 +107,7 @@ def load_config(
     for key in KEYS:
         variable = f"LOCALSPEC_{key.upper()}"
         if variable in environ:
-            values[key] = _from_text(key, environ[variable], variable)
+            values[key] = from_text(key, environ[variable], variable)
             origin[key] = variable
     for key, value in (flags or {}).items():
         values[key], origin[key] = _checked(key, value, f"--{key.replace('_', '-')}"), "flag"

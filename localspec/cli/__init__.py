@@ -65,3 +65,13 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
 
         render.error(error.message)
         return error.exit_code
+    except Exception as error:
+        if debug:
+            raise
+        from localspec.cli import render
+
+        render.error(
+            f"This is a mistake in localspec ({type(error).__name__}: {error}). The same command "
+            "with --debug shows where."
+        )
+        return 1

@@ -24,8 +24,14 @@ COMMANDS = {
     "drafts": ("localspec.cli.commands.drafts", "Find drafts for a target on this disk."),
     "unload": ("localspec.cli.commands.unload", "Give the loaded pair's memory back."),
     "start": ("localspec.cli.commands.start", "Start the daemon."),
+    "complete": ("localspec.cli.commands.complete", "Fill in code at a place in a file."),
+    "history": ("localspec.cli.commands.history", "What was asked and answered."),
+    "config": ("localspec.cli.commands.config", "Show and change the configuration."),
+    "logs": ("localspec.cli.commands.logs", "Show the daemon's log."),
     "status": ("localspec.cli.commands.status", "Show what the daemon is doing."),
     "stop": ("localspec.cli.commands.stop", "End the daemon when it has finished its answers."),
+    "doctor": ("localspec.cli.commands.doctor", "Find what keeps it from working well here."),
+    "completion": ("localspec.cli.commands.completion", "Complete commands in bash, zsh or fish."),
 }
 
 

@@ -1,0 +1,68 @@
+"""`localspec complete`: what an editor would show at a place in a file."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from localspec.cli import ask, inputs, render
+from localspec.client.api import Client
+from localspec.errors import UsageError
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
+_TOKENS = 64  # an editor shows a few lines
+
+
+@click.command(
+    help="Fill in what is missing at a place in a file, as editors do it. Lines and columns count "
+    "from 1; without a column the end of the line is meant.",
+    epilog="Examples:\n\n\b\n  localspec complete src/cache.py:42\n"
+    "  localspec complete src/cache.py:42:17 -m coder-7b -n 128",
+)
+@click.argument("place", metavar="FILE:LINE[:COL]")
+@click.option("-m", "--model", metavar="PAIR", help="This pair, not the configured one.")
+@click.option(
+    "-n", "--tokens", type=click.IntRange(min=1), default=_TOKENS, help="At most so many."
+)
+@click.option("-u", "--usage", is_flag=True, help="Statistics on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")
+def command(place: str, model: str | None, tokens: int, usage: bool, as_json: bool) -> int:
+    prefix, suffix = around(place)
+    request: dict[str, Any] = {"prompt": prefix, "suffix": suffix, "max_tokens": tokens}
+    request["temperature"] = 0
+    if model:
+        request["model"] = ask.absolute(model)
+    answer = Client().complete(request)
+    if as_json:
+        render.record(answer)
+        return 0
+    printer = render.Printer()  # code, not Markdown
+    printer.text(answer["choices"][0]["text"], [])
+    printer.close()
+    if usage:
+        render.statistics(answer)
+    return 0
+
+
+def around(place: str) -> tuple[str, str]:
+    """What is before and after a place in a file.
+
+    Raises:
+        UsageError: it is no place, or not in the file.
+    """
+    match = _PLACE.fullmatch(place)
+    if not match:
+        raise UsageError(f"'{place}' is no place; as in: localspec complete src/cache.py:42:17")
+    text = inputs.read_text(match["file"])
+    lines = text.splitlines(keepends=True) or [""]
+    number = int(match["line"])
+    if not 1 <= number <= len(lines):
+        raise UsageError(f"{match['file']} has {len(lines)} lines; there is no line {number}.")
+    line = lines[number - 1].rstrip("\r\n")
+    column = int(match["column"]) if match["column"] else len(line) + 1
+    if not 1 <= column <= len(line) + 1:
+        raise UsageError(f"Line {number} of {match['file']} has columns 1 to {len(line) + 1}.")
+    offset = sum(map(len, lines[: number - 1])) + column - 1
+    return text[:offset], text[offset:]

@@ -1,0 +1,58 @@
+"""`localspec config`: what is set, where it comes from, and changing it."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import render, settings
+from localspec.paths import default_paths
+
+
+@click.group(
+    invoke_without_command=True,
+    help="Show the configuration and where each value comes from; change it.",
+    epilog="Examples:\n\n\b\n  localspec config\n  localspec config set pair coder-7b\n"
+    "  localspec config set idle_unload 0",
+)
+@click.pass_context
+def command(context: click.Context) -> int:
+    if context.invoked_subcommand is None:
+        settings.show()
+    return 0
+
+
+@command.command(help="Where the file is.", epilog='Example: cat "$(localspec config path)"')
+def path() -> int:
+    render.line(str(default_paths().config_file))
+    return 0
+
+
+@command.command(
+    help="Every value and where it comes from: default, file or environment.",
+    epilog="Examples:\n\n\b\n  localspec config show\n  localspec config show --json",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+def show(as_json: bool) -> int:
+    settings.show(as_json=as_json)
+    return 0
+
+
+@command.command(
+    "set",
+    help="Set a value in the file; without a value, go back to the default. The daemon sees it.",
+    epilog="Examples:\n\n\b\n  localspec config set context 16384\n  localspec config set context",
+)
+@click.argument("key")
+@click.argument("value", required=False)
+def set_(key: str, value: str | None) -> int:
+    settings.change(key, value)
+    return 0
+
+
+@command.command(
+    help="Open the file in $EDITOR; what is wrong in it is refused and can be edited again.",
+    epilog="Example: localspec config edit",
+)
+def edit() -> int:
+    settings.edit()
+    return 0

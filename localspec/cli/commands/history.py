@@ -1,0 +1,96 @@
+"""`localspec history`: what was asked and answered."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import render, render_history
+from localspec.client.conversations import ConversationsClient
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+
+
+@click.group(
+    invoke_without_command=True,
+    help="List what was asked, the newest first; show, search, remove and export it.",
+    epilog="Examples:\n\n\b\n  localspec history\n  localspec history show last\n"
+    "  localspec history search copytree\n  localspec history rm 1f3a",
+)
+@click.pass_context
+def command(context: click.Context) -> int:
+    if context.invoked_subcommand is None:
+        return _listed(20, "", as_json=False)
+    return 0
+
+
+def _listed(limit: int, search: str, *, as_json: bool) -> int:
+    found = ConversationsClient().conversations(limit, search)
+    if as_json:
+        render.record(found)
+    elif not found:
+        render.dim("Nothing was found." if search else "Nothing was asked yet.")
+    else:
+        render_history.listing(found)
+    return 0
+
+
+@command.command(
+    "list",
+    help="The newest conversations.",
+    epilog="Example: localspec history list -n 100",
+)
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="At most so many.")
+@_JSON
+def listed(limit: int, as_json: bool) -> int:
+    return _listed(limit, "", as_json=as_json)
+
+
+@command.command(
+    help="Conversations where something was said, in any case.",
+    epilog="Example: localspec history search copytree",
+)
+@click.argument("text")
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="At most so many.")
+@_JSON
+def search(text: str, limit: int, as_json: bool) -> int:
+    return _listed(limit, text, as_json=as_json)
+
+
+@command.command(
+    help="One conversation: its id, the beginning of it, or last.",
+    epilog="Example: localspec history show last",
+)
+@click.argument("name", default="last")
+@_JSON
+def show(name: str, as_json: bool) -> int:
+    found = ConversationsClient().conversation(name)
+    (render.record if as_json else render_history.conversation)(found)
+    return 0
+
+
+@command.command(
+    help="Remove conversations for good.",
+    epilog="Examples:\n\n\b\n  localspec history rm 1f3a\n  localspec history rm --all",
+)
+@click.argument("names", nargs=-1, metavar="ID...")
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+def rm(names: tuple[str, ...], everything: bool) -> int:
+    if everything == bool(names):
+        raise click.UsageError("Name conversations, or say --all.")
+    client = ConversationsClient()
+    if everything:
+        render.line(f"{client.forget_all()} removed.")
+    for name in names:
+        render.line(f"{client.forget(name)} removed.")
+    return 0
+
+
+@command.command(
+    help="Everything, one conversation as JSON a line.",
+    epilog="Example: localspec history export > history.jsonl",
+)
+def export() -> int:
+    client = ConversationsClient()
+    for each in reversed(client.conversations(10_000)):
+        render.record(client.conversation(each["id"]))
+    return 0

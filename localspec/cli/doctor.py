@@ -1,0 +1,208 @@
+"""What `localspec doctor` looks at. Each finding names its cure; the outside world is a `Machine`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import localspec
+from localspec import machine
+from localspec.cli import render
+from localspec.cli.render_pairs import size
+from localspec.client.api import Client
+from localspec.config import load_config
+from localspec.errors import LocalspecError, NoDaemon
+from localspec.paths import Paths, check_socket_path, default_paths
+
+# A small pair has 2 GB, a usual one 10; less than this is trouble at the next pull.
+LOW_DISK = 10 << 30  # bytes
+_AGAIN = "scripts/setup --again"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`state`: ok, note (works, could be better) or bad (something does not work)."""
+
+    about: str
+    state: Literal["ok", "note", "bad"]
+    what: str
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is asked, so that a test can pose as any machine."""
+
+    host: machine.Host
+    paths: Paths
+    built: str | None  # the backend of the installed llama.cpp; None: not installed
+    free: Callable[[Path], int]  # bytes on the disk of a folder that exists
+    status: Callable[[], dict[str, Any]]
+
+    @classmethod
+    def here(cls) -> Machine:
+        return cls(
+            machine.Host.here(),
+            default_paths(),
+            installed_backend(),
+            lambda folder: shutil.disk_usage(folder).free,
+            Client(autostart=False).status,
+        )
+
+
+def installed_backend() -> str | None:
+    """By its libraries: importing it would load them."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return None
+    names = " ".join(each.name for each in (Path(spec.origin).parent / "lib").glob("*"))
+    return next((kind for kind in ("cuda", "metal") if f"ggml-{kind}" in names), "cpu")
+
+
+def findings(here: Machine) -> Iterator[Finding]:
+    """Every finding, in the order in which things go wrong."""
+    yield from _build(here)
+    yield from _folders(here.paths)
+    yield from _daemon(here)
+    yield from _disk(here)
+    yield from _network(here)
+
+
+def _build(here: Machine) -> Iterator[Finding]:
+    """Compiler, GPU, AMX, and whether what is installed is what this machine could have."""
+    compiler = machine.compiler(here.host)
+    if here.built is None:
+        yield Finding("engine", "bad", "llama-cpp-python is not installed.", _AGAIN)
+    else:
+        yield Finding("engine", "ok", f"llama.cpp is built for {here.built}.")
+    if compiler is None:
+        hint = machine.install_hint(here.host, "compiler")
+        state: Literal["note", "bad"] = "bad" if here.built is None else "note"
+        yield Finding("compiler", state, "No C++ compiler works here.", f"{hint}, then {_AGAIN}")
+        return
+    yield Finding("compiler", "ok", compiler.version)
+    plan = machine.plan_build(here.host, compiler)
+    for reason in plan.reasons:
+        if reason.startswith("AMX"):
+            yield _amx(reason)
+        else:
+            yield _gpu(here, plan.backend, reason)
+
+
+def _amx(reason: str) -> Finding:
+    what, stop, cure = reason.partition("Install ")
+    return Finding("AMX", "note" if stop else "ok", what.strip(), stop + cure)
+
+
+def _gpu(here: Machine, could: str, reason: str) -> Finding:
+    if here.built not in (None, could):
+        return Finding("GPU", "note", f"{reason} But llama.cpp is built for {here.built}.", _AGAIN)
+    for beginning in ("Install ", "Update ", "Run "):
+        what, found, cure = reason.partition(beginning)
+        if found and what:
+            return Finding("GPU", "note", what.strip(), found + cure)
+    return Finding("GPU", "ok", reason)
+
+
+def _folders(paths: Paths) -> Iterator[Finding]:
+    """Socket path, permissions, configuration."""
+    try:
+        check_socket_path(paths.socket)
+        yield Finding("socket", "ok", str(paths.socket))
+    except LocalspecError as error:
+        yield Finding("socket", "bad", error.message, "export LOCALSPEC_HOME=SHORTER-FOLDER")
+    try:
+        mode = paths.runtime.stat().st_mode & 0o777
+    except OSError:
+        mode = 0o700  # made when the daemon starts
+    if mode & 0o077:
+        cure = f"chmod 700 {paths.runtime}"
+        yield Finding("socket", "bad", f"{paths.runtime} is open to other users.", cure)
+    for folder in (paths.config, paths.data, paths.state):
+        nearest = _existing(folder)
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            cure = f"chmod u+rwx {nearest}, or export LOCALSPEC_HOME=ANOTHER-FOLDER"
+            yield Finding("folders", "bad", f"{nearest} cannot be written.", cure)
+    try:
+        load_config(paths.config_file)
+        yield Finding("config", "ok", "The configuration can be read.")
+    except LocalspecError as error:
+        yield Finding("config", "bad", error.message, "localspec config edit")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the one it will be made in."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _daemon(here: Machine) -> Iterator[Finding]:
+    try:
+        status = here.status()
+    except NoDaemon as error:
+        if here.paths.socket.exists() and "does not answer" in error.message:
+            yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
+        else:
+            yield Finding("daemon", "ok", "None is running; the next question starts one.")
+        return
+    except LocalspecError as error:
+        yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
+        return
+    if status["version"] != localspec.__version__:
+        what = f"It is localspec {status['version']}, this is {localspec.__version__}."
+        yield Finding("daemon", "note", what, "localspec stop && localspec start")
+    else:
+        yield Finding(
+            "daemon", "ok", f"pid {status['pid']}, {status['counts']['requests']} requests."
+        )
+    pair = status["pair"]
+    if pair["state"] == "set_aside":
+        what = f"The pair {pair['name']} is set aside: {pair.get('note') or 'it crashed'}"
+        yield Finding("pair", "bad", what, "localspec stop && localspec start, or another pair")
+    if status["safe_mode"]:
+        what = "The engine runs in safe mode: it crashed at its first decode with the faster code."
+        yield Finding("engine", "note", what, f"a newer compiler, then {_AGAIN}")
+    for problem in status.get("problems", []):
+        yield Finding("files", "bad", problem, "correct that file; it is read again at once")
+
+
+def _disk(here: Machine) -> Iterator[Finding]:
+    folder = _existing(here.paths.store)
+    free = here.free(folder)
+    if free < LOW_DISK:
+        what = f"{size(free)} are free in {folder}; a pair may need more."
+        yield Finding("disk", "note", what, "localspec gc, or localspec rm NAME")
+    else:
+        yield Finding("disk", "ok", f"{size(free)} are free in {folder}.")
+
+
+def _network(here: Machine) -> Iterator[Finding]:
+    """Only what the environment says: nothing is sent."""
+    env = here.host.env
+    home = Path(env.get("HF_HOME") or Path(env.get("HOME", "/"), ".cache/huggingface"))
+    hub = Path(env.get("HF_HUB_CACHE") or home / "hub")
+    found = "Models in it are used in place." if hub.is_dir() else "It does not exist yet."
+    yield Finding("cache", "ok", f"Hugging Face's cache is {hub}. {found}")
+    offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if env.get(name)]
+    if offline and env[offline[0]].upper() in ("1", "ON", "YES", "TRUE"):
+        what = f"{offline[0]} is set: answers work, pulls do not."
+        yield Finding("network", "note", what, f"unset {offline[0]}")
+
+
+def run(here: Machine, *, as_json: bool) -> int:
+    """Print the findings; exit code 1 when one is bad."""
+    found = []
+    for each in findings(here):
+        found.append(each)
+        if not as_json:
+            mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[each.state]
+            render.line(f"{mark}  {each.about:9} {each.what}")
+            if each.cure:
+                render.line(f"{'':6}{'':10}→ {each.cure}")
+    if as_json:
+        render.record([asdict(each) for each in found])
+    return int(any(each.state == "bad" for each in found))

@@ -1,0 +1,40 @@
+"""How conversations look."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from localspec.cli import render
+from localspec.cli.render_pairs import table
+
+_WHY = {
+    "interrupted": "(interrupted)",
+    "failed": "(cut off by an error)",
+    "length": "(cut off: as many tokens as were wanted, or fit)",
+}
+
+
+def listing(found: list[dict[str, Any]]) -> None:
+    rows = [["ID", "WHEN", "TURNS", "QUESTION"]]
+    for each in found:
+        turns = str((each["messages"] + 1) // 2)
+        rows.append([each["id"], _when(each["updated"]), turns, render.harmless(each["title"])])
+    table(rows)
+
+
+def conversation(found: dict[str, Any]) -> None:
+    """As a document; Markdown is drawn on a terminal."""
+    render.dim(f"{found['id']}, {_when(found['created'])}, {found['model']}")
+    for message in found["messages"]:
+        who = {"user": "You", "assistant": "Answer", "system": "System"}
+        printer = render.printer()
+        text = f"## {who.get(message['role'], message['role'])}\n\n{message['content'].rstrip()}"
+        why = _WHY.get(message.get("finish") or "")
+        printer.text(text + (f"\n\n*{why}*" if why else ""), [])
+        printer.close()
+        render.line("")
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

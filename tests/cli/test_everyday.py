@@ -1,0 +1,299 @@
+"""history, config, logs, status --watch, completion, complete; every help, every line of README."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from localspec.cli import settings
+from localspec.cli.app import COMMANDS, app
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.terminal import terminal
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Home]:
+    """One daemon for all tests of this file."""
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+# ------------------------------------------------------------------ history
+
+
+def test_history_lists_shows_searches_exports_and_forgets(warm: Home) -> None:
+    assert warm.run("history").stdout == ""
+    warm.run("ask", "say one")
+    warm.run("ask", "say two")
+    assert [row.split()[-1] for row in warm.run("history").stdout.splitlines()[1:]] == [
+        "two",
+        "one",
+    ]
+    assert warm.run("history", "show").stdout == "## You\n\nsay two\n\n## Answer\n\ntwo\n\n"
+    assert "say one" in warm.run("history", "search", "ONE").stdout
+    assert json.loads(warm.run("history", "search", "zzz", "--json").stdout) == []
+    exported = [json.loads(line) for line in warm.run("history", "export").stdout.splitlines()]
+    assert [each["title"] for each in exported] == ["say one", "say two"]
+    name = exported[0]["id"]
+    assert warm.run("history", "rm", name[:7]).stdout == f"{name} removed.\n"
+    assert warm.run("history", "rm", name).returncode == 1
+    assert warm.run("history", "rm").returncode == 2
+    assert warm.run("history", "rm", "--all").stdout == "1 removed.\n"
+
+
+def test_an_interrupted_answer_is_marked(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "forever") as shown:
+        shown.expect("1 2")
+        shown.interrupt()
+        assert shown.wait() == 130
+    assert warm.run("history", "show", "last").stdout.rstrip().endswith("*(interrupted)*")
+
+
+# ------------------------------------------------------------------ config
+
+
+def test_config_shows_every_value_and_its_origin(home: Home) -> None:
+    home.run("config", "set", "parallel", "2")
+    home.environment["LOCALSPEC_QUEUE"] = "7"
+    file = home.run("config", "path").stdout.strip()
+    shown = json.loads(home.run("config", "show", "--json").stdout)
+    assert shown["parallel"] == {"value": 2, "origin": file}
+    assert shown["queue"] == {"value": 7, "origin": "LOCALSPEC_QUEUE"}
+    assert shown["threads"] == {"value": 0, "origin": "default"}
+    assert re.search(rf"parallel +2 +{file}", home.run("config").stdout)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("paralel", "2", "unknown key 'paralel'; the keys are"),
+        ("parallel", "0", "must be between 1 and 64"),
+        ("parallel", "many", "must be a whole number"),
+        ("exact", "perhaps", "must be true or false"),
+        ("kv_type", "f32", "must be one of f16, q8_0"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_nothing_changes(
+    home: Home, key: str, value: str, why: str
+) -> None:
+    run = home.run("config", "set", key, value)
+    assert (run.returncode, why in run.stderr) == (2, True)
+    assert not (home.root / "config" / "config.toml").exists()
+
+
+def test_a_variable_that_comes_first_is_said(home: Home) -> None:
+    home.environment["LOCALSPEC_QUEUE"] = "7"
+    assert "LOCALSPEC_QUEUE is set" in home.run("config", "set", "queue", "9").stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", 'pair = "x"\n'),
+        ("# mine\nqueue = 1", '# mine\nqueue = 1\npair = "x"\n'),
+        ('pair = "a" # why\nqueue = 1\n', 'pair = "x"  # why\nqueue = 1\n'),
+        ("  pair='a'\n\n# end", 'pair = "x"\n\n# end'),
+    ],
+)
+def test_a_change_leaves_everything_else(old: str, new: str) -> None:
+    made = settings.changed(old, "pair", "x")
+    assert made.endswith(new)
+    assert tomllib.loads(made)["pair"] == "x"
+    assert "pair" not in tomllib.loads(settings.changed(made, "pair", None))
+
+
+def test_a_file_too_clever_for_a_change_is_left_alone(home: Home) -> None:
+    file = home.root / "config" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('pair = """\nqueue = 3\n"""\n')
+    run = home.run("config", "set", "queue", "5")
+    assert run.returncode == 2
+    assert "better edited by hand" in run.stderr
+    assert file.read_text() == 'pair = """\nqueue = 3\n"""\n'
+
+
+def test_edit_refuses_what_is_wrong(home: Home) -> None:
+    editor = home.root / "editor"
+    editor.write_text('#!/bin/sh\necho "parallel = $N" > "$1"; touch -d "+2 seconds" "$1"\n')
+    editor.chmod(0o755)
+    home.environment |= {"EDITOR": str(editor), "VISUAL": "", "N": "0"}
+    run = home.run("config", "edit", stdin="n\n")
+    assert run.returncode == 2
+    assert "'parallel' must be between 1 and 64" in run.stderr
+    assert not (home.root / "config" / "config.toml").exists()
+    home.environment["N"] = "3"
+    assert home.run("config", "edit").returncode == 0
+    assert (home.root / "config" / "config.toml").read_text() == "parallel = 3\n"
+
+
+# ------------------------------------------------------------------ logs, status, completion
+
+
+def test_logs(warm: Home) -> None:
+    assert warm.run("logs", "--path").stdout == f"{warm.log}\n"
+    assert "listens on" in warm.run("logs", "-n", "1000").stdout
+    with terminal(warm.environment, "logs", "-f", "-n", "1000") as shown:
+        shown.expect("listens on")
+        with warm.log.open("a") as log:
+            log.write("a new line\n")
+        shown.expect("a new line")
+        shown.interrupt()
+        assert shown.wait() == 130
+
+
+def test_there_is_no_log_before_the_first_start(home: Home) -> None:
+    assert "the daemon was never started" in home.run("logs").stderr
+
+
+def test_status_goes_on_until_ctrl_c(warm: Home) -> None:
+    with terminal(warm.environment, "status", "--watch") as shown:
+        shown.expect("requests")
+        shown.expect("requests")
+        shown.interrupt()
+        assert shown.wait() == 130
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_what_the_shell_understands(home: Home, shell: str) -> None:
+    source = home.run("completion", shell).stdout
+    assert "_LOCALSPEC_COMPLETE" in source
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=source, text=True).returncode == 0
+    words = {"COMP_WORDS": "localspec hist", "COMP_CWORD": "1"}
+    home.environment |= {"_LOCALSPEC_COMPLETE": "bash_complete", **words}
+    assert home.run().stdout == "plain,history\n"
+
+
+def test_complete_sends_what_is_before_and_after(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one\nt|wo\nthree\n")
+    # The scripted engine answers a hole with "prefix|suffix".
+    assert warm.run("complete", "a.py:2:3", cwd=tmp_path).stdout == "one t||wo three\n"
+    assert warm.run("complete", "a.py:3", cwd=tmp_path).stdout == "one t|wo three|\n"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("a.py", "'a.py' is no place"),
+        ("a.py:9", "a.py has 1 lines; there is no line 9."),
+        ("a.py:1:9", "Line 1 of a.py has columns 1 to 4."),
+        ("b.py:1", "b.py cannot be read"),
+    ],
+)
+def test_a_place_that_is_none(warm: Home, tmp_path: Path, place: str, why: str) -> None:
+    (tmp_path / "a.py").write_text("one\n")
+    run = warm.run("complete", place, cwd=tmp_path)
+    assert (run.returncode, why in run.stderr) == (2, True)
+
+
+# ------------------------------------------------------------------ help and README
+
+
+def every_command() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [()]
+    context = click.Context(app)
+    for name in COMMANDS:
+        found.append((name,))
+        command = app.get_command(context, name)
+        if isinstance(command, click.Group):
+            found += [(name, inner) for inner in command.commands]
+    return found
+
+
+@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+def test_every_help_has_an_example_that_parses(path: tuple[str, ...]) -> None:
+    shown = help_of(path)
+    assert "Example" in shown, f"localspec {' '.join(path)} --help has no example"
+    examples = shown.split("Example")[-1].split(":", 1)[1]
+    lines = [line for line in examples.splitlines() if "localspec " in line]
+    assert lines
+    for line in lines:
+        assert parses(line), line
+
+
+def help_of(path: tuple[str, ...]) -> str:
+    context = click.Context(app, info_name="localspec")
+    command: click.Command = app
+    for name in path:
+        assert isinstance(command, click.Group)
+        found = command.get_command(context, name)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context, info_name=name)
+    return command.get_help(context)
+
+
+def invocations(line: str) -> Iterator[list[str]]:
+    """The arguments of every `localspec` in a line of shell."""
+    inner = re.findall(r"\$\((localspec [^)]*)\)", line)
+    plain = re.sub(r"\$\(localspec [^)]*\)", "X", line)
+    for part in [*inner, *re.split(r"\||&&|;", plain)]:
+        words = shlex.split(part, comments=True)
+        if "localspec" in words:
+            after = words[words.index("localspec") + 1 :]
+            yield after[: after.index(">")] if ">" in after else after
+
+
+def parses(line: str) -> bool:
+    """Whether every `localspec` in it is a command line that click takes; nothing is run."""
+    for arguments in invocations(line):
+        context = click.Context(app, info_name="localspec")
+        command: click.Command = app
+        while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
+            found = command.get_command(context, arguments[0])
+            if found is None:
+                return False
+            command, arguments = found, arguments[1:]
+        if arguments in (["--help"], ["--version"]):
+            continue
+        try:
+            command.make_context("localspec", list(arguments), resilient_parsing=False)
+        except click.exceptions.NoArgsIsHelpError:
+            return True
+        except click.ClickException:
+            return False
+    return True
+
+
+def readme_lines() -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if re.search(r"\blocalspec ", line.split("#")[0])]
+
+
+def test_readme_shows_commands() -> None:
+    assert len(readme_lines()) > 10
+
+
+@pytest.mark.parametrize("line", readme_lines())
+def test_every_command_of_the_readme_is_one(line: str) -> None:
+    assert parses(line)
+
+
+def test_a_mistake_of_ours_is_one_line_without_debug(home: Home) -> None:
+    code = (
+        "import sys\nfrom localspec import cli\nfrom localspec.cli import app\n"
+        "app.run = lambda arguments: 1 // 0\nsys.exit(cli.main(sys.argv[1:]))"
+    )
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, env=home.environment, capture_output=True, text=True)
+
+    quiet = run("status")
+    assert (quiet.returncode, quiet.stderr.count("\n")) == (1, 1)
+    assert "ZeroDivisionError" in quiet.stderr
+    assert "Traceback" in run("--debug", "status").stderr
