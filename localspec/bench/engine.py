@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.bench import quiet
+from localspec.engine import environment
 from localspec.errors import LocalspecError
 from localspec.paths import default_paths
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 def main(arguments: list[str]) -> int:
     """Run it. 0: done (what was missed is in the report); 1: a wrong output or a failure; 2: usage."""
     # As in the worker (localspec.engine.__main__), and before llama_cpp is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    environment.prepare()
     try:
         if arguments[:1] == ["replay"]:
             return _replay(_replay_parser().parse_args(arguments[1:]))

@@ -56,7 +56,7 @@ class Server:
 
 def _environment() -> dict[str, str]:
     """Our environment without what we set for our own OpenMP: llama-server keeps its defaults."""
-    return {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    return {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
 
 
 class Running:

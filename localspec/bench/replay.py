@@ -17,13 +17,13 @@ import numpy as np
 from localspec.bench.trace import Trace
 from localspec.engine.depth import (
     MAX_DEPTH,
-    PROBE_SHARE,
     Belief,
     Calibration,
     Candidate,
     DepthPolicy,
     Floats,
     MeasuredDepth,
+    probe_share,
 )
 from localspec.engine.drafters.model import PROBE_ROWS, READING
 from localspec.engine.profile import CostProfile
@@ -171,7 +171,8 @@ class Replay:
         self._since_look_ms += spent
         reading = max(self._reading_ms() - self._costs.look_ms, 0.0)
         cost = self._costs.look_ms + reading
-        if self._since_look_ms * PROBE_SHARE < cost or self._left < _LOOK_LEFT:
+        share = probe_share(self._costs.read_ms, self._costs.round_ms(0, 0))
+        if self._since_look_ms * share < cost or self._left < _LOOK_LEFT:
             return
         self.looks += 1
         self.spent_ms += cost

@@ -31,7 +31,11 @@ BUCKETS = len(CONFIDENCE_EDGES) + 1
 CHANGE = 1 / 40
 MAX_DEPTH = 15  # drafted by the policy; one pass of 16 rows
 MAX_LIMIT = 64  # a request may ask for so many, lookup may bring so many
-PROBE_SHARE = 0.02  # time spent on looking whether drafts have become good
+# Expected of a draft model nobody has seen at work. Hopeful: a few rounds that did not pay teach more
+# than waiting, and are forgotten after the first text.
+HOPE = 0.75
+PROBE_SHARE = 0.01  # of the time, spent on looking whether drafts have become good
+MOST_PROBE_SHARE = 0.02  # where the draft model reads slowly
 
 
 def bucket(confidence: float) -> int:
@@ -52,7 +56,7 @@ class Calibration:
     how often bucket b occurs. `count[b]`: drafts checked.
     """
 
-    def __init__(self, mean: float = 0.6) -> None:
+    def __init__(self, mean: float = HOPE) -> None:
         weights = np.exp(-((GRID - mean) ** 2) / 0.18)  # a broad hill around the expected mean
         self.prior: Floats = weights / weights.sum()
         self.offset: Floats = np.zeros(BUCKETS)
@@ -97,7 +101,7 @@ class Calibration:
         }
 
     @classmethod
-    def from_dict(cls, stored: Any, mean: float = 0.6) -> Calibration:
+    def from_dict(cls, stored: Any, mean: float = HOPE) -> Calibration:
         """A stored calibration; a fresh one if it is not sound."""
         fresh = cls(mean)
         sizes = {"prior": len(GRID), "offset": BUCKETS, "share": BUCKETS, "count": BUCKETS}
@@ -249,6 +253,15 @@ def worth_verifying(candidate: Candidate, pass_ms: Floats, rate: float) -> int:
     """How many of the drafted tokens to verify: the last ones may have turned out too doubtful."""
     bounded = Candidate(candidate.belief, len(candidate.known), 0.0, 0.0, candidate.known)
     return best_depth(bounded, pass_ms, rate)[0]
+
+
+def probe_share(read_ms: float, plain_ms: float) -> float:
+    """The share of time that may go into looking whether drafts have become good.
+
+    read_ms: what the draft model takes to read one token of text it has not drafted; plain_ms: a token of
+    plain decoding. All text must be read to look at its end, so a share below their ratio never suffices.
+    """
+    return min(max(PROBE_SHARE, 1.3 * read_ms / plain_ms), MOST_PROBE_SHARE)
 
 
 class DepthPolicy(Protocol):

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from localspec.engine import sampling
 from localspec.engine.depth import (
     MAX_LIMIT,
-    PROBE_SHARE,
     Belief,
     DepthPolicy,
     FixedDepth,
     MeasuredDepth,
+    probe_share,
 )
 from localspec.engine.drafters.lookup import length_bucket
 from localspec.engine.generation import Generation, Prepared
@@ -342,7 +342,8 @@ class Engine:
         if turn.kind == "draft" or isinstance(gen.policy, FixedDepth) or turn.first_row < 0:
             return
         cost = drafter.look_ms(gen.slot)
-        if gen.plain_since_look_ms * PROBE_SHARE < cost or gen.left < 32:
+        share = probe_share(drafter.token_reading_ms, self.pair.costs.plain_ms)
+        if gen.plain_since_look_ms * share < cost or gen.left < 32:
             return
         start = time.perf_counter()
         try:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from localspec.engine import profile, sampling
-from localspec.engine.depth import MAX_DEPTH, MAX_LIMIT, Calibration
+from localspec.engine.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import READING, DraftModel
 from localspec.engine.exact import CANDIDATES, choose_width
 from localspec.engine.generation import Prepared
@@ -94,7 +94,7 @@ class Pair:
         learned = stored if isinstance(stored, dict) else {}
         self.calibrations = {
             kind: Calibration.from_dict(learned.get(kind), mean)
-            for kind, mean in (("draft", 0.6), ("ngram", 0.4), ("grammar", 0.94))
+            for kind, mean in (("draft", HOPE), ("ngram", 0.4), ("grammar", 0.94))
         }
         width = known.get("exact_width")
         self._exact_width = width if width in CANDIDATES else None

@@ -62,8 +62,12 @@ class DraftModel:
 
     def reading_ms(self, slot: Slot) -> float:
         """What reading a slot's unread text would cost, beyond the token a first draft reads anyway."""
-        unread = max(self.unread(slot) - 1, 0)
-        return unread * self._costs.ms(READING) / READING
+        return max(self.unread(slot) - 1, 0) * self.token_reading_ms
+
+    @property
+    def token_reading_ms(self) -> float:
+        """What reading costs per token, in wide passes."""
+        return self._costs.ms(READING) / READING
 
     def look_ms(self, slot: Slot) -> float:
         """What `look_in` would cost now."""

@@ -1,0 +1,16 @@
+"""What must be in the environment before llama.cpp's libraries are loaded. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import os
+
+
+def prepare() -> None:
+    """Set OpenMP's waiting, unless the user has.
+
+    Threads that spin at a barrier collapse when anything else wants a core (measured: one pass 0.2 ms →
+    460 ms beside a busy process; with this 3 ms). A short spin keeps the speed of a quiet machine
+    (27.8 ms against 27.7 at 760 MB of weights; sleeping at once costs 6 %).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
