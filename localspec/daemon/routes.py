@@ -39,6 +39,7 @@ ROUTES = (
     ("GET", "/localspec/status", control.status),
     ("POST", "/localspec/shutdown", control.shutdown),
     ("POST", "/localspec/reset", control.reset),
+    ("POST", "/localspec/load", control.load),
     ("POST", "/localspec/unload", control.unload),
     ("GET", "/localspec/pairs", pairs.listed),
     ("POST", "/localspec/pairs", pairs.add),

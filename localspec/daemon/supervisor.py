@@ -88,6 +88,8 @@ class Supervisor:
         self._recalled = False
         self._running: dict[int, _Running] = {}
         self._ids = itertools.count(1)
+        self._next_pair: frames.PairFiles | None = None  # somebody waits for this other one
+        self._until_quiet: list[asyncio.Future[None]] = []
         self._idle_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -294,6 +296,7 @@ class Supervisor:
             # Still there: no Done, Failed or Reply has come.
             if self._running.pop(number, None) is not None and worker.alive:
                 worker.send(frames.Cancel(number))
+            self._let_next_in()
 
     def _count(self, done: frames.Done) -> None:
         self.counts.tokens += done.completion_tokens
@@ -309,20 +312,45 @@ class Supervisor:
                 self.history.check(pair.name)
                 # An edit of the configuration waits for the answers that are being written.
                 current = self._running or self._loaded_with == self._settings()
-                if self._worker and self._worker.alive and self._pair == pair and current:
+                mine = self._next_pair in (None, pair)
+                if self._worker and self._worker.alive and self._pair == pair and current and mine:
                     return self._worker
                 if self._worker and self._running:
-                    assert self._pair is not None
-                    raise errors.Unavailable(
-                        f"The daemon is busy with the pair '{self._pair.name}' and loads "
-                        f"'{pair.name}' only when it is idle; try again.",
-                        retry_after=2,
-                    )
+                    await self._turn_of(pair)
+                    continue
+                self._next_pair = None
                 self._loading = asyncio.create_task(self._load(pair))
                 self._loading.add_done_callback(self._load_ended)
             with contextlib.suppress(_Again):
                 # Shielded: one client that leaves does not stop the load others wait for.
                 await asyncio.shield(self._loading)
+
+    async def _turn_of(self, pair: frames.PairFiles) -> None:
+        """Wait until what runs on the present pair has finished: two pairs may not fit in memory.
+
+        Whoever asks for the present pair meanwhile waits too, or a busy one would never give way.
+        """
+        self._next_pair = self._next_pair or pair
+        quiet = asyncio.get_running_loop().create_future()
+        self._until_quiet.append(quiet)
+        try:
+            await quiet
+        except asyncio.CancelledError:
+            self._next_pair = None  # whoever still waits for it asks again
+            self._wake()
+            raise
+        finally:
+            self._until_quiet.remove(quiet)
+
+    def _let_next_in(self) -> None:
+        """Something ended; when nothing runs any more, those who wait for a pair go on."""
+        if not self._running:
+            self._wake()
+
+    def _wake(self) -> None:
+        for quiet in self._until_quiet:
+            if not quiet.done():
+                quiet.set_result(None)
 
     def _load_ended(self, task: asyncio.Task[Worker]) -> None:
         self._loading = self._progress = self._loaded = None

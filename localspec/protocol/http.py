@@ -170,6 +170,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
+class LoadRequest(Struct):
+    """`model` is a pair's name; empty for the configured one."""
+
+    model: str = ""
+
+
 class TokenizeRequest(Struct):
     content: str
     add_special: bool = False

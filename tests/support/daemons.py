@@ -157,6 +157,13 @@ class Home:
         messages = [{"role": "user", "content": prompt}]
         return self.request("POST", "/v1/chat/completions", {"messages": messages, **fields})
 
+    def open(self, target: str, prompt: str, **fields: Any) -> UnixConnection:
+        """A chat that was asked for and whose answer nobody reads yet."""
+        connection = UnixConnection(self.socket)
+        messages = [{"role": "user", "content": prompt}]
+        connection.request("POST", target, json.dumps({"messages": messages, **fields}))
+        return connection
+
     def status(self) -> Any:
         return self.request("GET", "/localspec/status").json
 

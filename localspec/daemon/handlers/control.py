@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections.abc import AsyncGenerator
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 import localspec
-from localspec.daemon.context import answer, context
-from localspec.protocol.http import Status
+from localspec.daemon.context import Context, answer, context, read
+from localspec.daemon.stream import Stream
+from localspec.protocol.frames import PairFiles
+from localspec.protocol.http import LoadRequest, Status
+
+_LOOK = 0.05  # seconds between two looks at a load
 
 
 async def status(request: Request) -> Response:
@@ -47,6 +54,32 @@ async def shutdown(request: Request) -> Response:
 async def reset(request: Request) -> Response:
     context(request).supervisor.reset()
     return answer({"status": "ok"})
+
+
+async def load(request: Request) -> Response:
+    """Load a pair; answers that are being written finish on the present one first.
+
+    Events: how far it is, whenever that changes, and at last that it is ready.
+    """
+    body = await read(request, LoadRequest)
+    daemon = context(request)
+    return Stream(_loading(daemon, await daemon.pair(body.model)))
+
+
+async def _loading(daemon: Context, pair: PairFiles) -> AsyncGenerator[msgspec.Struct, None]:
+    ready = asyncio.ensure_future(daemon.supervisor.ready(pair))
+    shown = None
+    try:
+        while not ready.done():
+            state = daemon.supervisor.pair_status(pair.name)
+            if state.state == "loading" and state != shown:
+                yield state
+                shown = state
+            await asyncio.wait({ready}, timeout=_LOOK)
+        ready.result()
+        yield daemon.supervisor.pair_status(pair.name)
+    finally:
+        ready.cancel()
 
 
 async def unload(request: Request) -> Response:

@@ -1,0 +1,90 @@
+"""Loading, unloading and changing pairs while answers are being written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from tests.support.daemons import Home, RunningDaemon, wait_for
+
+Start = Callable[..., RunningDaemon]
+
+
+def load(home: Home, model: str = "") -> list[Any]:
+    answer = home.request("POST", "/localspec/load", {"model": model})
+    assert answer.status == 200, answer.body
+    assert answer.events[-1] == "[DONE]"
+    return [json.loads(event) for event in answer.events[:-1]]
+
+
+def other_pair(home: Home) -> str:
+    path = home.root / "other.gguf"
+    path.touch()
+    return str(path)
+
+
+def test_a_load_reports_its_progress(home: Home, start_daemon: Start) -> None:
+    start_daemon("--load-delay", "0.3")
+    events = load(home)
+    assert [event["state"] for event in events][-2:] == ["loading", "ready"]
+    assert ("target", 0.5) in [(event["stage"], event["progress"]) for event in events]
+    assert [event["state"] for event in load(home)] == ["ready"]
+
+
+def test_a_load_that_fails_says_why(home: Home, start_daemon: Start) -> None:
+    start_daemon("--load-error")
+    answer = home.request("POST", "/localspec/load", {})
+    assert json.loads(answer.events[-2])["error"]["code"] == "load_failed"
+
+
+def test_r3_a_stream_finishes_on_the_old_pair_and_the_next_answer_comes_from_the_new(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    other = other_pair(home)
+    with home.streaming("slow 30") as stream, ThreadPoolExecutor(2) as pool:
+        stream.readline()
+        first = daemon.worker_pid()
+        new = pool.submit(home.chat, "say new", model=other)
+        wait_for(lambda: home.status()["running"] == 2, "the request for the new pair")
+        old = pool.submit(home.chat, "say old")  # comes later, so it waits for the swap
+        body = stream.read()
+        assert body.endswith(b"data: [DONE]\n\n")
+        assert b'"29 "' in body
+        assert (new.result().status, new.result().text) == (200, "new")
+        assert new.result().json["model"] == other
+        assert old.result().text == "old"
+    assert home.status()["counts"]["worker_deaths"] == 0
+    assert daemon.worker_pid() != first
+
+
+def test_whoever_waits_for_a_swap_and_leaves_holds_nobody_up(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    other = other_pair(home)
+    with home.streaming("forever") as stream:
+        stream.readline()
+        connection = home.open("/v1/chat/completions", "say new", model=other)
+        wait_for(lambda: home.status()["running"] == 2, "the request for the new pair")
+        connection.close()
+        wait_for(lambda: home.status()["running"] == 1, "its end")
+        assert home.chat("say still here").text == "still here"
+
+
+def test_r1_loads_and_unloads_at_once_leave_a_daemon_that_answers(
+    home: Home, start_daemon: Start
+) -> None:
+    start_daemon("--load-delay", "0.02")
+    other = other_pair(home)
+
+    def ask(number: int) -> int:
+        if number % 3 == 0:
+            return home.request("POST", "/localspec/unload", {}).status
+        return home.chat("say x", model=other if number % 3 == 1 else "").status
+
+    with ThreadPoolExecutor(6) as pool:
+        statuses = set(pool.map(ask, range(24)))
+    assert statuses <= {200, 409, 503}
+    assert home.chat("say y").text == "y"
+    assert home.status()["counts"]["worker_deaths"] == 0
