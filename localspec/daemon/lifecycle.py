@@ -66,6 +66,7 @@ class Daemon:
             uvicorn.Config(
                 routes.application(self._context),
                 http=listener.OwnerOnly,
+                h11_max_incomplete_event_size=listener.MAX_HEAD,
                 ws="none",
                 lifespan="off",
                 log_config=None,

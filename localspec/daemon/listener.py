@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import stat
 import struct
 import sys
+from http import HTTPStatus
 from pathlib import Path
 
+import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localspec.daemon import probe
@@ -73,6 +77,7 @@ def peer(connected: socket.socket) -> tuple[int | None, int]:
     return None, 0
 
 
+MAX_HEAD = 64 * 1024  # bytes of a request before its body
 UNIX = "unix"  # in the place of a host name, before the number of the peer's process
 
 
@@ -89,3 +94,23 @@ class OwnerOnly(H11Protocol):
         if uid not in (None, os.getuid()):
             log.warning("a connection of uid %s was refused", uid)
             transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused in the same shape as everything else."""
+        status, code = 400, "invalid_request"
+        if len(self.conn.trailing_data[0]) >= MAX_HEAD:
+            status, code = 431, "header_too_large"
+            msg = f"The request's head is longer than {MAX_HEAD} bytes."
+        detail = {"message": msg, "type": "invalid_request_error", "param": None, "code": code}
+        body = msgspec.json.encode({"error": detail})
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        with contextlib.suppress(h11.LocalProtocolError):  # an answer has begun already
+            reason = HTTPStatus(status).phrase.encode()
+            head = h11.Response(status_code=status, headers=headers, reason=reason)
+            self.transport.write(self.conn.send(head) or b"")
+            self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+        self.transport.close()

@@ -1,0 +1,83 @@
+"""What is no proper HTTP: refused or read one way only, and the daemon goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+
+HEAD = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+BODY = b'{"content":"a"}'
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+def answer(home: Home, data: bytes) -> tuple[int, bytes]:
+    """Status and body of whatever comes back before the connection closes."""
+    received = b""
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(10)
+        raw.connect(str(home.socket))
+        with contextlib.suppress(BrokenPipeError):  # it was refused before all was sent
+            raw.sendall(data)
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := raw.recv(65536):
+                received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        pytest.param(
+            HEAD + b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n" + BODY, 400, id="h2"
+        ),
+        pytest.param(b"POST /tokenize HTTP/1.1\r\nX-A: a\x00b\r\n\r\n", 400, id="NUL in a header"),
+        pytest.param(HEAD + b"X-A: " + b"a" * 1_000_000 + b"\r\n\r\n", 431, id="h6"),
+        pytest.param(b"hello\r\n\r\n", 400, id="nonsense"),
+    ],
+)
+def test_it_is_refused_in_openais_shape(api: Home, data: bytes, status: int) -> None:
+    found, body = answer(api, data)
+    assert found == status
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert api.status()["draining"] is False
+
+
+def test_h4_a_bad_chunk_ends_the_connection(api: Home) -> None:
+    status, _ = answer(api, HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY)
+    assert status == 400
+    assert api.request("GET", "/health").status == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        # Where both lengths are given the chunks count, and the connection ends: nothing is left
+        # over that another reader could take for a second request.
+        pytest.param(
+            HEAD
+            + b"Content-Length: 15\r\nTransfer-Encoding: chunked\r\n\r\nf\r\n"
+            + BODY
+            + b"\r\n0\r\n\r\n",
+            id="h1",
+        ),
+        pytest.param(HEAD + b"X-A: a\r\n b\r\nContent-Length: 15\r\n\r\n" + BODY, id="h3"),
+    ],
+)
+def test_what_h11_reads_in_one_way_only_is_answered(api: Home, data: bytes) -> None:
+    status, body = answer(api, data)
+    assert (status, json.loads(body)) == (200, {"tokens": [97]})
