@@ -168,3 +168,31 @@ def test_a_template_that_misbehaves_is_a_bad_request_and_completions_work(
     assert home.request("POST", "/v1/completions", body).status == 200
     assert home.status()["counts"]["worker_deaths"] == 0
     daemon.stop()
+
+
+def test_a_required_call_is_one_whatever_the_model_would_say(real: Home) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    choice = real.chat(
+        "Weather?", tools=[tool], tool_choice="required", temperature=0, max_tokens=100
+    ).json["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+
+
+def test_an_editors_completion_ends_with_its_indentation(real: Home) -> None:
+    body = {"input_prefix": "def f(x):\n", "input_suffix": "", "prompt": "    return "}
+    body |= {"n_predict": 40, "n_indent": 4, "samplers": ["infill"]}
+    answer = real.request("POST", "/infill", body).json
+    lines = answer["content"].split("\n")[1:]
+    assert all(line.startswith("    ") or not line.strip() for line in lines)
+    warm = real.request("POST", "/infill", body).json
+    assert warm["content"] == answer["content"]
+    assert warm["timings"]["cache_n"] == warm["tokens_evaluated"] - 1
