@@ -16,6 +16,8 @@ import numpy as np
 
 from localspec.bench.trace import Trace
 from localspec.engine.depth import (
+    LOOK_GAP,
+    LOOK_LEFT,
     MAX_DEPTH,
     Belief,
     Calibration,
@@ -23,12 +25,9 @@ from localspec.engine.depth import (
     DepthPolicy,
     Floats,
     MeasuredDepth,
-    probe_share,
 )
 from localspec.engine.drafters.model import PROBE_ROWS, READING
 from localspec.engine.profile import CostProfile
-
-_LOOK_LEFT = 32  # no look-in when fewer tokens are left; as in the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ class Replay:
         self._policy = policy
         self._at = 0  # tokens written
         self._read = 0  # of them, read by the draft
-        self._since_look_ms = 0.0
+        self._since_look = 0
         self.spent_ms = 0.0
         self.depths: list[int] = []  # verified drafts, by round
         self.looks = 0  # look-ins while drafts did not pay
@@ -160,7 +159,7 @@ class Replay:
             self._belief.fade(1)
         for at in range(min(accepted + 1, count)):
             self._belief.observe(self._buckets[start + at], at < accepted)
-        self._since_look_ms = 0.0
+        self._since_look = 0
 
     def _plain(self) -> None:
         spent = self._costs.round_ms(0, 0)
@@ -168,15 +167,17 @@ class Replay:
         self.depths.append(0)
         self._at += 1
         self._belief.fade(1)
-        self._since_look_ms += spent
+        self._since_look += 1
+        self._belief.calibration.earn(spent, self._costs.read_ms, spent)
         reading = max(self._reading_ms() - self._costs.look_ms, 0.0)
         cost = self._costs.look_ms + reading
-        share = probe_share(self._costs.read_ms, self._costs.round_ms(0, 0))
-        if self._since_look_ms * share < cost or self._left < _LOOK_LEFT:
+        if self._since_look < LOOK_GAP or self._left < LOOK_LEFT:
+            return
+        if not self._belief.calibration.pay(cost):
             return
         self.looks += 1
         self.spent_ms += cost
-        self._since_look_ms = 0.0
+        self._since_look = 0
         for at in range(max(self._at - PROBE_ROWS, self._read, 0), self._at):
             self._belief.observe(self._buckets[at], self._hits[at])
         self._read = self._at - 1

@@ -36,6 +36,15 @@ MAX_LIMIT = 64  # a request may ask for so many, lookup may bring so many
 HOPE = 0.75
 PROBE_SHARE = 0.01  # of the time, spent on looking whether drafts have become good
 MOST_PROBE_SHARE = 0.02  # where the draft model reads slowly
+# Looking is paid from a credit in units of one plain token's time: a new draft model begins with some, and
+# what short answers leave over is kept, to read a prompt with one day.
+FIRST_CREDIT, MOST_CREDIT = 4.0, 16.0
+# Drafting must promise so much more than plain decoding: the best of several estimates is an
+# optimistic one, and near the break-even the error would be paid for and nothing won.
+MARGIN = 1.03
+LOOK_GAP = 8  # tokens between two looks at least
+LOOK_LEFT = 32  # with fewer tokens to come there is nothing to win by looking
+_KNOWN = 50  # checked drafts from which on a draft model is no longer new
 
 
 def bucket(confidence: float) -> int:
@@ -62,6 +71,7 @@ class Calibration:
         self.offset: Floats = np.zeros(BUCKETS)
         self.share: Floats = np.full(BUCKETS, 1 / BUCKETS)
         self.count: Floats = np.zeros(BUCKETS)
+        self._credit_ms: float | None = None
         self._refresh()
 
     def _refresh(self) -> None:
@@ -91,6 +101,21 @@ class Calibration:
         self._since += 1
         if self._since >= 8:
             self._refresh()
+
+    def earn(self, spent_ms: float, read_ms: float, plain_ms: float) -> None:
+        """`spent_ms` went by without drafts: a share of it may be spent on looking (see probe_share)."""
+        if self._credit_ms is None:
+            new = self.count.sum() < _KNOWN
+            self._credit_ms = FIRST_CREDIT * plain_ms if new else 0.0
+        self._credit_ms += spent_ms * probe_share(read_ms, plain_ms)
+        self._credit_ms = min(self._credit_ms, MOST_CREDIT * plain_ms)
+
+    def pay(self, cost_ms: float) -> bool:
+        """Spend on a look, if there is enough."""
+        if self._credit_ms is None or self._credit_ms < cost_ms:
+            return False
+        self._credit_ms -= cost_ms
+        return True
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -237,7 +262,7 @@ def decide(
             gain += tokens
             spent += depth * candidate.step_ms + (candidate.entry_ms if depth else 0.0)
         reached = gain / (spent + float(pass_ms[rows]))
-        if reached <= rate * 1.0001:
+        if reached <= rate * (1.0001 if any(depths) else MARGIN):
             break
         depths, rate = chosen, reached
     return Decision(depths, rate)

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from localspec.engine import sampling
 from localspec.engine.depth import (
+    LOOK_GAP,
+    LOOK_LEFT,
     MAX_LIMIT,
     Belief,
     DepthPolicy,
     FixedDepth,
     MeasuredDepth,
-    probe_share,
 )
 from localspec.engine.drafters.lookup import length_bucket
 from localspec.engine.generation import Generation, Prepared
@@ -329,10 +330,13 @@ class Engine:
             tally.timed += made
             tally.round_ms += round_s * 1e3
             tally.plain_ms += plain * made
-            if not turn.drafted:
-                turn.gen.plain_since_look_ms += round_s * 1e3
-            elif turn.kind == "draft":
-                turn.gen.plain_since_look_ms = 0.0
+            if turn.kind == "draft":
+                turn.gen.plain_since_look = 0
+            elif "draft" in turn.gen.beliefs and self.pair.drafter is not None:
+                turn.gen.plain_since_look += made
+                turn.gen.beliefs["draft"].calibration.earn(
+                    round_s * 1e3 / len(writing), self.pair.drafter.token_reading_ms, plain
+                )
 
     def _look_in(self, lane: Lane, turn: Turn) -> None:
         """While drafts do not pay, see now and then whether they would, at a bounded share of time."""
@@ -341,9 +345,9 @@ class Engine:
             return
         if turn.kind == "draft" or isinstance(gen.policy, FixedDepth) or turn.first_row < 0:
             return
-        cost = drafter.look_ms(gen.slot)
-        share = probe_share(drafter.token_reading_ms, self.pair.costs.plain_ms)
-        if gen.plain_since_look_ms * share < cost or gen.left < 32:
+        if gen.plain_since_look < LOOK_GAP or gen.left < LOOK_LEFT:
+            return
+        if not gen.beliefs["draft"].calibration.pay(drafter.look_ms(gen.slot)):
             return
         start = time.perf_counter()
         try:
@@ -352,7 +356,7 @@ class Engine:
             lane.slots.roll_back_draft(gen.slot, 0)
             gen.no_draft_model("the draft's context is full")
         gen.tally.round_ms += (time.perf_counter() - start) * 1e3
-        gen.plain_since_look_ms = 0.0
+        gen.plain_since_look = 0
 
     # ------------------------------------------------------------------------ the end of a request
 

@@ -87,7 +87,7 @@ class Generation:
         self.n_prompt = len(prepared.tokens)
         self.tally = Tally(cached=slot.n_target)
         self.finish: str | None = None
-        self.plain_since_look_ms = 0.0
+        self.plain_since_look = 0  # tokens written since drafts were last tried or looked at
         self._vocab = vocab
         self._stream = TextStream(prepared.request.stop)
         self._cut = False  # the rules about lines have ended the text
