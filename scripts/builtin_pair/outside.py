@@ -454,6 +454,21 @@ INVENTED = (
 )  # fmt: skip
 
 
+def fill_slots(template: str, rng: random.Random) -> str:
+    for slot, values in SLOTS.items():
+        mark = "{" + slot + "}"
+        while mark in template:
+            template = template.replace(mark, rng.choice(values), 1)
+    return template
+
+
+def misleading_frame(name: str, rng: random.Random) -> str:
+    """A known name in a sentence of another subject: the name decides, not the words around it."""
+    template = rng.choice([template for template in TEMPLATES if "{" in template])
+    first = template[template.index("{") : template.index("}") + 1]
+    return fill_slots(template.replace(first, name, 1), rng)
+
+
 def outside_question(rng: random.Random, entries: list[Entry], known: frozenset[str]) -> str:
     """A question to be answered by :data:`HONEST`; some ask for functions that do not exist."""
     if rng.random() < 0.12:
@@ -461,11 +476,7 @@ def outside_question(rng: random.Random, entries: list[Entry], known: frozenset[
         name = f"{owner}.{rng.choice(INVENTED)}"
         if name not in known:
             return rng.choice(("What does {} do?", "what is {}", "Explain {}.", "{}")).format(name)
-    template = rng.choice(TEMPLATES)
-    for slot, values in SLOTS.items():
-        mark = "{" + slot + "}"
-        while mark in template:
-            template = template.replace(mark, rng.choice(values), 1)
+    template = fill_slots(rng.choice(TEMPLATES), rng)
     if rng.random() < 0.15:
         template = template[0].lower() + template[1:].rstrip("?.")
     return template

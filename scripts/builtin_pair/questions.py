@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from .docs import Entry, first_sentences
-from .outside import HONEST, outside_question
+from .outside import HONEST, misleading_frame, outside_question
 from .popular import METHODS_OF, MODULES, MOST_USED
 from .written import EXTRA, TALK
 
@@ -155,6 +155,18 @@ WHICH_THIRD = (
     "Which function {}?", "Which function in the standard library {}?", "What {}?",
     "What is the function that {}?", "Name the function that {}.", "which python function {}",
 )  # fmt: skip
+LEADS = (
+    "Hi, ", "Hello! ", "Hey, ", "Sorry, ", "Quick one: ", "Another question: ", "I'm new to Python. ",
+    "Just curious: ", "OK. ", "Next: ", "For my homework: ", "Please: ", "Um, ", "So, ",
+)  # fmt: skip
+TAILS = (
+    " Thanks!", " please", " Keep it short.", " (Python 3)", " I forgot.", " Thank you.", " I need it today.",
+    " ?", " Just the basics.", " I can't find it.",
+)  # fmt: skip
+DRESSED_SHARE = 0.25
+"""Questions with a lead-in, a tail or careless typing, so that the names in them decide."""
+MISLEADING_SHARE = 0.1
+"""Dotted names asked about in sentences of other subjects."""
 MODULE_FORMS = (
     "the {} module",
     "{}",
@@ -215,6 +227,15 @@ def shortened(phrase: str, rng: random.Random) -> str:
     return " ".join(phrase.split()[:16])
 
 
+def dressed(question: str, rng: random.Random) -> str:
+    """`question` with something around it that does not change what is asked."""
+    if rng.random() < 0.3:
+        return question.rstrip("?.!") if rng.random() < 0.5 else question.lower()
+    lead = rng.choice(LEADS) if rng.random() < 0.7 else ""
+    tail = rng.choice(TAILS) if not lead or rng.random() < 0.3 else ""
+    return lead + question + tail
+
+
 class Questions:
     """An endless, seeded source of exchanges about `entries`."""
 
@@ -250,10 +271,16 @@ class Questions:
         return {"function": 1.0, "class": 1.0, "exception": 0.7}.get(entry.kind, 0.0)
 
     def draw(self, rng: random.Random) -> Exchange:
+        exchange = self._plain(rng)
+        if rng.random() >= DRESSED_SHARE:
+            return exchange
+        return Exchange(dressed(exchange.question, rng), exchange.answer)
+
+    def _plain(self, rng: random.Random) -> Exchange:
         kind = rng.random()
-        if kind < 0.09:
+        if kind < 0.18:
             return Exchange(outside_question(rng, self.entries, self._known_names), HONEST)
-        if kind < 0.12:
+        if kind < 0.2:
             questions, answer = rng.choice(TALK)
             return Exchange(rng.choice(questions), answer)
         entry = rng.choices(self.entries, self._weights)[0]
@@ -277,6 +304,8 @@ class Questions:
         phrase = verb_phrase(entry)
         if 0.33 <= facet < 0.52 and phrase:
             return self._which(entry, phrase, rng)
+        if rng.random() < MISLEADING_SHARE and "." in entry.name and entry.kind != "term":
+            return Exchange(misleading_frame(name, rng), self.summary(entry))
         return Exchange(rng.choice(WHAT).format(name), self.summary(entry))
 
     def summary(self, entry: Entry) -> str:
