@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon, temporary_home
+
+# A suite that was started in the background inherits an ignored SIGINT, and every process it starts
+# would too: Ctrl-C could not be tested.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

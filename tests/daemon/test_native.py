@@ -244,7 +244,7 @@ def test_an_editor_goes_ahead_of_chat_in_the_queue(home: Home, start_daemon: Sta
         if what == "editor":
             infill(home, "say x")
         else:
-            home.chat("say x")
+            home.chat("slow 50")  # a second, so that the order of the answers is the queue's
         order.append(what)
 
     with home.streaming("forever") as first:
