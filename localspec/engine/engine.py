@@ -6,8 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-import numpy.typing as npt
-
 from localspec.engine import sampling
 from localspec.engine.depth import (
     LOOK_GAP,
@@ -140,7 +138,7 @@ class Engine:
         policy: DepthPolicy = (
             MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
         )
-        kinds = self.pair.kinds(lane, prepared)
+        kinds = self.pair.kinds(prepared)
         gen = Generation(
             prepared,
             slot,
@@ -149,7 +147,7 @@ class Engine:
             policy=policy,
             beliefs={kind: Belief(self.pair.calibrations[kind]) for kind in kinds},
             reject=self.pair.rejects(prepared),
-            reason=None if kinds else self.pair.why_no_drafts(lane, prepared),
+            reason=None if kinds else self.pair.why_no_drafts(prepared),
         )
         lane.active.append(gen)
         self._emit(Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail))
@@ -257,7 +255,7 @@ class Engine:
         def rows(i: int, kept: Sequence[int]) -> Logits:
             row = lane.context.logits(turn.first_row + i)
             raw[i] = row
-            mask: npt.NDArray | None = None  # type: ignore[type-arg]
+            mask = None
             if gen.matcher is not None:
                 gen.consume(kept)
                 mask = gen.matcher.mask()

@@ -201,7 +201,7 @@ class Pair:
 
     # ------------------------------------------------------------------------ what a request may use
 
-    def kinds(self, lane: Lane, prepared: Prepared) -> list[str]:
+    def kinds(self, prepared: Prepared) -> list[str]:
         """The kinds of drafts this request may use, none where speculation is off or impossible."""
         asked = prepared.request.speculative
         depth = asked.depth if asked.depth is not None else self.settings.depth
@@ -216,7 +216,7 @@ class Pair:
             kinds.append("draft")
         return kinds
 
-    def why_no_drafts(self, lane: Lane, prepared: Prepared) -> str:
+    def why_no_drafts(self, prepared: Prepared) -> str:
         asked = prepared.request.speculative
         if not asked.enabled:
             return "switched off by the request"
