@@ -26,7 +26,7 @@ from localspec.engine.depth import (
     Floats,
     MeasuredDepth,
 )
-from localspec.engine.drafters.model import PROBE_ROWS, READING
+from localspec.engine.drafters.model import LOOK_CONTEXT, PROBE_ROWS, READING
 from localspec.engine.profile import CostProfile
 
 
@@ -38,7 +38,7 @@ class Costs:
     step_ms: float
     overhead_ms: float
     read_ms: float  # per token, when the draft reads text in wide passes
-    look_ms: float  # one look-in, its reading aside
+    look_ms: float  # one look-in
 
     @classmethod
     def of(cls, profile: CostProfile) -> Costs:
@@ -50,7 +50,7 @@ class Costs:
             profile.draft.ms(1),
             profile.overhead_ms,
             profile.draft.ms(READING) / READING,
-            profile.draft.ms(PROBE_ROWS),
+            profile.draft.ms(LOOK_CONTEXT + PROBE_ROWS),
         )
 
     def round_ms(self, drafted: int, verified: int) -> float:
@@ -168,9 +168,8 @@ class Replay:
         self._at += 1
         self._belief.fade(1)
         self._since_look += 1
-        self._belief.calibration.earn(spent, self._costs.read_ms, spent)
-        reading = max(self._reading_ms() - self._costs.look_ms, 0.0)
-        cost = self._costs.look_ms + reading
+        self._belief.calibration.earn(spent, spent)
+        cost = self._costs.look_ms
         if self._since_look < LOOK_GAP or self._left < LOOK_LEFT:
             return
         if not self._belief.calibration.pay(cost):
@@ -178,9 +177,8 @@ class Replay:
         self.looks += 1
         self.spent_ms += cost
         self._since_look = 0
-        for at in range(max(self._at - PROBE_ROWS, self._read, 0), self._at):
+        for at in range(max(self._at - PROBE_ROWS, 0), self._at):
             self._belief.observe(self._buckets[at], self._hits[at])
-        self._read = self._at - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,12 @@ MAX_LIMIT = 64  # a request may ask for so many, lookup may bring so many
 # Expected of a draft model nobody has seen at work. Hopeful: a few rounds that did not pay teach more
 # than waiting, and are forgotten after the first text.
 HOPE = 0.75
-PROBE_SHARE = 0.01  # of the time, spent on looking whether drafts have become good
-MOST_PROBE_SHARE = 0.02  # where the draft model reads slowly
-# Looking is paid from a credit in units of one plain token's time: a new draft model begins with some, and
-# what short answers leave over is kept, to read a prompt with one day.
-FIRST_CREDIT, MOST_CREDIT = 4.0, 16.0
+# Looking whether drafts have become good is paid from a credit in units of one plain token's time: a new
+# draft model begins with some, and what short answers leave over is kept. The share of time that earns
+# it falls to the least one as the prior comes to say that this pair's drafts are never good.
+PROBE_SHARE, LEAST_PROBE_SHARE = 0.007, 0.004
+FIRST_CREDIT, MOST_CREDIT = 2.0, 4.0
+GOOD = GRID >= 0.6  # rates at which drafting pays on most machines
 # Drafting must promise so much more than plain decoding: the best of several estimates is an
 # optimistic one, and near the break-even the error would be paid for and nothing won.
 MARGIN = 1.03
@@ -102,12 +103,17 @@ class Calibration:
         if self._since >= 8:
             self._refresh()
 
-    def earn(self, spent_ms: float, read_ms: float, plain_ms: float) -> None:
-        """`spent_ms` went by without drafts: a share of it may be spent on looking (see probe_share)."""
+    @property
+    def probe_share(self) -> float:
+        """The share of time worth spending on looks: where half of all text drafts well, all of it."""
+        return max(PROBE_SHARE * min(2 * float(self.prior @ GOOD), 1.0), LEAST_PROBE_SHARE)
+
+    def earn(self, spent_ms: float, plain_ms: float) -> None:
+        """`spent_ms` went by without drafts: a share of it may be spent on looking."""
         if self._credit_ms is None:
             new = self.count.sum() < _KNOWN
             self._credit_ms = FIRST_CREDIT * plain_ms if new else 0.0
-        self._credit_ms += spent_ms * probe_share(read_ms, plain_ms)
+        self._credit_ms += spent_ms * self.probe_share
         self._credit_ms = min(self._credit_ms, MOST_CREDIT * plain_ms)
 
     def pay(self, cost_ms: float) -> bool:
@@ -278,15 +284,6 @@ def worth_verifying(candidate: Candidate, pass_ms: Floats, rate: float) -> int:
     """How many of the drafted tokens to verify: the last ones may have turned out too doubtful."""
     bounded = Candidate(candidate.belief, len(candidate.known), 0.0, 0.0, candidate.known)
     return best_depth(bounded, pass_ms, rate)[0]
-
-
-def probe_share(read_ms: float, plain_ms: float) -> float:
-    """The share of time that may go into looking whether drafts have become good.
-
-    read_ms: what the draft model takes to read one token of text it has not drafted; plain_ms: a token of
-    plain decoding. All text must be read to look at its end, so a share below their ratio never suffices.
-    """
-    return min(max(PROBE_SHARE, 1.3 * read_ms / plain_ms), MOST_PROBE_SHARE)
 
 
 class DepthPolicy(Protocol):

@@ -332,9 +332,7 @@ class Engine:
                 turn.gen.plain_since_look = 0
             elif "draft" in turn.gen.beliefs and self.pair.drafter is not None:
                 turn.gen.plain_since_look += made
-                turn.gen.beliefs["draft"].calibration.earn(
-                    round_s * 1e3 / len(writing), self.pair.drafter.token_reading_ms, plain
-                )
+                turn.gen.beliefs["draft"].calibration.earn(round_s * 1e3 / len(writing), plain)
 
     def _look_in(self, lane: Lane, turn: Turn) -> None:
         """While drafts do not pay, see now and then whether they would, at a bounded share of time."""
@@ -345,11 +343,11 @@ class Engine:
             return
         if gen.plain_since_look < LOOK_GAP or gen.left < LOOK_LEFT:
             return
-        if not gen.beliefs["draft"].calibration.pay(drafter.look_ms(gen.slot)):
+        if not gen.beliefs["draft"].calibration.pay(drafter.look_ms):
             return
         start = time.perf_counter()
         try:
-            drafter.look_in(gen.slot, gen.beliefs["draft"])
+            drafter.look_in(gen.slot.tokens, gen.beliefs["draft"])
         except NoKvSlot:
             lane.slots.roll_back_draft(gen.slot, 0)
             gen.no_draft_model("the draft's context is full")

@@ -128,7 +128,7 @@ class Pair:
             ContextSettings(
                 n_ctx=self.n_ctx,
                 n_batch=self.settings.n_batch,
-                n_seq=self.parallel + 1,  # one for the exact lane
+                n_seq=self.parallel + 2,  # one for the exact lane, one to look in with
                 n_outputs=max(self.parallel + 1, 16),
                 n_threads=_threads_for(draft, self._threads),
                 type_kv=self.settings.type_kv,
@@ -159,7 +159,8 @@ class Pair:
             run = _runner(context, batch, last_only=True)
             known = profile.measure(run, (1, READING, 2, 4, 16), deadline)
         costs = CostTable(known)
-        return DraftModel(context, batch, costs, self._make_draft_room), costs
+        scratch = self.parallel + 1
+        return DraftModel(context, batch, costs, self._make_draft_room, scratch), costs
 
     def _make_draft_room(self) -> bool:
         lanes = [self.shared] if self._exact is None else [self.shared, self._exact]

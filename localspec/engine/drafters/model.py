@@ -14,9 +14,10 @@ from localspec.engine.profile import CostTable
 from localspec.engine.sampling import Distribution, Logits, Sampler
 from localspec.engine.slots import Slot
 
-# Rows of a look-in whose predictions are compared with what the target wrote: more would cost the
+# A look-in reads so many tokens before the place it looks at: enough to guess well, and never the whole
+# text. Of the last rows the guesses are compared with what the target wrote: more would cost the
 # draft's output matrix for each, and four hits or misses in a row already say what the text is like.
-PROBE_ROWS = 4
+LOOK_CONTEXT, PROBE_ROWS = 20, 4
 READING = 64  # width of the pass whose cost per token stands for reading text
 
 
@@ -42,15 +43,23 @@ class DraftModel:
     kind = "draft"
 
     def __init__(
-        self, context: Context, batch: Batch, costs: CostTable, make_room: Callable[[], bool]
+        self,
+        context: Context,
+        batch: Batch,
+        costs: CostTable,
+        make_room: Callable[[], bool],
+        scratch: int,
     ) -> None:
-        """make_room: called when the KV is full; frees some, or says False."""
+        """make_room: called when the KV is full; frees some, or says False. scratch: a sequence of the
+        context that no slot uses.
+        """
         self._make_room = make_room
+        self._scratch = scratch
         self._context = context
         self._batch = batch
         self._costs = costs
         self.busy_s = 0.0  # time inside llama.cpp
-        self._look_ms = 2 * costs.ms(1)  # of a look-in; corrected by each
+        self.look_ms = costs.ms(LOOK_CONTEXT + PROBE_ROWS)  # of a look-in; corrected by each
 
     def unread(self, slot: Slot) -> int:
         """Tokens of a slot the draft model has not read (the last is read by the first draft)."""
@@ -67,11 +76,7 @@ class DraftModel:
     @property
     def token_reading_ms(self) -> float:
         """What reading costs per token, in wide passes."""
-        return self._costs.ms(READING) / READING
-
-    def look_ms(self, slot: Slot) -> float:
-        """What `look_in` would cost now."""
-        return self._look_ms + max(self.reading_ms(slot) - self._look_ms, 0.0)
+        return self._costs.per_token_ms(READING)
 
     def propose(self, asks: Sequence[Ask]) -> None:
         """Fill each ask with drafts until its `more` says no.
@@ -118,24 +123,25 @@ class DraftModel:
         ask.tokens.append(token)
         ask.buckets.append(bucket(confidence))
 
-    def look_in(self, slot: Slot, belief: Belief) -> None:
-        """Read what was written without drafts and compare: did the draft model see it coming?
+    def look_in(self, tokens: Sequence[int], belief: Belief) -> None:
+        """Would the draft model have seen the end of a text coming that was written without it?
 
-        One wide pass, so far cheaper than drafting, and the reading is needed anyway to draft later.
+        One pass over the last tokens in a sequence of their own: the text before them stays unread, so
+        looking costs the same in texts of any length.
         """
-        end = len(slot.tokens) - 1  # the last token has no known successor yet
-        self._read(slot, end, keep_tail=PROBE_ROWS)
-        if slot.n_draft >= end:
-            return
+        window = tokens[-(LOOK_CONTEXT + PROBE_ROWS + 1) :]
+        first = max(len(window) - 1 - PROBE_ROWS, 0)
         self._batch.clear()
         rows = [
-            (self._batch.add(slot.tokens[at], at, slot.draft_id, True), slot.tokens[at + 1])
-            for at in range(slot.n_draft, end)
+            (self._batch.add(token, at, self._scratch, at >= first), window[at + 1])
+            for at, token in enumerate(window[:-1])
         ]
-        spent = self._pass(timed=False)
-        self._look_ms += 0.3 * (spent * 1e3 - self._look_ms)
-        slot.n_draft = end
-        for row, token in rows:
+        try:
+            spent = self._pass(timed=False)
+        finally:
+            self._context.remove(self._scratch, 0)
+        self.look_ms += 0.3 * (spent * 1e3 - self.look_ms)
+        for row, token in rows[first:]:
             logits = self._context.logits(row)
             best = int(logits.argmax())
             belief.observe(bucket(_probability(logits, best)), best == token)

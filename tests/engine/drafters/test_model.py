@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localspec.engine.drafters.model import Ask, DraftModel
+from localspec.engine.depth import Belief, Calibration
+from localspec.engine.drafters.model import LOOK_CONTEXT, PROBE_ROWS, Ask, DraftModel
 from localspec.engine.sampling import Sampler, Settings
 from localspec.engine.slots import Slot, Slots
 from localspec.protocol.frames import PairFiles
@@ -86,6 +87,40 @@ def test_text_written_without_drafts_is_read_before_the_next(drafting: Drafting)
     long = [*drafting.slot.tokens, *range(100, 160)]
     drafting.slot.tokens = long
     assert drafting.propose(3).tokens == drafting.fresh(long, 3)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_look_at_a_text_compares_its_end_with_what_would_have_been_drafted(
+    drafting: Drafting, right: bool
+) -> None:
+    text = list(TEXT)
+    for _ in range(PROBE_ROWS):
+        text += drafting.fresh(text, 1)
+    if not right:
+        text[-PROBE_ROWS:] = [(token + 1) % 64 for token in text[-PROBE_ROWS:]]
+    drafting.fresh(TEXT, 2)
+    before = drafting.slot.n_draft
+    belief = Belief(Calibration())
+    mean = belief.mean
+    drafting.model.look_in(text, belief)
+    assert belief.mean > mean if right else belief.mean < mean
+    assert belief.calibration.count.sum() == PROBE_ROWS
+    assert drafting.slot.n_draft == before
+
+
+def test_a_look_costs_the_same_however_long_the_text_and_leaves_nothing_behind(
+    models: Path, load: Load
+) -> None:
+    engine = load(contextual_pair(models / "contextual"))
+    drafting = Drafting(engine)
+    context = drafting.model._context
+    for length in (2, 9, 40, 400):
+        belief = Belief(Calibration())
+        rows = drafting.model._batch
+        drafting.model.look_in(list(range(100, 100 + length)), belief)
+        assert rows.rows <= LOOK_CONTEXT + PROBE_ROWS
+        assert belief.calibration.count.sum() == min(PROBE_ROWS, length - 1)
+        assert context.length(drafting.model._scratch) == 0
 
 
 def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from(
