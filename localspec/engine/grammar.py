@@ -123,10 +123,6 @@ class Matcher:
         """Tokens that must come next whatever the model says."""
         return [int(token) for token in self._matcher.compute_ff_tokens()]
 
-    @property
-    def ended(self) -> bool:
-        return bool(self._matcher.is_stopped())
-
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GrammarRejected(f"The grammar ran into its limits: {_line(self._matcher)}")
