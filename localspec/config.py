@@ -28,6 +28,8 @@ class Config:
     exact: bool = False
     depth: int = -1  # -1: the policy decides; else a fixed number of drafted tokens
     queue: int = 64  # waiting requests before 503
+    prefix_memory: int = 1024  # MiB for texts that lost their slot; 0: none
+    prefix_disk: int = 2048  # MiB for conversations, to go on after a restart; 0: none
     idle_unload: float = 900.0  # unload the pair after so long without a request; 0: never
     watchdog: float = 60.0  # a worker that answers nothing for so long is ended
     log_prompts: bool = False
@@ -43,6 +45,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "queue": (0, 100_000),
     "idle_unload": (0, 10_000_000),
     "watchdog": (1, 86_400),
+    "prefix_memory": (0, 1 << 24),
+    "prefix_disk": (0, 1 << 24),
 }
 _CHOICES = {"kv_type": ("f16", "q8_0")}
 _DEFAULTS = Config()

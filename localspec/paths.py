@@ -39,12 +39,22 @@ class Paths(NamedTuple):
         return self.state / "daemon.log"
 
     @property
+    def token(self) -> Path:
+        """The bearer token for TCP; not in the config folder, which people publish."""
+        return self.state / "token"
+
+    @property
     def config_file(self) -> Path:
         return self.config / "config.toml"
 
     @property
     def user_catalogue(self) -> Path:
         return self.config / "models.toml"
+
+    @property
+    def states(self) -> Path:
+        """What the models remember of conversations: large, and only a matter of time to get anew."""
+        return self.cache / "conversations"
 
     @property
     def store(self) -> Path:

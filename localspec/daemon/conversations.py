@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,8 +71,10 @@ _MESSAGE = (
 class Conversations:
     """The store. Every method but `run` blocks: call it through `run`."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, states: Path) -> None:
+        """`states`: where the engine saves what it remembers, in a folder for each by its id."""
         self._file = file
+        self._states = states
         self._opened: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
@@ -185,16 +188,31 @@ class Conversations:
         entry = self._find(name)
         with self._db as db:
             db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
+        shutil.rmtree(self._states / entry.id, ignore_errors=True)
         return entry.id
 
     def remove_all(self) -> int:
         """Forget everything; how many there were."""
+        shutil.rmtree(self._states, ignore_errors=True)
         if not self._file.exists():
             return 0
         with self._db as db:
             count = db.execute("DELETE FROM conversations").rowcount
         self._db.execute("VACUUM")  # what was deleted is no longer in the file either
         return count
+
+    def collect(self, *, dry_run: bool) -> list[tuple[str, int]]:
+        """Delete saved states of conversations that are gone; names and bytes."""
+        known = set()
+        if self._file.exists():
+            known = {row[0] for row in self._db.execute("SELECT id FROM conversations")}
+        found = []
+        for path in sorted(self._states.glob("*/*")):
+            if path.parent.name not in known:
+                found.append((f"{path.parent.name}/{path.name}", path.lstat().st_size))
+                if not dry_run:
+                    path.unlink(missing_ok=True)
+        return found
 
     def undo(self, name: str) -> Undone:
         """Take back the last question and all that came after it."""

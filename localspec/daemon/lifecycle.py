@@ -58,9 +58,10 @@ class Daemon:
         )
         supervisor = self._supervisor
         self._library = Library(paths, supervisor.uses, lambda: supervisor.worker_pid)
-        self._conversations = Conversations(paths.data / "conversations.sqlite")
+        self._conversations = Conversations(paths.data / "conversations.sqlite", paths.states)
         self._context = Context(
             config, paths, supervisor, self._library, self._conversations, self.drain
+            states_dir=str(paths.states),
         )
         self._server = _Server(
             uvicorn.Config(

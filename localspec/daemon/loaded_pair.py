@@ -14,9 +14,10 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from localspec import errors
 from localspec.config import Config
-from localspec.daemon.admission import Admission
+from localspec.daemon.admission import EDITOR_PLACES, Admission
 from localspec.daemon.crashes import CrashHistory, Death
 from localspec.daemon.in_flight import Again, Answering, InFlight
+from localspec.daemon.memory import MIB
 from localspec.daemon.safe_mode import Memory
 from localspec.daemon.worker import Worker, spawn
 from localspec.protocol import frames
@@ -44,6 +45,7 @@ class LoadedPair:
         counts: Counts,
         *,
         state_dir: str,
+        states_dir: str,
         worker_command: Sequence[str],
         clock: Callable[[], float],
         load_is_over: Callable[[], None],
@@ -56,6 +58,7 @@ class LoadedPair:
         self._admission = admission
         self._counts = counts
         self._state_dir = state_dir
+        self._states_dir = states_dir
         self._command = worker_command
         self._clock = clock
         self._load_is_over = load_is_over
@@ -197,7 +200,7 @@ class LoadedPair:
         config = self.config
         return frames.EngineSettings(
             n_ctx=config.context,
-            parallel=config.parallel,
+            parallel=config.parallel + EDITOR_PLACES,
             n_threads=config.threads,
             n_gpu_layers=config.gpu_layers,
             type_kv=config.kv_type,
@@ -205,6 +208,9 @@ class LoadedPair:
             exact=config.exact,
             depth=None if config.depth < 0 else config.depth,
             state_dir=self._state_dir,
+            prefix_bytes=config.prefix_memory * MIB,
+            states_dir=self._states_dir,
+            states_bytes=config.prefix_disk * MIB,
         )
 
     # ------------------------------------------------------------------ unload
@@ -225,6 +231,11 @@ class LoadedPair:
             self._fail_all(errors.Unavailable("The pair is being unloaded.", retry_after=2))
             await worker.shut_down()
 
+    def forget(self, conversation: str | None) -> None:
+        """Let the worker drop what it keeps of a conversation, with None of all."""
+        if self._worker:
+            self._worker.send(frames.Forget(conversation))
+
     def unload_soon(self) -> None:
         """Unload without waiting for it."""
         self._later(self.unload())
@@ -241,6 +252,9 @@ class LoadedPair:
     # ------------------------------------------------------------------ what the worker does
 
     def _on_frame(self, worker: Worker, frame: frames.FromWorker) -> None:
+        if isinstance(frame, frames.Notice):
+            log.warning("%s", frame.text)
+            return
         if worker is not self._worker:
             return  # on its way out
         match frame:

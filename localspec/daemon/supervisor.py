@@ -43,6 +43,7 @@ class Supervisor:
         memory: Memory,
         *,
         state_dir: str = "",
+        states_dir: str = "",
         worker_command: Sequence[str] = DEFAULT_COMMAND,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,6 +60,7 @@ class Supervisor:
             self.admission,
             self.counts,
             state_dir=state_dir,
+            states_dir=states_dir,
             worker_command=worker_command,
             clock=clock,
             load_is_over=self._rest_if_idle,
@@ -130,7 +132,7 @@ class Supervisor:
         finished = False
         try:
             async with (
-                self.admission.place(ahead=request.priority == "editor"),
+                self.admission.place(editor=request.priority == "editor"),
                 contextlib.aclosing(self._replayed(pair, request)) as events,
             ):
                 async for event in events:
@@ -169,6 +171,10 @@ class Supervisor:
 
     async def release(self) -> bool:
         """Unload the pair unless it is at work; False when nothing was loaded.
+    def forget(self, conversation: str | None) -> None:
+        """Nothing of a conversation, with None of any, is to stay in the engine."""
+        self._loaded.forget(conversation)
+
 
         Raises:
             Conflict: it is answering or being loaded.

@@ -26,6 +26,7 @@ DEFAULT_COMMAND = (sys.executable, "-m", "localspec.engine")
 
 _STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
 _GRACE = 2.0  # seconds between asking a worker to end and ending it
+_SAVING = 8.0  # seconds more for what it saves then: conversations, 6 s at most
 
 
 class Worker:
@@ -72,7 +73,7 @@ class Worker:
         self._ending = "unload"
         self.send(frames.Shutdown())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._life), _GRACE)
+            await asyncio.wait_for(asyncio.shield(self._life), _GRACE + _SAVING)
         self.kill("unload")
         await self._life
 

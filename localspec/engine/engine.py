@@ -130,7 +130,9 @@ class Engine:
     def _start(self, lane: Lane, prepared: Prepared) -> None:
         request = prepared.request
         align = EXACT_CHUNK if lane.exact else 1
-        slot = lane.slots.acquire(prepared.tokens, request.cache_prompt, align)
+        slot = lane.slots.acquire(prepared.tokens, request.cache_prompt, align, prepared.saved)
+        prepared.saved = None  # as large as a model's memory, and not needed any more
+        slot.conversation = request.conversation
         room = self.pair.n_ctx - len(prepared.tokens)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         asked = request.speculative
@@ -150,7 +152,9 @@ class Engine:
             reason=None if kinds else self.pair.why_no_drafts(prepared),
         )
         lane.active.append(gen)
-        self._emit(Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail))
+        self._emit(
+            Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail, slot.source)
+        )
 
     # ------------------------------------------------------------------------ schedule
 
@@ -362,15 +366,18 @@ class Engine:
             self._emit(last)
         rule = "rejection" if gen.reject else "match"
         self._emit(gen.done(rule if gen.beliefs else None, lane.exact))
+        self._leave(lane, gen)
+
+    def _leave(self, lane: Lane, gen: Generation) -> None:
         lane.active.remove(gen)
         if lane.exact:  # only whole chunks of a prompt are the same in every run
-            lane.slots.roll_back(gen.slot, gen.n_prompt // EXACT_CHUNK * EXACT_CHUNK)
+            chunks = gen.n_prompt // EXACT_CHUNK * EXACT_CHUNK
+            lane.slots.roll_back(gen.slot, min(chunks, gen.slot.n_target))
         lane.slots.release(gen.slot)
 
     def _drop(self, lane: Lane, gen: Generation, error: LocalspecError) -> None:
         """End one request with an error; the others go on."""
-        lane.active.remove(gen)
-        lane.slots.release(gen.slot)
+        self._leave(lane, gen)
         self._fail(gen.id, error)
 
     def _fail(self, request: int, error: LocalspecError) -> None:

@@ -11,6 +11,7 @@ from localspec.engine.drafters.lookup import Lookup
 from localspec.engine.grammar import Matcher
 from localspec.engine.lines import LineRules
 from localspec.engine.llama import Vocab
+from localspec.engine.prefixes import Prefix
 from localspec.engine.sampling import Sampler
 from localspec.engine.slots import Slot
 from localspec.engine.text import Chunk, TextStream
@@ -35,6 +36,7 @@ class Prepared:
     prediction: list[int] = field(default_factory=list)
     shown: frozenset[int] = frozenset()  # control tokens whose text belongs to the answer
     tail: str = ""  # the last characters of a chat's prompt
+    saved: Prefix | None = None  # what was saved of its conversation
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from localspec.errors import InvalidRequest, LoadFailed, LocalspecError
 
 Logits = npt.NDArray[np.float32]
+State = npt.NDArray[np.uint8]  # of one sequence, as llama.cpp writes it
 
 
 class DecodeError(LocalspecError):
@@ -488,7 +489,7 @@ class Context(_Freed):
         self._check_sequence(sequence)
         return int(C.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
-    def save(self, sequence: int, *, partial: bool = False) -> bytes:
+    def save(self, sequence: int, *, partial: bool = False) -> State:
         """The state of one sequence, to be given to `restore`.
 
         partial: only what cannot be cut (a recurrent state); positions read since are cut by `remove`.
@@ -496,17 +497,26 @@ class Context(_Freed):
         self._check_sequence(sequence)
         flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
         size = int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
-        buffer = (ctypes.c_uint8 * size)()
-        written = int(C.llama_state_seq_get_data_ext(self.handle, buffer, size, sequence, flags))
-        return bytes(memoryview(buffer)[:written])
+        state: State = np.empty(size, np.uint8)
+        written = int(
+            C.llama_state_seq_get_data_ext(self.handle, _bytes(state), size, sequence, flags)
+        )
+        return state[:written]
 
-    def restore(self, sequence: int, state: bytes, *, partial: bool = False) -> bool:
+    def state_size(self, sequence: int) -> int:
+        """Bytes that `save` would give."""
+        self._check_sequence(sequence)
+        flags = C.LLAMA_STATE_SEQ_FLAGS_NONE
+        return int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
+
+    def restore(self, sequence: int, state: State, *, partial: bool = False) -> bool:
         """Put a saved state in place of a sequence; False if llama.cpp refuses it."""
         self._check_sequence(sequence)
         flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
-        size = len(state)
-        buffer = (ctypes.c_uint8 * size).from_buffer_copy(state)
-        read = int(C.llama_state_seq_set_data_ext(self.handle, buffer, size, sequence, flags))
+        size = state.nbytes
+        read = int(
+            C.llama_state_seq_set_data_ext(self.handle, _bytes(state), size, sequence, flags)
+        )
         return read == size
 
     def clear(self) -> None:
@@ -520,6 +530,11 @@ class Context(_Freed):
         if self.handle:
             C.llama_free(self.handle)
             self.handle = None
+
+
+def _bytes(state: State) -> Any:
+    """A state as C's functions take it, without a copy."""
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
 
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int]) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from localspec.engine import profile, sampling
@@ -23,22 +24,36 @@ from localspec.engine.llama import (
     backend,
     llama_version,
 )
+from localspec.engine.prefixes import Exchange, Prefix, Prefixes
 from localspec.engine.profile import CostProfile, CostTable
 from localspec.engine.slots import Slots
+from localspec.engine.states import States
 from localspec.errors import InvalidRequest, LoadFailed
 from localspec.protocol.frames import EngineSettings, Generate, PairFiles, PairInfo
 
 DEFAULT_CONTEXT = 8192  # tokens, where the settings leave it to us and the model allows it
 ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
 SMALL = 4_000_000  # parameters
+SAVING_S = 6.0  # for saving conversations at the end; the daemon waits a little longer
 Progress = Callable[[str, float], None]
+Notice = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 class Pair:
     """Everything that lives as long as the pair is loaded. Created and closed by the worker."""
 
-    def __init__(self, files: PairFiles, settings: EngineSettings, progress: Progress) -> None:
-        """Load both models and measure their costs.
+    def __init__(
+        self,
+        files: PairFiles,
+        settings: EngineSettings,
+        progress: Progress,
+        notice: Notice = _silent,
+    ) -> None:
+        """Load both models and measure their costs. `notice`: sentences for the log, from any thread.
 
         Raises:
             LoadFailed: a file cannot be loaded, or the two tokenizers differ.
@@ -46,6 +61,7 @@ class Pair:
         self._open = ExitStack()  # models before the contexts made from them
         try:
             self._build(files, settings, progress)
+            self._keep_prefixes(settings, notice)
         except BaseException:
             self._open.close()
             raise
@@ -78,7 +94,7 @@ class Pair:
         self.no_rollback = self._rollback_problem(context)
         progress("profile", 0.0)
         self._notebook = profile.Notebook(
-            Path(settings.state_dir) if settings.state_dir else None, self._identity()
+            Path(settings.state_dir) if settings.state_dir else None, self.identity()
         )
         known = self._notebook.read()
         table = profile.table_from(known.get("target_ms"))
@@ -98,7 +114,9 @@ class Pair:
         }
         width = known.get("exact_width")
         self._exact_width = width if width in CANDIDATES else None
-        slots = Slots(context, self._draft_context, 0, self.parallel)
+        reading_ms = partial(target_costs.per_token_ms, READING)
+        self.prefixes = Prefixes(settings.prefix_bytes, Exchange(reading_ms))
+        slots = Slots(context, self._draft_context, 0, self.parallel, self.prefixes)
         self.shared = Lane(context, batch, slots, target_costs)
         self.defaults = sampling.model_defaults(self._target.metadata)
         progress("profile", 1.0)
@@ -163,8 +181,10 @@ class Pair:
         return DraftModel(context, batch, costs, self._make_draft_room, scratch), costs
 
     def _make_draft_room(self) -> bool:
-        lanes = [self.shared] if self._exact is None else [self.shared, self._exact]
-        return any(lane.slots.evict_draft() for lane in lanes)
+        return any(lane.slots.evict_draft() for lane in self._lanes())
+
+    def _lanes(self) -> list[Lane]:
+        return [self.shared] if self._exact is None else [self.shared, self._exact]
 
     # ------------------------------------------------------------------------ exact mode
 
@@ -196,7 +216,7 @@ class Pair:
             self._exact_reason = "no pass width gives the same logits in every row"
             return self.exact()
         self._exact_width = width
-        slots = Slots(context, self._draft_context, self.parallel, 1)
+        slots = Slots(context, self._draft_context, self.parallel, 1, self.prefixes, exact=True)
         self._exact = Lane(context, batch, slots, costs, width)
         return self._exact
 
@@ -284,7 +304,8 @@ class Pair:
             }
         )
 
-    def _identity(self) -> str:
+    def identity(self) -> str:
+        """A hash of what measurements and saved states depend on: files, settings, machine, build."""
         files = [self.files.target] + ([self.files.draft] if self.files.draft else [])
         s = self.settings
         settings = {
@@ -298,8 +319,36 @@ class Pair:
         }
         return profile.identity(files, settings, llama_version())
 
+    # ------------------------------------------------------------------------ conversations
+
+    def _keep_prefixes(self, settings: EngineSettings, notice: Notice) -> None:
+        folder = Path(settings.states_dir) if settings.states_dir else None
+        self.states = States(folder, self.identity(), settings.states_bytes, notice)
+        self.prefixes.dropped = self.states.dropped
+
+    def forget(self, conversation: str | None) -> None:
+        """Drop what is kept of a conversation, with None of all, in memory and on disk."""
+        for lane in self._lanes():
+            lane.slots.forget_conversation(conversation)
+        self.prefixes.forget(conversation)
+        self.states.forget(conversation)
+
+    def _save_conversations(self) -> None:
+        """Those in memory, the ones in slots first; of each what was used last."""
+        found: dict[str | None, Callable[[], Prefix]] = {}
+        for lane in self._lanes():
+            for slot in sorted(lane.slots, key=lambda s: -s.last_used):
+                if self.states.wanted(slot.conversation, slot.n_target):
+                    found.setdefault(slot.conversation, partial(lane.slots.snapshot, slot))
+        for prefix in self.prefixes:
+            if self.states.wanted(prefix.conversation, len(prefix.tokens)):
+                found.setdefault(prefix.conversation, partial(_same, prefix))
+        self.states.save_all(found.values(), SAVING_S)
+        self.states.close()
+
     def close(self) -> None:
-        """Free everything, contexts before models."""
+        """Save what is to be saved and free everything, contexts before models."""
+        self._save_conversations()
         self.save()
         self._open.close()
 
@@ -315,6 +364,10 @@ def physical_cores() -> int:
         return max(1, min(logical, len(pairs) or logical))
     except OSError:
         return logical
+
+
+def _same(prefix: Prefix) -> Prefix:
+    return prefix
 
 
 def _threads_for(model: Model, threads: int) -> int:

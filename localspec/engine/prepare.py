@@ -12,6 +12,7 @@ from localspec.engine.grammar import Grammars
 from localspec.engine.infill import infill_tokens
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair import Pair
+from localspec.engine.prefixes import Prefix
 from localspec.engine.sampling import Sampler, resolve
 from localspec.engine.template import TemplateRenderer
 from localspec.errors import InvalidRequest
@@ -61,7 +62,14 @@ class Preparer:
             expected,
             frozenset(self._control(request.shown)),
             self._rendered[-TAIL:],
+            self._saved(request, tokens),
         )
+
+    def _saved(self, request: Generate, tokens: list[int]) -> Prefix | None:
+        """What an earlier run of the daemon left on disk of this conversation."""
+        if request.conversation is None or not request.cache_prompt:
+            return None
+        return self._pair.states.load(request.conversation, tokens)
 
     def _control(self, texts: Sequence[str]) -> Iterator[int]:
         """Those of `texts` that are one token of this vocabulary."""

@@ -52,6 +52,10 @@ class CostTable:
             return float(self._ms[at]) * self._drift
         return float(self._shape(np.array([width]))[0]) * self._drift
 
+    def per_token_ms(self, width: int) -> float:
+        """Milliseconds per row of a pass of this width."""
+        return self.ms(width) / width
+
     def _shape(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Milliseconds without drift, by number of rows (n,)."""
         widths, ms = self._widths, self._ms

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
-from localspec.engine.llama import Context
+from localspec.engine.llama import Context, State
+from localspec.engine.prefixes import Prefix, Prefixes, common_prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -21,39 +24,35 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     n_target: int = 0
     n_draft: int = 0
-    draft_mark: tuple[int, bytes] | None = None  # a draft's recurrent state after so many tokens
+    draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
     last_pass: int = 0  # where the target's last pass over this slot began
     busy: bool = False
     last_used: int = 0
+    conversation: str | None = None  # whose text it is, where that is to be saved
+    source: Literal["", "slot", "memory", "disk"] = ""  # of what the present request reused
 
     @property
     def cached(self) -> list[int]:
         return self.tokens[: self.n_target]
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
-    limit = min(len(a), len(b))
-    if a[:limit] == b[:limit]:
-        return limit
-    low, high = 0, limit  # a[:low] equal, a[:high] not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 class Slots:
     """The slots of one target context, and of the draft context beside it."""
 
     def __init__(
-        self, target: Context, draft: Context | None, first_draft: int, count: int
+        self,
+        target: Context,
+        draft: Context | None,
+        first_draft: int,
+        count: int,
+        prefixes: Prefixes | None = None,
+        exact: bool = False,
     ) -> None:
+        """prefixes: where what loses its slot is kept; exact: these are the exact lane's."""
         self._target = target
         self._draft = draft
+        self._prefixes = prefixes
+        self._exact = exact
         # A recurrent state cannot be cut, only continued whole.
         self._cuttable = not (target.model.recurrent or target.model.hybrid)
         self._draft_cuttable = draft is None or not (draft.model.recurrent or draft.model.hybrid)
@@ -67,9 +66,16 @@ class Slots:
     def free(self) -> bool:
         return any(not slot.busy for slot in self._slots)
 
-    def acquire(self, prompt: Sequence[int], reuse: bool = True, align: int = 1) -> Slot:
+    def acquire(
+        self,
+        prompt: Sequence[int],
+        reuse: bool = True,
+        align: int = 1,
+        saved: Prefix | None = None,
+    ) -> Slot:
         """A free slot that holds as much of `prompt` as any slot does; its `n_target` says how much.
 
+        Where a kept prefix, or `saved`, holds so much more that putting it back pays, it holds that.
         At least the last prompt token is left to be read (its logits are needed), and reuse ends at a
         multiple of `align`. The caller has checked `free`.
         """
@@ -84,14 +90,20 @@ class Slots:
         if shared[source.id] > keep or wasteful:
             best = min(idle, key=lambda s: (s.n_target > 0, s.last_used))
             keep = shared[best.id]
-        keep = self._bring(best, source, keep, shared[source.id])
-        self._take(best, prompt, min(keep, len(prompt) - 1) // align * align)
+        back = self._put_back(best, prompt, shared[source.id], saved) if reuse else 0
+        if not back:  # trying may have cost a slot what it held
+            keep, offered = (min(shared[s.id], s.n_target) for s in (best, source))
+            keep = self._bring(best, source, keep, offered)
+        self._take(best, prompt, min(back or keep, len(prompt) - 1) // align * align)
+        if not back:
+            best.source = "slot" if best.n_target else ""
         return best
 
     def _bring(self, slot: Slot, source: Slot, keep: int, offered: int) -> int:
         """Copy a longer shared prefix from another slot; returns what `slot` now holds of the prompt."""
         if source is slot or offered <= keep or not self._cuttable:
             return keep
+        self._keep(slot, 0)
         self.clear(slot)
         self._target.copy(source.id, slot.id, offered)
         slot.tokens, slot.n_target = source.tokens[:offered], offered
@@ -104,10 +116,98 @@ class Slots:
     def _take(self, slot: Slot, prompt: list[int], keep: int) -> None:
         self._clock += 1
         slot.busy, slot.last_used = True, self._clock
+        self._keep(slot, keep)
         if not self.roll_back(slot, keep):
             keep = 0
         slot.tokens, slot.n_target = prompt, keep
         slot.n_draft = min(slot.n_draft, keep)
+        slot.conversation = None
+
+    def forget_conversation(self, conversation: str | None) -> None:
+        """Nothing of it, with None of any, is to be saved; idle slots lose its text as well."""
+        for slot in self._slots:
+            if slot.conversation is not None and conversation in (None, slot.conversation):
+                slot.conversation = None
+                if not slot.busy:
+                    self.clear(slot)
+
+    # ------------------------------------------------------------------ prefixes without a slot
+
+    def snapshot(self, slot: Slot) -> Prefix:
+        """A copy of what both memories hold for a slot."""
+        start = time.perf_counter()
+        draft = None
+        if self._draft is not None and slot.n_draft:
+            draft = self._draft.save(slot.draft_id)
+        target = self._target.save(slot.id)
+        held = Prefix(
+            slot.cached,
+            target,
+            draft,
+            slot.n_draft if draft is not None else 0,
+            self._exact,
+            slot.conversation,
+        )
+        if self._prefixes is not None:
+            spent = time.perf_counter() - start
+            self._prefixes.exchange.copied(held.size, spent * 1e3)
+        return held
+
+    def _keep(self, slot: Slot, left: int) -> None:
+        """Before a slot loses all but `left` tokens: keep a copy where that is worth it."""
+        kept = self._prefixes
+        if kept is None or slot.n_target <= left or kept.limit <= 0:
+            return
+        size = self._target.state_size(slot.id)
+        worth = kept.exchange.worth_keeping(slot.n_target - left, size)
+        if not worth or (self._cuttable and kept.covers(slot.cached, self._exact)):
+            return
+        held = self.snapshot(slot)
+        if self._cuttable:
+            kept.supersede(held)
+        kept.put(held)
+
+    def _put_back(self, slot: Slot, prompt: list[int], offered: int, saved: Prefix | None) -> int:
+        """Give `slot` the longest kept prefix where that beats the `offered` tokens by enough.
+
+        Returns how many tokens of the prompt it holds then, 0 where nothing was put back.
+        """
+        kept = self._prefixes
+        if kept is None:
+            return 0
+        # At least one token is left to be read, so a state that cannot be cut must be shorter.
+        found, length = kept.find(
+            prompt[:-1],
+            exact=self._exact,
+            whole=not self._cuttable,
+            also=[saved] if saved is not None else [],
+        )
+        if found is None or not kept.exchange.pays(length - offered, found.size):
+            return 0
+        self._keep(slot, 0)
+        self.clear(slot)
+        self._make_cells(len(found.tokens))
+        start = time.perf_counter()
+        if not self._target.restore(slot.id, found.target):
+            self.clear(slot)
+            return 0
+        slot.tokens, slot.n_target = list(found.tokens), len(found.tokens)
+        slot.last_pass = slot.n_target
+        if self._draft is not None and found.draft is not None:
+            restored = self._draft.restore(slot.draft_id, found.draft)
+            slot.n_draft = found.n_draft if restored else 0
+        kept.exchange.copied(found.size, (time.perf_counter() - start) * 1e3)
+        kept.taken(found, length)
+        slot.source = "disk" if found.source == "disk" else "memory"
+        # What goes beyond the prompt is still kept, or too little to be: it is no loss.
+        self.roll_back(slot, min(length, slot.n_target))
+        return length
+
+    def _make_cells(self, count: int) -> None:
+        """llama.cpp puts a state back only where cells are free: others give theirs up for it."""
+        while sum(slot.n_target for slot in self._slots) + count > self._target.n_ctx:
+            if not self.evict():
+                return
 
     def roll_back(self, slot: Slot, length: int) -> bool:
         """Cut both memories to `length` tokens. False: the model cannot, and reads all of it again."""
@@ -165,6 +265,7 @@ class Slots:
         """Empty both memories and the slot's text."""
         self.forget(slot)
         slot.tokens = []
+        slot.conversation = None
 
     def evict_draft(self) -> bool:
         """Empty the draft's memory of the idle slot that was used longest ago; as `evict`."""
@@ -179,5 +280,7 @@ class Slots:
         idle = [slot for slot in self._slots if not slot.busy and slot.n_target]
         if not idle:
             return False
-        self.clear(min(idle, key=lambda s: s.last_used))
+        oldest = min(idle, key=lambda s: s.last_used)
+        self._keep(oldest, 0)
+        self.clear(oldest)
         return True

@@ -30,6 +30,7 @@ from localspec.protocol.frames import (
     Cancel,
     Detokenize,
     Failed,
+    Forget,
     Frame,
     Generate,
     Load,
@@ -174,6 +175,9 @@ class Worker:
                 known = self._engine is not None and self._engine.cancel(item.id)
                 if not known and item.id in self._preparing:
                     self._cancelled.add(item.id)
+            case Forget():
+                if self._engine is not None:
+                    self._engine.pair.forget(item.conversation)
             case Ping():
                 self.send(Pong(item.id))
 
@@ -198,7 +202,9 @@ class Worker:
                 self.send(Loading(stage, fraction))
 
         try:
-            pair = Pair(load.pair, load.settings, progress)
+            pair = Pair(
+                load.pair, load.settings, progress, lambda text: self.send(frames.Notice(text))
+            )
         except LocalspecError as error:
             self.send(LoadError(error.message, error.code))
             return

@@ -137,6 +137,8 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
 
     n_ctx is per sequence, in tokens. `extra_buffers` False is safe mode: llama.cpp's repacked CPU
     kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
+    `state_dir` keeps what was measured, `states_dir` conversations' states up to `states_bytes`;
+    `prefix_bytes` limits the memory for prefixes that have no slot.
     """
 
     n_ctx: int = 0
@@ -149,6 +151,9 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     exact: bool = False
     depth: int | None = None
     state_dir: str = ""
+    prefix_bytes: int = 0
+    states_dir: str = ""
+    states_bytes: int = 0
 
 
 class Load(Frame, omit_defaults=True):
@@ -164,7 +169,8 @@ class Generate(Frame, omit_defaults=True):
     `shown` are control tokens whose text belongs to the answer (a tool call's marker); others are
     silent. `max_predict_ms` ends the answer at the first newline after that time, and
     `single_line_indent` at a line indented less; `max_prompt_ms` is taken and, as in llama-server,
-    changes nothing: a warm-up that sends 1 wants its prompt read.
+    changes nothing: a warm-up that sends 1 wants its prompt read. `conversation`: the id of a kept
+    one, whose state is then saved and found again.
     """
 
     id: int
@@ -183,6 +189,7 @@ class Generate(Frame, omit_defaults=True):
     max_predict_ms: int | None = None
     single_line_indent: int | None = None
     shown: list[str] = []
+    conversation: str | None = None
 
 
 class Cancel(Frame):
@@ -220,8 +227,14 @@ class Ping(Frame):
     id: int
 
 
+class Forget(Frame):
+    """Drop what is kept of a conversation's text, with None of all conversations."""
+
+    conversation: str | None
+
+
 class Shutdown(Frame):
-    """Exit at once; the daemon has drained before."""
+    """Save conversations' states, for some seconds at most, and exit; the daemon has drained before."""
 
 
 # ---------------------------------------------------------------------------- worker → daemon
@@ -277,12 +290,16 @@ class TokenLogprob(msgspec.Struct):
 
 
 class Started(Frame, omit_defaults=True):
-    """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt."""
+    """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt.
+
+    `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot.
+    """
 
     id: int
     prompt_tokens: int
     cached_tokens: int
     tail: str = ""
+    cache: Literal["", "slot", "memory", "disk"] = ""
 
 
 class Delta(Frame, omit_defaults=True):
@@ -373,8 +390,16 @@ class Pong(Frame):
     id: int
 
 
-ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | ApplyTemplate | Ping | Shutdown
-FromWorker = Loading | Loaded | LoadError | Started | Delta | Done | Failed | Reply | Pong
+class Notice(Frame):
+    """A sentence for the daemon's log."""
+
+    text: str
+
+
+ToWorker = (
+    Load | Generate | Cancel | Tokenize | Detokenize | ApplyTemplate | Forget | Ping | Shutdown
+)
+FromWorker = Loading | Loaded | LoadError | Started | Delta | Done | Failed | Reply | Pong | Notice
 
 _encoder = msgspec.msgpack.Encoder()
 to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
-from localspec.engine.slots import Slot, Slots, common_prefix
+from localspec.engine.prefixes import common_prefix
+from localspec.engine.slots import Slot, Slots
 from localspec.protocol.frames import PairFiles
 from tests.support.running import Running, drafting
 

@@ -26,6 +26,8 @@ async def chat(request: Request) -> Response:
     if translate.uses_tools(body):  # how a call is written is the model's own matter
         template = (await daemon.supervisor.ready(await daemon.pair(body.model))).chat_template
     wanted = translate.chat(body, template)
+    if turn:
+        wanted[0].conversation = turn.id
     shape = partial(ChatComposer, parser=partial(translate.parser, body, template))
     return await _respond(request, body, wanted, shape, turn)
 

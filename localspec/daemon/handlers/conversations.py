@@ -29,12 +29,17 @@ async def show(request: Request) -> Response:
 
 async def remove(request: Request) -> Response:
     name = request.path_params["name"]
-    removed = await context(request).conversations.run(lambda each: each.remove(name))
+    daemon = context(request)
+    removed = await daemon.conversations.run(lambda each: each.remove(name))
+    daemon.supervisor.forget(removed)
     return answer(Forgotten(1, removed))
 
 
 async def remove_all(request: Request) -> Response:
-    return answer(Forgotten(await context(request).conversations.run(lambda e: e.remove_all())))
+    daemon = context(request)
+    count = await daemon.conversations.run(lambda each: each.remove_all())
+    daemon.supervisor.forget(None)
+    return answer(Forgotten(count))
 
 
 async def undo(request: Request) -> Response:

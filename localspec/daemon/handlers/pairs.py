@@ -93,9 +93,13 @@ def _verify(
 
 async def collect(request: Request) -> Response:
     body = await read(request, pairs.CollectRequest)
-    store = context(request).library.store
+    daemon = context(request)
+    store = daemon.library.store
     found = await asyncio.to_thread(lambda: store.collect(dry_run=body.dry_run))
-    return answer(pairs.CollectedView(found.freed, found.files, body.dry_run))
+    states = await daemon.conversations.run(lambda each: each.collect(dry_run=body.dry_run))
+    freed = found.freed + sum(size for _, size in states)
+    files = (*found.files, *(name for name, _ in states))
+    return answer(pairs.CollectedView(freed, files, body.dry_run))
 
 
 async def drafts(request: Request) -> Response:

@@ -1,0 +1,186 @@
+"""Prefixes that lost their slot: what target and draft remember of a text, kept in memory.
+
+A slot that is given to another text loses what it has read. Copying that state away costs little beside
+reading the text again, so it is kept here up to a limit in bytes, the one used longest ago given up
+first. A state goes back only to a request whose own tokens it stands for, so no text comes from another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localspec.engine.llama import State
+
+# Shorter texts are read again within a pass or two of a prompt.
+MIN_TOKENS = 64
+# How often a text that lost its slot is asked for again; a guess, and a wrong one costs a copy.
+RETURNS = 0.25
+RESERVE = 512 << 20  # bytes of memory left to everybody else
+_FIRST_MS_PER_MIB = 1.0  # until copies have been timed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """What a target remembers after reading `tokens`, and a draft after the first `n_draft` of them.
+
+    exact: read by the exact lane; only that one may go on from it. conversation: whose text it is.
+    source: "memory", or "disk" where it comes from a saved conversation.
+    """
+
+    tokens: Sequence[int]
+    target: State
+    draft: State | None = None
+    n_draft: int = 0
+    exact: bool = False
+    conversation: str | None = None
+    source: str = "memory"
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.target.nbytes + (self.draft.nbytes if self.draft is not None else 0)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    low, high = 0, limit  # a[:low] equal, a[:high] not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What a copied state costs against reading its text again. Milliseconds."""
+
+    reading_ms: Callable[[], float]  # of one token of a prompt
+    ms_per_mib: float = _FIRST_MS_PER_MIB
+
+    def copied(self, size: int, spent_ms: float) -> None:
+        """Learn from a copy of so many bytes."""
+        if size >= 1 << 20:  # less says more about the call than about the copy
+            self.ms_per_mib += 0.3 * (spent_ms / (size / (1 << 20)) - self.ms_per_mib)
+
+    def pays(self, tokens: int, size: int) -> bool:
+        """Is putting a state of `size` bytes back cheaper than reading so many tokens?"""
+        return tokens >= MIN_TOKENS and tokens * self.reading_ms() > self._copy_ms(size)
+
+    def worth_keeping(self, tokens: int, size: int) -> bool:
+        """Is a copy now worth the chance that so many tokens need not be read again?"""
+        saved = tokens * self.reading_ms() * RETURNS
+        return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
+
+    def _copy_ms(self, size: int) -> float:
+        return size / (1 << 20) * self.ms_per_mib
+
+
+def free_memory() -> int | None:
+    """Bytes a process could take now; None where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    return int(found[1]) << 10 if found else None
+
+
+def _nobody(_: Prefix) -> None:
+    pass
+
+
+@dataclass(slots=True)
+class Prefixes:
+    """The store. `limit` in bytes; `dropped` hears of each prefix that is given up."""
+
+    limit: int
+    exchange: Exchange
+    dropped: Callable[[Prefix], None] = _nobody
+    free: Callable[[], int | None] = free_memory
+    _kept: list[Prefix] = field(default_factory=list)  # used longest ago first
+
+    def __iter__(self) -> Iterator[Prefix]:
+        """The one used last first."""
+        return reversed(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all that is kept."""
+        return sum(prefix.size for prefix in self._kept)
+
+    def put(self, prefix: Prefix) -> bool:
+        """Keep it as the one used last. False: it is larger than the limit or the free memory allows."""
+        free = self.free()
+        if prefix.size > self.limit or (free is not None and prefix.size + RESERVE > free):
+            self.dropped(prefix)
+            return False
+        self._kept.append(prefix)
+        while self.size > self.limit:
+            self.dropped(self._kept.pop(0))
+        return True
+
+    def supersede(self, prefix: Prefix) -> None:
+        """Drop what holds nothing beyond `prefix`; of models whose state can be cut."""
+        self._kept = [
+            each
+            for each in self._kept
+            if each.exact != prefix.exact
+            or common_prefix(each.tokens, prefix.tokens) < len(each.tokens)
+        ]
+
+    def covers(self, tokens: Sequence[int], exact: bool) -> bool:
+        """Is all of `tokens` kept already? Then it counts as used now."""
+        found, length = self.find(tokens, exact=exact, whole=False)
+        if found is None or length < len(tokens):
+            return False
+        self._used(found)
+        return True
+
+    def find(
+        self, tokens: Sequence[int], *, exact: bool, whole: bool, also: Sequence[Prefix] = ()
+    ) -> tuple[Prefix | None, int]:
+        """The prefix that shares most with `tokens`, and how many; `also`: those kept elsewhere.
+
+        whole: only one that is itself a beginning of `tokens` (a state that cannot be cut).
+        """
+        best: Prefix | None = None
+        longest = 0
+        for each in [*self, *also]:
+            if each.exact == exact:
+                length = common_prefix(each.tokens, tokens)
+                if length > longest and not (whole and length < len(each.tokens)):
+                    best, longest = each, length
+        return best, longest
+
+    def taken(self, prefix: Prefix, length: int) -> None:
+        """A slot holds its first `length` tokens now; what is beyond that is kept if it is much."""
+        if len(prefix.tokens) - length >= MIN_TOKENS:
+            self._used(prefix)
+        else:
+            self._kept = [each for each in self._kept if each is not prefix]
+
+    def forget(self, conversation: str | None) -> None:
+        """Drop what belongs to a conversation, with None to any, and tell nobody."""
+        self._kept = [
+            each
+            for each in self._kept
+            if each.conversation is None
+            or (conversation is not None and each.conversation != conversation)
+        ]
+
+    def _used(self, prefix: Prefix) -> None:
+        others = [each for each in self._kept if each is not prefix]
+        if len(others) < len(self._kept):  # else it is one of `also`
+            self._kept = [*others, prefix]

@@ -1,0 +1,278 @@
+"""Conversations' states on disk, so that after a restart nobody's prompt is read twice.
+
+One folder per conversation, in it one file per pair and settings: what target and draft remember,
+with the tokens they stand for. It is a cache: whoever deletes one costs us reading that text again, and
+a file that is not whole, or not ours to read, is passed over with a reason. Nothing of a file reaches
+llama.cpp before its hash is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from localspec.engine.llama import State
+from localspec.engine.prefixes import Prefix, free_memory
+
+MAGIC = b"LSPREFIX"
+VERSION = 1
+# Fewer are read again within seconds on any machine, and a file costs the disk its wear.
+MIN_TOKENS = 256
+# A conversation is written again when it has grown by this part, so that all of its writings together
+# stay below ten times its last.
+GROWTH = 1 / 8
+RESERVE = 1 << 30  # bytes of the disk left to everybody else
+_PIECE = 16 << 20
+_HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, hash of all that follows
+_CONVERSATION = re.compile(r"[0-9a-f]{1,64}")
+
+
+class Refused(Exception):
+    """A file that will not be used; says why."""
+
+
+class _Late(Exception):
+    """The time for writing is over."""
+
+
+class _Header(msgspec.Struct):
+    """identity: see Pair.identity; sizes in bytes of the two states, in this order behind it."""
+
+    identity: str
+    tokens: list[int]
+    n_draft: int
+    exact: bool
+    target: int
+    draft: int
+
+
+class States:
+    """The states of one pair's conversations. `load` may be called from any one thread beside the loop's.
+
+    folder None or limit 0: nothing is saved. notice: called with sentences for the log.
+    """
+
+    def __init__(
+        self, folder: Path | None, identity: str, limit: int, notice: Callable[[str], None]
+    ) -> None:
+        self._folder = folder if limit > 0 else None
+        self._identity = identity
+        self._limit = limit
+        self._notice = notice
+        self._lock = threading.Lock()
+        self._held: dict[str, int] = {}  # conversations in memory, and their tokens on disk
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
+        if self._folder is not None:
+            for left in self._folder.glob("*/*.part"):
+                with contextlib.suppress(OSError):
+                    left.unlink()
+
+    # ------------------------------------------------------------------ reading
+
+    def load(self, conversation: str, tokens: Sequence[int]) -> Prefix | None:
+        """What is saved of a conversation, unless it is in memory or does not begin like `tokens`."""
+        if self._folder is None or not _CONVERSATION.fullmatch(conversation):
+            return None
+        with self._lock:
+            if conversation in self._held:
+                return None
+            self._held[conversation] = 0
+        path = self._path(conversation)
+        try:
+            prefix = self._read(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, Refused) as error:
+            self._notice(f"the saved state of conversation {conversation} is not used: {error}")
+            return None
+        with self._lock:
+            self._held[conversation] = len(prefix.tokens)
+        if not tokens or prefix.tokens[0] != tokens[0]:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the one used longest ago is given up first
+        return replace(prefix, conversation=conversation, source="disk")
+
+    def _read(self, path: Path) -> Prefix:
+        """Raises Refused, OSError."""
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                raise Refused("it is cut short")
+            magic, version, length, digest = _HEAD.unpack(head)
+            if magic != MAGIC:
+                raise Refused("it is no such file")
+            if version > VERSION:
+                raise Refused("a newer localspec wrote it")
+            if version < VERSION:
+                raise Refused("an older localspec wrote it")
+            if length > size:
+                raise Refused("it is damaged")
+            free = free_memory()
+            if free is not None and size > free // 2:
+                raise Refused("there is too little free memory for it")
+            raw = file.read(length)
+            hashed = hashlib.sha256(raw)
+            body: State = np.fromfile(file, np.uint8)
+            hashed.update(body.data)
+        if hashed.digest() != digest:
+            raise Refused("it is damaged")
+        try:
+            header = msgspec.msgpack.decode(raw, type=_Header)
+        except msgspec.DecodeError as error:
+            raise Refused("it is damaged") from error
+        if header.identity != self._identity:
+            raise Refused("it is of other files or settings")
+        if (
+            len(body) != header.target + header.draft
+            or not 0 <= header.n_draft <= len(header.tokens)
+            or min(header.target, header.draft) < 0
+        ):
+            raise Refused("it is damaged")
+        return Prefix(
+            header.tokens,
+            body[: header.target],
+            body[header.target :] if header.draft else None,
+            header.n_draft,
+            header.exact,
+        )
+
+    # ------------------------------------------------------------------ writing
+
+    def dropped(self, prefix: Prefix) -> None:
+        """A prefix is no longer in memory: save it, beside the loop, if it is a conversation's."""
+        if prefix.conversation is None:
+            return
+        self._writer.submit(self._write, prefix, None)
+        self._writer.submit(self._let_go, prefix.conversation)
+
+    def _let_go(self, conversation: str) -> None:
+        with self._lock:
+            self._held.pop(conversation, None)
+
+    def wanted(self, conversation: str | None, tokens: int) -> bool:
+        """Is writing so many tokens of it worth the disk?"""
+        if self._folder is None or conversation is None:
+            return False
+        if not _CONVERSATION.fullmatch(conversation):
+            return False
+        with self._lock:
+            saved = self._held.get(conversation, 0)
+        return tokens - saved >= max(MIN_TOKENS, saved * GROWTH)
+
+    def save_all(self, prefixes: Iterable[Callable[[], Prefix]], seconds: float) -> None:
+        """Save each in turn, the most wanted first, until the time is over."""
+        deadline = time.monotonic() + seconds
+        for make in prefixes:
+            if time.monotonic() >= deadline:
+                break
+            self._writer.submit(self._write, make(), deadline).result()
+
+    def _write(self, prefix: Prefix, deadline: float | None) -> None:
+        conversation = prefix.conversation
+        if conversation is None or not self.wanted(conversation, len(prefix.tokens)):
+            return
+        path = self._path(conversation)
+        part = path.with_suffix(".part")
+        try:
+            if not self._make_room(prefix.size, path):
+                return
+            assert self._folder is not None
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                self._fill(file, prefix, deadline)
+            part.replace(path)  # not synced: what a power cut leaves, the hash will tell
+        except (OSError, _Late) as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                self._notice(f"the state of conversation {conversation} is not saved: {error}")
+            return
+        with self._lock:
+            self._held[conversation] = len(prefix.tokens)
+
+    def _fill(self, file: BinaryIO, prefix: Prefix, deadline: float | None) -> None:
+        draft = prefix.draft if prefix.draft is not None else np.empty(0, np.uint8)
+        header = msgspec.msgpack.encode(
+            _Header(
+                self._identity,
+                list(prefix.tokens),
+                prefix.n_draft,
+                prefix.exact,
+                prefix.target.nbytes,
+                draft.nbytes,
+            )
+        )
+        hashed = hashlib.sha256(header)
+        file.write(_HEAD.pack(MAGIC, VERSION, len(header), bytes(32)))
+        file.write(header)
+        for state in (prefix.target, draft):
+            for at in range(0, state.nbytes, _PIECE):
+                if deadline is not None and time.monotonic() > deadline:
+                    raise _Late
+                piece = state[at : at + _PIECE].data
+                hashed.update(piece)
+                file.write(piece)
+        file.seek(0)
+        file.write(_HEAD.pack(MAGIC, VERSION, len(header), hashed.digest()))
+
+    def _make_room(self, size: int, path: Path) -> bool:
+        """Delete what was used longest ago until `size` bytes fit into the limit. False: they never do."""
+        assert self._folder is not None
+        if size > self._limit:
+            return False
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        others = [each for each in self._folder.glob("*/*") if each != path]
+        kept = sorted(((each, each.lstat()) for each in others), key=lambda item: item[1].st_mtime)
+        used = sum(info.st_size for _, info in kept)
+        for each, info in kept:
+            if used + size <= self._limit:
+                break
+            each.unlink(missing_ok=True)
+            used -= info.st_size
+        return shutil.disk_usage(self._folder).free - size >= RESERVE
+
+    # ------------------------------------------------------------------ forgetting
+
+    def forget(self, conversation: str | None) -> None:
+        """Delete what is saved of a conversation, with None of all; after what is being written."""
+        with self._lock:
+            if conversation is None:
+                self._held.clear()
+            else:
+                self._held.pop(conversation, None)
+        if self._folder is not None:
+            self._writer.submit(self._delete, conversation)
+
+    def _delete(self, conversation: str | None) -> None:
+        assert self._folder is not None
+        if conversation is None:
+            for folder in self._folder.glob("*/"):
+                shutil.rmtree(folder, ignore_errors=True)
+        elif _CONVERSATION.fullmatch(conversation):
+            shutil.rmtree(self._folder / conversation, ignore_errors=True)
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._writer.shutdown()
+
+    def _path(self, conversation: str) -> Path:
+        assert self._folder is not None
+        return self._folder / conversation / f"{self._identity}.state"

@@ -1,0 +1,104 @@
+"""Conversations that go on after the daemon was restarted: with the shipped pair, and by their files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemons import Home, RunningDaemon
+
+OPENING = "What does this do? " + " ".join(f"copy(a{at}, b{at})" for at in range(60))
+FOLLOWING = "And what does shutil.move do?"
+GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+
+
+@contextlib.contextmanager
+def daemon(home: Home) -> Iterator[RunningDaemon]:
+    running = RunningDaemon(home)
+    yield running
+    assert running.stop() == 0
+
+
+def turn(home: Home, question: str, conversation: str, **more: Any) -> Any:
+    answer = home.chat(
+        question, **GREEDY, **more, exact=True, localspec={"conversation": conversation}
+    )
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def states(home: Home) -> list[Path]:
+    return sorted((home.root / "cache" / "conversations").glob("*/*"))
+
+
+def begin(home: Home) -> str:
+    """A conversation long enough to be saved, the daemon ended; its id."""
+    with daemon(home):
+        opened = turn(home, OPENING, "new")
+    assert opened["usage"]["prompt_tokens"] > 400
+    identity: str = opened["localspec"]["conversation"]
+    return identity
+
+
+def test_a_second_turn_after_a_restart_reads_what_is_new_only(home: Home) -> None:
+    begin(home)
+    [saved] = states(home)
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+    content = saved.read_bytes()
+    with daemon(home):
+        second = turn(home, FOLLOWING, "last")
+    total, cached = second["timings"]["prompt_n"], second["timings"]["cache_n"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == cached > 300
+    assert total < 200  # the question, the answer before, and the rest of an exact chunk
+
+    # The same turn by a daemon that finds nothing: the same text, by reading all of it.
+    with daemon(home):
+        home.request("POST", "/localspec/conversations/last/undo")
+    saved.write_bytes(content[:-1])
+    with daemon(home):
+        again = turn(home, FOLLOWING, "last")
+    assert again["timings"]["cache_n"] == 0
+    assert again["choices"][0]["message"] == second["choices"][0]["message"]
+    assert "is not used: it is damaged" in home.log.read_text()
+
+
+def test_what_is_forgotten_is_not_on_the_disk_either(home: Home) -> None:
+    identity = begin(home)
+    with daemon(home):
+        turn(home, OPENING, "new")  # in the engine's memory, and not on the disk yet
+        home.request("DELETE", f"/localspec/conversations/{identity}")
+        assert not states(home)
+        home.request("DELETE", "/localspec/conversations")
+    assert not states(home)
+
+
+def test_gc_deletes_the_states_of_conversations_that_are_gone(home: Home) -> None:
+    home.use_fake()
+    with daemon(home):
+        known = home.chat("say hello", localspec={"conversation": "new"}).json["localspec"]
+        for name in (known["conversation"], "0badcafe"):
+            folder = home.root / "cache" / "conversations" / name
+            folder.mkdir(parents=True)
+            (folder / "pair.state").write_bytes(bytes(1000))
+        found = json.loads(home.run("gc", "--dry-run", "--json").stdout)
+        assert (found["files"], found["freed"]) == (["0badcafe/pair.state"], 1000)
+        assert len(states(home)) == 2
+        home.run("gc")
+    assert [path.parent.name for path in states(home)] == [known["conversation"]]
+
+
+def test_saving_can_be_switched_off(home: Home) -> None:
+    home.environment["LOCALSPEC_PREFIX_DISK"] = "0"
+    begin(home)
+    assert not states(home)
+
+
+def test_d2_a_disk_that_cannot_be_written_stops_no_answer(home: Home) -> None:
+    (home.root / "cache").mkdir()
+    (home.root / "cache" / "conversations").write_text("in the way")
+    begin(home)
+    assert "is not saved" in home.log.read_text()

@@ -1,0 +1,270 @@
+"""Prefixes that lost their slot: the limit, who goes first, what is found; and with real models,
+that a prefix put back gives the answer of a prompt read anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.engine.lane import EXACT_CHUNK
+from localspec.engine.prefixes import (
+    MIN_TOKENS,
+    RESERVE,
+    Exchange,
+    Prefix,
+    Prefixes,
+    common_prefix,
+)
+from localspec.protocol.frames import PairFiles
+from tests.support.recurrent import lfm2_pair, mamba_pair
+from tests.support.running import PLAIN, Running, drafting
+
+LIMIT = 100
+MIB = 1 << 20
+
+
+def prefix(tokens: list[int], size: int = 10, **more: Any) -> Prefix:
+    return Prefix(tokens, np.zeros(size, np.uint8), **more)
+
+
+def store(limit: int = LIMIT, dropped: list[Prefix] | None = None) -> Prefixes:
+    given_up = [] if dropped is None else dropped
+    return Prefixes(limit, Exchange(lambda: 1.0), given_up.append, lambda: None)
+
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+actions = st.one_of(
+    st.tuples(st.just("put"), texts, st.integers(1, LIMIT + 20)),
+    st.tuples(st.just("find"), texts, st.integers(0, 1)),
+)
+
+
+@given(st.lists(actions, max_size=40))
+def test_it_holds_what_was_used_last_within_the_limit_and_tells_of_the_rest(
+    todo: list[tuple[str, list[int], int]],
+) -> None:
+    """Against a model: a list in order of use, cut from the front."""
+    dropped: list[Prefix] = []
+    kept = store(dropped=dropped)
+    model: list[Prefix] = []
+    gone: list[Prefix] = []
+    for what, tokens, number in todo:
+        if what == "put":
+            new = prefix(tokens, number)
+            assert kept.put(new) == (number <= LIMIT)
+            if number > LIMIT:
+                gone.append(new)
+                continue
+            model.append(new)
+            while sum(each.size for each in model) > LIMIT:
+                gone.append(model.pop(0))
+        elif kept.covers(tokens, exact=False):
+            used = next(e for e in reversed(model) if list(e.tokens[: len(tokens)]) == tokens)
+            model = [each for each in model if each is not used] + [used]
+        else:
+            assert all(list(each.tokens[: len(tokens)]) != tokens for each in model)
+    assert list(kept) == model[::-1]
+    assert dropped == gone
+    assert kept.size <= LIMIT
+
+
+@given(st.lists(texts, max_size=10), texts, st.booleans())
+def test_what_is_found_is_the_longest_and_its_own_text(
+    there: list[list[int]], wanted: list[int], whole: bool
+) -> None:
+    kept = store(10_000)
+    for tokens in there:
+        kept.put(prefix(tokens))
+    found, length = kept.find(wanted, exact=False, whole=whole)
+    lengths = [
+        common_prefix(tokens, wanted)
+        for tokens in there
+        if not whole or wanted[: len(tokens)] == tokens
+    ]
+    assert length == max(lengths, default=0)
+    if found is None:
+        assert length == 0
+    else:
+        assert list(found.tokens[:length]) == wanted[:length]
+        assert not whole or len(found.tokens) == length
+
+
+def test_what_the_exact_lane_has_read_is_for_it_alone() -> None:
+    kept = store()
+    kept.put(prefix([1, 2, 3], exact=True))
+    assert kept.find([1, 2, 3], exact=False, whole=False) == (None, 0)
+    assert kept.find([1, 2, 3], exact=True, whole=False)[1] == 3
+    kept.supersede(prefix([1, 2, 3, 4]))
+    assert len(kept) == 1
+
+
+def test_a_longer_text_takes_the_place_of_its_beginnings() -> None:
+    kept = store()
+    for tokens in ([1, 2], [1, 2, 3], [1, 9]):
+        kept.put(prefix(tokens))
+    kept.supersede(prefix([1, 2, 3, 4]))
+    assert [list(each.tokens) for each in kept] == [[1, 9]]
+
+
+def test_one_that_is_put_back_moves_to_its_slot_unless_much_of_it_is_left() -> None:
+    kept = store()
+    long, short = prefix([1, *range(MIN_TOKENS)]), prefix([2, 3])
+    kept.put(long)
+    kept.put(short)
+    kept.taken(long, 1)
+    assert list(kept) == [long, short]
+    kept.taken(long, 2)
+    assert list(kept) == [short]
+
+
+def test_nothing_is_kept_where_memory_is_short() -> None:
+    dropped: list[Prefix] = []
+    kept = Prefixes(LIMIT, Exchange(lambda: 1.0), dropped.append, lambda: RESERVE + 9)
+    assert kept.put(prefix([1], 9))
+    assert not kept.put(prefix([2], 10))
+    assert len(dropped) == 1
+
+
+def test_a_conversation_is_forgotten_without_a_word() -> None:
+    dropped: list[Prefix] = []
+    kept = store(dropped=dropped)
+    kept.put(prefix([1], conversation="a"))
+    kept.put(prefix([2], conversation="b"))
+    kept.put(prefix([3]))
+    kept.forget("a")
+    assert [list(each.tokens) for each in kept] == [[3], [2]]
+    kept.forget(None)
+    assert [list(each.tokens) for each in kept] == [[3]]
+    assert not dropped
+
+
+def test_a_copy_must_cost_less_than_reading() -> None:
+    exchange = Exchange(lambda: 0.5, ms_per_mib=1.0)
+    assert exchange.pays(100, 49 * MIB)
+    assert not exchange.pays(100, 51 * MIB)
+    assert not exchange.pays(MIN_TOKENS - 1, 1)
+    assert exchange.worth_keeping(100, 12 * MIB)
+    assert not exchange.worth_keeping(100, 13 * MIB)
+    exchange.copied(10 * MIB, 100.0)
+    assert not exchange.pays(100, 49 * MIB)
+
+
+# ------------------------------------------------------------------------------- real models
+
+
+def conversation(first: int, length: int) -> list[int]:
+    return [1 + (first * 131 + at * at * 7 + at) % 400 for at in range(length)]
+
+
+def loaded(load: Callable[..., Running], files: PairFiles, **more: Any) -> Running:
+    """One slot, so that every other text takes it; copies are free and reading is dear."""
+    engine = load(files, parallel=1, prefix_bytes=64 * MIB, **more)
+    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    return engine
+
+
+def test_a_text_that_lost_its_slot_is_not_read_again(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine = loaded(load, contextual_files)
+    first = conversation(1, 150)
+    opening = engine.ask(first, 20, speculative=drafting(3)).all_tokens
+    engine.ask(conversation(2, 150), 5)
+    assert len(engine.pair.prefixes) == 1
+    prompt = [*opening, 5, 6, 7]
+    answer = engine.ask(prompt, 24, speculative=drafting(3))
+    assert answer.started is not None
+    assert answer.started.cache == "memory"
+    assert answer.started.cached_tokens == answer.done.timings.cache_n >= len(opening) - 1
+    assert answer.done.timings.prompt_n <= 4
+    plain = engine.ask(prompt, 24, cache_prompt=False)
+    assert answer.tokens == plain.tokens
+    # The draft's memory came back too: it was not asked to read 170 tokens again.
+    assert answer.done.speculation.accepted > 0
+
+
+def test_a_prefix_goes_back_as_far_as_it_agrees(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine = loaded(load, contextual_files)
+    first = conversation(1, 200)
+    engine.ask(first, 4)
+    engine.ask(conversation(2, 100), 4)
+    branch = [*first[:120], 9, 8, 7]
+    answer = engine.ask(branch, 16)
+    assert answer.done.timings.cache_n == 120
+    assert answer.tokens == engine.ask(branch, 16, cache_prompt=False).tokens
+
+
+def test_a_few_tokens_or_a_slow_copy_are_not_worth_it(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine = loaded(load, contextual_files)
+    engine.ask(conversation(1, MIN_TOKENS // 2), 4)
+    engine.ask(conversation(2, 150), 4)
+    assert len(engine.pair.prefixes) == 0
+    engine.pair.prefixes.exchange.reading_ms = lambda: 1e-9
+    engine.ask(conversation(3, 150), 4)
+    assert len(engine.pair.prefixes) == 0
+
+
+def test_without_a_limit_in_bytes_nothing_is_kept(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine = load(contextual_files, parallel=1)
+    engine.ask(conversation(1, 150), 4)
+    engine.ask(conversation(2, 150), 4)
+    assert len(engine.pair.prefixes) == 0
+
+
+def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
+    load: Callable[..., Running], contextual: Running, contextual_files: PairFiles
+) -> None:
+    """Two slots, and cells for one of the texts only."""
+    engine = load(contextual_files, parallel=2, n_ctx=512, prefix_bytes=64 * MIB)
+    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    texts = [conversation(at, 300) for at in (1, 2)]
+    fresh = [contextual.ask(text, 12, cache_prompt=False).tokens for text in texts]
+    for turn in range(3):
+        for text, truth in zip(texts, fresh, strict=True):
+            answer = engine.ask(text, 12)
+            assert answer.tokens == truth
+            assert answer.done.timings.cache_n == (299 if turn else 0)
+
+
+def test_exact_answers_stay_exact_after_a_prefix_came_back(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine = loaded(load, contextual_files, n_ctx=1024)
+    prompt = conversation(1, 3 * EXACT_CHUNK + 40)
+    fresh = engine.ask(prompt, 40, exact=True, top_logprobs=0)
+    engine.ask(conversation(2, 300), 4, exact=True)
+    engine.ask(prompt, 4)  # the shared lane reads the same text, with other kernels
+    again = engine.ask(prompt, 40, exact=True, top_logprobs=0, speculative=drafting(3))
+    assert again.started is not None
+    assert again.started.cache == "memory"
+    assert again.done.timings.cache_n == 3 * EXACT_CHUNK
+    assert again.tokens == fresh.tokens
+    assert [t.logprob for t in again.logprobs] == [t.logprob for t in fresh.logprobs]
+
+
+@pytest.mark.parametrize("pair", [lfm2_pair, mamba_pair])
+def test_a_state_that_cannot_be_cut_comes_back_whole_or_not_at_all(
+    pair: Callable[..., PairFiles], load: Callable[..., Running], models: Any
+) -> None:
+    engine = loaded(load, pair(models / pair.__name__))
+    first = conversation(1, 100)
+    opening = engine.ask(first, 8, speculative=PLAIN)
+    engine.ask(conversation(2, 100), 4)
+    for prompt, whole in (([*opening.all_tokens, 4, 5], True), ([*first[:70], 4, 5], False)):
+        engine.ask(conversation(3, 100), 4)
+        answer = engine.ask(prompt, 12)
+        assert (answer.started is not None and answer.started.cache == "memory") == whole
+        assert (answer.done.timings.cache_n > 90) == whole
+        assert answer.tokens == engine.ask(prompt, 12, cache_prompt=False).tokens

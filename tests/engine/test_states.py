@@ -1,0 +1,265 @@
+"""Conversations' states on disk: what is written, what is refused, and that no damage reaches llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.engine.prefixes import Prefix
+from localspec.engine.states import MIN_TOKENS, VERSION, States
+from localspec.protocol.frames import PairFiles
+from tests.support.running import Running, drafting
+
+MIB = 1 << 20
+TEXT = list(range(1, MIN_TOKENS + 44))
+
+
+class Disk:
+    """States in a folder, and what they said."""
+
+    def __init__(self, folder: Path, identity: str = "pair", limit: int = MIB) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.states = States(folder, identity, limit, self.said.append)
+
+    def save(self, conversation: str, tokens: list[int] = TEXT, size: int = 1000) -> None:
+        body = np.arange(size, dtype=np.uint8)
+        prefix = Prefix(tokens, body, body[: size // 4], 7, conversation=conversation)
+        self.states.save_all([lambda: prefix], 10.0)
+
+    def file(self, conversation: str) -> Path:
+        [path] = (self.folder / conversation).glob("*")
+        return path
+
+    def names(self) -> list[str]:
+        return sorted(path.parent.name for path in self.folder.glob("*/*"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "states")
+
+
+def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
+    disk.save("ab12")
+    found = Disk(disk.folder).states.load("ab12", TEXT)
+    assert found is not None
+    assert (list(found.tokens), found.n_draft, found.source) == (TEXT, 7, "disk")
+    assert found.target.tobytes() == bytes(np.arange(1000, dtype=np.uint8))
+    assert found.draft is not None
+    assert found.draft.nbytes == 250
+    assert stat.S_IMODE(disk.file("ab12").stat().st_mode) == 0o600
+    assert stat.S_IMODE(disk.folder.stat().st_mode) == 0o700
+    assert not disk.said
+
+
+def test_a_conversation_in_memory_is_not_read_from_the_disk(disk: Disk) -> None:
+    disk.save("ab12")
+    assert disk.states.load("ab12", TEXT) is None
+    other = Disk(disk.folder).states
+    assert other.load("ab12", TEXT) is not None
+    assert other.load("ab12", TEXT) is None
+
+
+def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
+    disk.save("ab12", TEXT[: MIN_TOKENS - 1])
+    assert not disk.names()
+    disk.save("ab12")
+    before = disk.file("ab12").stat().st_ino
+    disk.save("ab12", [*TEXT, *TEXT[:100]])
+    assert disk.file("ab12").stat().st_ino == before
+    disk.save("ab12", [*TEXT, *TEXT])
+    assert disk.file("ab12").stat().st_ino != before
+    long = Disk(disk.folder.parent / "long")
+    long.save("cd", TEXT * 20)
+    assert not long.states.wanted("cd", len(TEXT) * 22)
+    assert long.states.wanted("cd", len(TEXT) * 23)
+
+
+def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
+    for at, name in enumerate(("aa", "bb", "cc")):
+        disk.save(name, size=300_000)
+        os.utime(disk.file(name), (at, at)) if name != "cc" else None
+    assert disk.names() == ["bb", "cc"]  # 375 000 bytes each, of 1 048 576
+    assert Disk(disk.folder).states.load("bb", TEXT) is not None  # used now
+    os.utime(disk.file("cc"), (5, 5))
+    disk.save("dd", size=300_000)
+    assert disk.names() == ["bb", "dd"]
+    disk.save("ee", size=2 * MIB)
+    assert disk.names() == ["bb", "dd"]
+
+
+def test_other_files_or_settings_do_not_find_it(disk: Disk) -> None:
+    disk.save("ab12")
+    assert Disk(disk.folder, "other").states.load("ab12", TEXT) is None
+    path = disk.file("ab12")
+    path.rename(path.with_name("other.state"))
+    other = Disk(disk.folder, "other")
+    assert other.states.load("ab12", TEXT) is None
+    assert "other files or settings" in other.said[0]
+
+
+def refused(disk: Disk, content: bytes) -> str:
+    """What is said of a file with this content; it is left as it is."""
+    path = disk.file("ab12")
+    path.write_bytes(content)
+    reader = Disk(disk.folder)
+    assert reader.states.load("ab12", TEXT) is None
+    assert path.read_bytes() == content
+    [said] = reader.said
+    return said
+
+
+def test_u2_a_newer_file_is_refused_and_left_alone(disk: Disk) -> None:
+    disk.save("ab12")
+    content = bytearray(disk.file("ab12").read_bytes())
+    struct.pack_into("<I", content, 8, VERSION + 1)
+    assert "newer" in refused(disk, bytes(content))
+
+
+@given(st.data())
+def test_a_file_with_any_byte_changed_or_cut_off_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    disk = Disk(tmp_path_factory.mktemp("states"))
+    disk.save("ab12")
+    content = bytearray(disk.file("ab12").read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del content[at:]
+    assert refused(disk, bytes(content))
+
+
+def test_a_link_is_not_followed(disk: Disk, tmp_path: Path) -> None:
+    disk.save("ab12")
+    path = disk.file("ab12")
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert Disk(disk.folder).states.load("ab12", TEXT) is None
+
+
+@pytest.mark.parametrize("name", ["", "..", "../../etc", "ab/cd", "AB", "a" * 65])
+def test_only_an_id_becomes_a_path(disk: Disk, name: str) -> None:
+    disk.save(name)
+    assert disk.states.load(name, TEXT) is None
+    disk.states.forget(name)
+    disk.states.close()
+    assert not disk.folder.exists()
+
+
+def test_d2_a_disk_that_takes_no_more_leaves_nothing_half(disk: Disk) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        disk.save("ab12", size=500_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not disk.names()
+    assert "is not saved" in disk.said[0]
+    disk.save("ab12", size=500_000)
+    assert disk.names() == ["ab12"]
+
+
+def test_the_last_of_the_disk_is_left_to_others(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(disk.folder.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 30))
+    disk.save("ab12")
+    assert not disk.names()
+
+
+def test_no_time_means_no_file(disk: Disk) -> None:
+    body = np.zeros(100, np.uint8)
+    prefix = Prefix(TEXT, body, conversation="ab12")
+    disk.states.save_all([lambda: prefix], 0.0)
+    assert not disk.names()
+
+
+def test_an_unfinished_file_is_cleared_away_by_the_next_process(disk: Disk) -> None:
+    disk.save("ab12")
+    part = disk.file("ab12").with_suffix(".part")
+    part.write_bytes(b"half")
+    Disk(disk.folder)
+    assert not part.exists()
+
+
+def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> None:
+    body = np.zeros(1000, np.uint8)
+    disk.states.dropped(Prefix(TEXT, body, conversation="ab12"))
+    disk.states.forget("ab12")
+    disk.save("cd34")
+    disk.states.forget(None)
+    disk.states.close()
+    assert not disk.names()
+
+
+# ------------------------------------------------------------------------------- real models
+
+
+def kept_on(load: Callable[..., Running], files: PairFiles, folder: Path) -> Running:
+    engine = load(files, states_dir=str(folder), states_bytes=64 * MIB, prefix_bytes=64 * MIB)
+    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    return engine
+
+
+def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
+    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+) -> None:
+    engine = kept_on(load, contextual_files, tmp_path)
+    opening = engine.ask(TEXT, 24, speculative=drafting(3), conversation="ab12").all_tokens
+    engine.ask([9, 8, 7], 4)
+    engine.pair.close()
+
+    engine = kept_on(load, contextual_files, tmp_path)
+    prompt = [*opening, 5, 6, 7]
+    answer = engine.ask(prompt, 24, speculative=drafting(3), conversation="ab12")
+    assert answer.started is not None
+    assert answer.started.cache == "disk"
+    assert answer.done.timings.prompt_n <= 4
+    assert answer.done.speculation.accepted > 0
+    assert answer.tokens == engine.ask(prompt, 24, cache_prompt=False).tokens
+    # Somebody else's prompt that begins alike gets what the slot holds, as ever; another text nothing.
+    assert engine.ask([400, *prompt], 4, conversation="ff").done.timings.cache_n == 0
+
+
+def test_a_conversation_pushed_out_of_memory_is_found_on_the_disk(
+    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+) -> None:
+    engine = load(
+        contextual_files,
+        parallel=1,
+        states_dir=str(tmp_path),
+        states_bytes=64 * MIB,
+        prefix_bytes=1000,
+    )
+    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    engine.ask(TEXT, 4, conversation="ab12")
+    engine.ask([400, 401], 4)
+    engine.pair.states._writer.submit(int).result()  # what was given up is written
+    answer = engine.ask([*TEXT, 5], 4, conversation="ab12")
+    assert answer.started is not None
+    assert answer.started.cache == "disk"
+
+
+def test_a_forgotten_conversation_is_nowhere(
+    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+) -> None:
+    engine = kept_on(load, contextual_files, tmp_path)
+    engine.ask(TEXT, 4, conversation="ab12")
+    engine.pair.forget("ab12")
+    assert engine.ask(TEXT, 4).done.timings.cache_n == 0
+    engine.pair.close()
+    assert not list(tmp_path.glob("*/*"))
