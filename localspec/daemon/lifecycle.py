@@ -54,6 +54,7 @@ class Daemon:
             config,
             Memory(paths.state / "safe-mode.json"),
             state_dir=str(paths.state),
+            states_dir=str(paths.states),
             worker_command=worker_command,
         )
         supervisor = self._supervisor
@@ -61,7 +62,6 @@ class Daemon:
         self._conversations = Conversations(paths.data / "conversations.sqlite", paths.states)
         self._context = Context(
             config, paths, supervisor, self._library, self._conversations, self.drain
-            states_dir=str(paths.states),
         )
         self._server = _Server(
             uvicorn.Config(

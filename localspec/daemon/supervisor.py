@@ -132,7 +132,7 @@ class Supervisor:
         finished = False
         try:
             async with (
-                self.admission.place(editor=request.priority == "editor"),
+                self.admission.place(ahead=request.priority == "editor"),
                 contextlib.aclosing(self._replayed(pair, request)) as events,
             ):
                 async for event in events:
@@ -169,12 +169,12 @@ class Supervisor:
         """Try everything again: pairs set aside, and the fast kernels at the next load."""
         self._loaded.reset()
 
-    async def release(self) -> bool:
-        """Unload the pair unless it is at work; False when nothing was loaded.
     def forget(self, conversation: str | None) -> None:
         """Nothing of a conversation, with None of any, is to stay in the engine."""
         self._loaded.forget(conversation)
 
+    async def release(self) -> bool:
+        """Unload the pair unless it is at work; False when nothing was loaded.
 
         Raises:
             Conflict: it is answering or being loaded.
