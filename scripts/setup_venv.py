@@ -49,6 +49,7 @@ class Request:
 def run(request: Request) -> int:
     """Do it, and give the exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.update(package_source(Path(request.root)))
     try:
         with locked(Path(request.root, ".venv.lock"), "another setup of this checkout"):
             if request.again or not _done_meanwhile(request):
@@ -60,6 +61,16 @@ def run(request: Request) -> int:
         print("\nlocalspec setup: stopped. Run it again to finish.", file=sys.stderr)
         return 130
     return 0
+
+
+def package_source(root: Path) -> dict[str, str]:
+    """Where pip finds packages: in a bundle for machines with no network, in its folder and nowhere else."""
+    packages = root / "packages"
+    if not packages.is_dir():
+        return {}
+    # As a URL, because pip splits what it finds there at spaces.
+    links = packages.absolute().as_uri()
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": links, "PIP_CONFIG_FILE": os.devnull}
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -345,7 +356,8 @@ CAUSES = (
     ),
     (
         r"No matching distribution found|Could not find a version",
-        "No package index has it for this Python and system. Check pip's settings and the network.",
+        "No package index (in a bundle: its folder `packages`) has it for this Python and system. "
+        "Check pip's settings and the network.",
     ),
     (
         r"unsupported GNU version|Failed to detect a default CUDA architecture|nvcc fatal",
