@@ -1,4 +1,8 @@
-"""Who may generate now: `parallel` requests at once; the others wait in order, up to a limit."""
+"""Who may generate now: `parallel` requests at once; the others wait in order, up to a limit.
+
+Editors' requests go ahead of all that wait, and have a place beyond `parallel` that no chat takes:
+whoever types does not wait until an answer is written.
+"""
 
 from __future__ import annotations
 
@@ -11,70 +15,86 @@ from localspec.errors import LocalspecError, QueueFull, Unavailable
 
 # Long enough for one short answer to make room, short enough that nobody gives up.
 RETRY_AFTER = 2  # seconds
+EDITOR_PLACES = 1  # the engine decodes so many sequences beyond `parallel`
+
+Turn = asyncio.Future[None]
 
 
 class Admission:
-    """A bounded first-come-first-served queue in front of a number of places."""
+    """A bounded first-come-first-served queue, and one for editors, before a number of places."""
 
     def __init__(self, parallel: int, limit: int) -> None:
         self.parallel = parallel
         self.limit = limit
         self.running = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._chatting = 0  # of them, those that are no editor's
+        self._chats: deque[Turn] = deque()
+        self._editors: deque[Turn] = deque()
         self._closed: LocalspecError | None = None
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._chats) + len(self._editors)
 
     @contextlib.asynccontextmanager
-    async def place(self, *, ahead: bool = False) -> AsyncIterator[None]:
-        """Hold a place for the body of the `with`; `ahead` of everybody who waits.
+    async def place(self, *, editor: bool = False) -> AsyncIterator[None]:
+        """Hold a place for the body of the `with`.
 
         Raises:
             QueueFull: `limit` requests wait already.
             Unavailable: the daemon is ending.
         """
-        await self._enter(ahead)
+        queue = self._editors if editor else self._chats
+        await self._enter(queue)
         try:
             yield
         finally:
-            self._leave()
+            self._leave(queue)
 
-    async def _enter(self, ahead: bool) -> None:
+    async def _enter(self, queue: deque[Turn]) -> None:
         if self._closed is not None:
             raise self._closed
-        if self.running < self.parallel and not self._waiting:
-            self.running += 1
+        if not queue and self._room(queue):
+            self._count(queue, 1)
             return
-        if len(self._waiting) >= self.limit:
+        if self.waiting >= self.limit:
             raise QueueFull(
                 f"The queue is full: {self.running} requests run and {self.limit} wait. "
                 "Try again in a moment, or set a larger `queue` in config.toml.",
                 retry_after=RETRY_AFTER,
             )
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if ahead:
-            self._waiting.appendleft(turn)
-        else:
-            self._waiting.append(turn)
+        turn: Turn = asyncio.get_running_loop().create_future()
+        queue.append(turn)
         try:
-            await turn  # `_leave` hands its place over: `running` counts it already
+            await turn  # `_call` has counted us as running then
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._leave()  # cancelled just after the place was handed to us
+                self._leave(queue)  # cancelled just after the place was handed to us
             else:
                 with contextlib.suppress(ValueError):
-                    self._waiting.remove(turn)
+                    queue.remove(turn)
             raise
 
-    def _leave(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
+    def _room(self, queue: deque[Turn]) -> bool:
+        full = self.running >= self.parallel + EDITOR_PLACES
+        return not full and (queue is self._editors or self._chatting < self.parallel)
+
+    def _count(self, queue: deque[Turn], change: int) -> None:
+        self.running += change
+        self._chatting += change if queue is self._chats else 0
+
+    def _leave(self, left: deque[Turn]) -> None:
+        self._count(left, -1)
+        for queue in (self._editors, self._chats):
+            self._call(queue)
+
+    def _call(self, queue: deque[Turn]) -> None:
+        """Let in whoever waits in `queue`, as far as there is room."""
+        while queue and self._room(queue):
+            turn = queue.popleft()
             if not turn.done():
+                self._count(queue, 1)
                 turn.set_result(None)
-                return
-        self.running -= 1
 
     def close(self) -> None:
         """Let nobody else in; those that wait still get their turn."""
@@ -82,7 +102,8 @@ class Admission:
 
     def abandon(self, error: LocalspecError) -> None:
         """Fail everybody who waits."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
+        for queue in (self._editors, self._chats):
+            while queue:
+                turn = queue.popleft()
+                if not turn.done():
+                    turn.set_exception(error)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 from localspec import errors
 from localspec.config import Config
-from localspec.daemon.admission import Admission
+from localspec.daemon.admission import EDITOR_PLACES, Admission
 from localspec.daemon.crashes import CrashHistory, Death
 from localspec.daemon.in_flight import Again, Answering, InFlight
 from localspec.daemon.memory import MIB
@@ -200,7 +200,7 @@ class LoadedPair:
         config = self.config
         return frames.EngineSettings(
             n_ctx=config.context,
-            parallel=config.parallel,
+            parallel=config.parallel + EDITOR_PLACES,
             n_threads=config.threads,
             n_gpu_layers=config.gpu_layers,
             type_kv=config.kv_type,

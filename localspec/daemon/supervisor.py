@@ -132,7 +132,7 @@ class Supervisor:
         finished = False
         try:
             async with (
-                self.admission.place(ahead=request.priority == "editor"),
+                self.admission.place(editor=request.priority == "editor"),
                 contextlib.aclosing(self._replayed(pair, request)) as events,
             ):
                 async for event in events:

@@ -86,3 +86,32 @@ def test_those_who_wait_can_be_told_that_it_is_over() -> None:
         assert (admission.running, admission.waiting) == (0, 0)
 
     asyncio.run(scenario())
+
+
+def test_an_editor_has_a_place_that_no_chat_takes() -> None:
+    async def scenario() -> None:
+        admission, log, done = Admission(parallel=1, limit=9), list[str](), asyncio.Event()
+
+        async def come(name: str) -> None:
+            async with admission.place(editor=name.startswith("editor")):
+                log.append(name)
+                await done.wait()
+
+        names = ("chat 1", "chat 2", "editor 1", "editor 2", "editor 3")
+        tasks = [asyncio.create_task(come(name)) for name in names]
+        await settle()
+        assert (log, admission.running, admission.waiting) == (["chat 1", "editor 1"], 2, 3)
+        tasks[2].cancel()
+        await settle()
+        assert log == ["chat 1", "editor 1", "editor 2"]
+        tasks[0].cancel()  # editors first, in their own order
+        await settle()
+        assert (log[3:], admission.waiting) == (["editor 3"], 1)
+        tasks[4].cancel()  # one editor keeps no chat waiting
+        await settle()
+        assert (log[4:], admission.running) == (["chat 2"], 2)
+        done.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (admission.running, admission.waiting) == (0, 0)
+
+    asyncio.run(scenario())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -236,28 +235,18 @@ def test_a_stream_that_is_taken_over_ends_with_a_stop(home: Home, daemon: Runnin
     assert events[-1]["stop_type"] == "none"
 
 
-def test_an_editor_goes_ahead_of_chat_in_the_queue(home: Home, start_daemon: Start) -> None:
+def test_an_editor_does_not_wait_while_chats_take_every_place(
+    home: Home, start_daemon: Start
+) -> None:
     start_daemon(parallel=1)
-    order: list[str] = []
-
-    def ask(what: str) -> None:
-        if what == "editor":
-            infill(home, "say x")
-        else:
-            home.chat("slow 50")  # a second, so that the order of the answers is the queue's
-        order.append(what)
-
-    with home.streaming("forever") as first:
-        first.readline()
-        threads = []
-        for number, what in enumerate(("chat", "chat", "editor")):
-            threads.append(threading.Thread(target=ask, args=(what,)))
-            threads[-1].start()
-            wait_for(lambda: home.status()["waiting"] > number, "its place")  # noqa: B023
-        first.leave()
-        for thread in threads:
-            thread.join()
-    assert order[0] == "editor"
+    with home.streaming("forever") as chat, ThreadPoolExecutor(1) as pool:
+        chat.readline()
+        waiting = pool.submit(home.chat, "say waited")
+        wait_for(lambda: home.status()["waiting"], "the other chat's place in the queue")
+        assert infill(home, "say x")["content"] == "x"
+        assert (home.status()["running"], home.status()["waiting"]) == (1, 1)
+        chat.leave()
+        assert waiting.result().text == "waited"
 
 
 # ------------------------------------------------------------------ metrics
