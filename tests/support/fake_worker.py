@@ -103,7 +103,7 @@ class FakeWorker:
     def generate(self, frame: frames.Generate) -> None:
         started = time.monotonic()
         prompt = text_of(frame.prompt)
-        words = prompt.split()
+        words = prompt.split() or [""]
         command, argument = words[0], words[1] if len(words) > 1 else ""
         if command == "refuse":
             self.send(frames.Failed(frame.id, argument, "Refused as told.", "messages"))

@@ -1,0 +1,139 @@
+"""The shipped openapi.yaml: it names every endpoint, and a running daemon keeps to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, cast
+
+import httpx
+import jsonschema_rs
+import openapi
+import pytest
+import schemathesis
+import yaml
+from hypothesis import HealthCheck, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.schemas import APIOperation
+
+from localspec.daemon.routes import ROUTES
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+
+METHODS = ("get", "post", "put", "patch", "delete")
+EXAMPLES = 12  # requests per operation that fit the description, and as many that do not
+
+DESCRIPTION: dict[str, Any] = yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))
+SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
+OPERATIONS = [
+    operation
+    for result in SCHEMA.get_all_operations()
+    if (operation := result.ok()).path != "/localspec/shutdown"  # or nobody answers the next one
+]
+load_all_checks()
+# What a schema cannot say makes a request that fits it a 400: fields that exclude each other, texts
+# that are no regex. Everything else is checked.
+CHECKED = [check for check in CHECKS.get_all() if check.__name__ != "positive_data_acceptance"]
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake()
+        home.environment["HF_HUB_OFFLINE"] = "1"
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def client(api: Home) -> Iterator[httpx.Client]:
+    transport = httpx.HTTPTransport(uds=str(api.socket))
+    with httpx.Client(transport=transport, base_url="http://localhost", timeout=30) as client:
+        yield client
+
+
+def test_every_route_is_described_and_every_description_has_its_route() -> None:
+    described = {
+        (method.upper(), path)
+        for path, item in DESCRIPTION["paths"].items()
+        for method in item
+        if method in METHODS
+    }
+    assert described == {(method, path) for method, path, _ in ROUTES}
+
+
+def test_the_schemas_are_those_of_the_structs() -> None:
+    assert openapi.FILE.read_text(encoding="utf-8") == openapi.text(), "run scripts/openapi.py"
+
+
+def test_the_daemon_serves_the_description(client: httpx.Client) -> None:
+    answer = client.get("/openapi.yaml")
+    assert answer.headers["content-type"] == "application/yaml"
+    assert yaml.safe_load(answer.text) == DESCRIPTION
+
+
+def validator(schema: dict[str, Any]) -> Any:
+    return jsonschema_rs.validator_for({**schema, "components": DESCRIPTION["components"]})
+
+
+ERROR = validator({"$ref": "#/components/schemas/ErrorBody"})
+
+
+def check_events(operation: dict[str, Any], text: str) -> None:
+    """Every event of a stream is what `x-event` describes, or an error's body."""
+    response = operation["responses"]["200"]
+    if "$ref" in response:
+        response = DESCRIPTION["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
+    event = validator(response["content"]["text/event-stream"]["x-event"])
+    assert text.endswith("\n\n")
+    for line in text.split("\n\n")[:-1]:
+        assert line.startswith("data: "), line
+        if (data := line.removeprefix("data: ")) != "[DONE]":
+            value = json.loads(data)
+            if "error" not in value:
+                event.validate(value)
+            else:
+                ERROR.validate(value)
+
+
+def send(client: httpx.Client, case: Case) -> httpx.Response:
+    """The case as httpx sends it; schemathesis itself has no way into a Unix socket."""
+    request = case.as_transport_kwargs(base_url="http://localhost")
+    request.pop("cookies", None)
+    if "data" in request:
+        request["content"] = request.pop("data")
+    return client.request(**request)
+
+
+def cases() -> Iterator[object]:
+    """Each operation with requests that fit its description, and with others if it can have any."""
+    for operation in OPERATIONS:
+        for mode in GenerationMode:
+            if mode.is_positive or "requestBody" in operation.definition.raw:
+                yield pytest.param(operation, mode, id=f"{operation.label} {mode.value}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operation", "mode"), list(cases()))
+def test_requests_of_all_kinds_get_the_answers_that_are_described(
+    client: httpx.Client, operation: APIOperation[Any, Any, Any], mode: GenerationMode
+) -> None:
+    """Random requests, the same in every run: no 500, no status or body that is not described."""
+
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def each(case: Case) -> None:
+        answer = send(client, case)
+        assert answer.status_code != 500, answer.text
+        case.validate_response(answer, checks=CHECKED)
+        if answer.headers["content-type"].startswith("text/event-stream"):
+            check_events(cast(dict[str, Any], operation.definition.raw), answer.text)
+
+    each()
