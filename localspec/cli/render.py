@@ -183,6 +183,9 @@ def status(value: dict[str, Any]) -> None:
         ("draft", pair.get("draft")),
         ("note", pair.get("note")),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
+        ("speed", _speed(value.get("figures") or {})),
+        ("drafts", _drafts(value.get("figures") or {})),
+        ("cache", _cache(value.get("figures") or {})),
         ("engine", _engine(value)),
         ("pulls", f"{value['pulls']} running: localspec pulls" if value["pulls"] else ""),
         ("log", value["log"]),
@@ -208,6 +211,31 @@ def _counts(counts: dict[str, Any]) -> str:
         share = 100 * counts["accepted"] / counts["drafted"]
         said += f", {counts['tokens']} tokens, {share:.0f} % of drafts accepted"
     return said
+
+
+def _speed(figures: dict[str, Any]) -> str:
+    parts = []
+    if figures.get("speed_up") is not None:
+        parts.append(f"{figures['speed_up']:.2f}× plain decoding")
+    if figures.get("first_text_ms") is not None:
+        parts.append(f"first text after {figures['first_text_ms']:.0f} ms (median)")
+    return ", ".join(parts)
+
+
+def _drafts(figures: dict[str, Any]) -> str:
+    if not figures.get("accepted_at"):
+        return ""
+    shares = " ".join(f"{100 * share:.0f}" for share in figures["accepted_at"][:8])
+    return f"{figures['mean_depth']:.1f} per pass; accepted by place, %: {shares}"
+
+
+def _cache(figures: dict[str, Any]) -> str:
+    if not figures.get("prompt_tokens"):
+        return ""
+    share = 100 * figures["cached_tokens"] / figures["prompt_tokens"]
+    hits = figures["cache_hits"]
+    places = ", ".join(f"{count} from {place}" for place, count in hits.items() if count)
+    return f"{share:.0f} % of prompts not read again" + (f" ({places})" if places else "")
 
 
 def _engine(value: dict[str, Any]) -> str:

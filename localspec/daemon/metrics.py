@@ -4,23 +4,71 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from localspec.protocol import frames
+from localspec.protocol.http import Figures
 
 # Seconds until the first text; 0.05 s is what feels instant.
-_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+# Drafted tokens of a pass; beyond the model's own depths only lookup goes.
+_DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of values up to each bound, the last of those beyond all."""
+
+    bounds: Sequence[float]
+    counts: list[int] = field(default_factory=list)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def median(self) -> float | None:
+        """Between the bounds it lies in, by linear interpolation; None of nothing."""
+        half, before = self.count / 2, 0
+        for at, count in enumerate(self.counts[:-1]):
+            if count and before + count >= half:
+                low = self.bounds[at - 1] if at else 0.0
+                return low + (self.bounds[at] - low) * (half - before) / count
+            before += count
+        return self.bounds[-1] if self.count else None
+
+    def lines(self, name: str, text: str) -> Iterator[str]:
+        yield from _head(name, "histogram", text)
+        total = 0
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            total += count
+            yield f'localspec_{name}_bucket{{le="{bound}"}} {total}'
+        yield f"localspec_{name}_sum {self.sum:.6f}"
+        yield f"localspec_{name}_count {total}"
 
 
 @dataclass
 class Metrics:
-    """Sums since the daemon started."""
+    """Sums since the daemon started. Positions count from 1, the first draft of a pass."""
 
-    first_text: list[int] = field(default_factory=lambda: [0] * (len(_BOUNDS) + 1))
-    first_text_seconds: float = 0.0
+    first_text: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    depths: Histogram = field(default_factory=lambda: Histogram(_DEPTHS))
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    cache_hits: Counter[str] = field(
+        default_factory=lambda: Counter({"slot": 0, "memory": 0, "disk": 0})
+    )
+    drafted: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
     rounds: int = 0
     plain_seconds: float = 0.0  # what the same tokens would have taken without drafts
     taken_seconds: float = 0.0
@@ -29,6 +77,24 @@ class Metrics:
     def begin(self) -> Watch:
         """Watch one request, from now."""
         return Watch(self, time.monotonic())
+
+    @property
+    def speed_up(self) -> float | None:
+        """Of all answers together, over plain decoding."""
+        return self.plain_seconds / self.taken_seconds if self.taken_seconds else None
+
+    def figures(self) -> Figures:
+        """The same for `localspec status`."""
+        positions = range(1, max(self.drafted, default=0) + 1)
+        return Figures(
+            first_text_ms=None if (m := self.first_text.median()) is None else m * 1e3,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            cache_hits=dict(self.cache_hits),
+            mean_depth=self.depths.sum / self.depths.count if self.depths.count else None,
+            accepted_at=[self.accepted[at] / self.drafted[at] for at in positions],
+            speed_up=self.speed_up,
+        )
 
 
 @dataclass
@@ -45,45 +111,58 @@ class Watch:
             case frames.Started():
                 metrics.prompt_tokens += event.prompt_tokens
                 metrics.cached_tokens += event.cached_tokens
+                if event.cache:
+                    metrics.cache_hits[event.cache] += 1
             case frames.Delta() if not self.shown:
                 self.shown = True
-                waited = time.monotonic() - self.began
-                metrics.first_text[bisect_left(_BOUNDS, waited)] += 1
-                metrics.first_text_seconds += waited
+                metrics.first_text.add(time.monotonic() - self.began)
             case frames.Done():
-                done = event.speculation
-                metrics.rounds += done.rounds
-                metrics.last_speed_up = done.speed_up or metrics.last_speed_up
-                if done.speed_up:
-                    seconds = event.timings.predicted_ms / 1000
-                    metrics.taken_seconds += seconds
-                    metrics.plain_seconds += seconds * done.speed_up
+                self._done(event)
             case _:
                 pass
 
+    def _done(self, event: frames.Done) -> None:
+        metrics, done = self.metrics, event.speculation
+        metrics.rounds += done.rounds
+        metrics.last_speed_up = done.speed_up or metrics.last_speed_up
+        if done.speed_up:
+            seconds = event.timings.predicted_ms / 1000
+            metrics.taken_seconds += seconds
+            metrics.plain_seconds += seconds * done.speed_up
+        for depth, passes in enumerate(event.depths):
+            metrics.depths.add(depth, passes)
+            metrics.drafted.update(dict.fromkeys(range(1, depth + 1), passes))
+        for accepted, passes in enumerate(event.accepts):
+            metrics.accepted.update(dict.fromkeys(range(1, accepted + 1), passes))
+
 
 def counter(name: str, text: str, value: float) -> Iterator[str]:
-    yield from _one(name, "counter", text, value)
+    yield from _head(name, "counter", text)
+    yield f"localspec_{name} {_number(value)}"
 
 
 def gauge(name: str, text: str, value: float) -> Iterator[str]:
-    yield from _one(name, "gauge", text, value)
+    yield from _head(name, "gauge", text)
+    yield f"localspec_{name} {_number(value)}"
 
 
-def _one(name: str, kind: str, text: str, value: float) -> Iterator[str]:
+def counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
+    """One counter for each value of a label; nothing where there is none."""
+    if values:
+        yield from _head(name, "counter", text)
+    for value, count in values.items():
+        yield f'localspec_{name}{{{label}="{value}"}} {count}'
+
+
+def by_position(counts: Counter[int]) -> dict[str, int]:
+    """Positions without a count are left out, as Prometheus likes it."""
+    return {str(at): counts[at] for at in sorted(counts) if counts[at]}
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# HELP localspec_{name} {text}"
     yield f"# TYPE localspec_{name} {kind}"
-    yield f"localspec_{name} {value:g}" if isinstance(value, float) else f"localspec_{name} {value}"
 
 
-def first_text(metrics: Metrics) -> Iterator[str]:
-    """The histogram of times to the first text."""
-    name = "localspec_time_to_first_text_seconds"
-    yield f"# HELP {name} From a request's arrival to its first text."
-    yield f"# TYPE {name} histogram"
-    total = 0
-    for bound, count in zip((*_BOUNDS, "+Inf"), metrics.first_text, strict=True):
-        total += count
-        yield f'{name}_bucket{{le="{bound}"}} {total}'
-    yield f"{name}_sum {metrics.first_text_seconds:.6f}"
-    yield f"{name}_count {total}"
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

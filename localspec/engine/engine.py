@@ -297,6 +297,9 @@ class Engine:
         """Teach the beliefs: each verified draft up to the first rejection, and lookup for free."""
         gen = turn.gen
         accepted = len(kept) - 1
+        if len(turn.read) == 1:  # else it was mostly there to read a prompt
+            gen.tally.depths[len(turn.drafted)] += 1
+            gen.tally.accepts[accepted] += 1
         if turn.drafted and turn.kind is not None:
             for at in range(min(accepted + 1, len(turn.drafted))):
                 gen.beliefs[turn.kind].observe(turn.buckets[at], at < accepted)

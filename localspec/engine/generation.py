@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +59,8 @@ class Tally:
     predicted_accepted: int = 0
     predicted_rejected: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
+    depths: Counter[int] = field(default_factory=Counter)
+    accepts: Counter[int] = field(default_factory=Counter)
 
 
 class Generation:
@@ -229,6 +232,8 @@ class Generation:
             timings,
             self._speculation(verification, exact),
             self._stream.stopped,
+            depths=_listed(tally.depths),
+            accepts=_listed(tally.accepts),
         )
 
     def _speculation(self, verification: str | None, exact: bool) -> Speculation:
@@ -255,3 +260,8 @@ class Generation:
             predicted_accepted=tally.predicted_accepted,
             predicted_rejected=tally.predicted_rejected,
         )
+
+
+def _listed(counts: Counter[int]) -> list[int]:
+    """Counts of 0, 1, … up to the largest there is."""
+    return [counts[at] for at in range(max(counts, default=-1) + 1)]

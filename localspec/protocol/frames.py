@@ -357,7 +357,8 @@ class Speculation(msgspec.Struct):
 class Done(Frame, omit_defaults=True):
     """The end of a generation.
 
-    finish_reason: "stop" (end of generation or a stop string), "length", "cancelled".
+    finish_reason: "stop" (end of generation or a stop string), "length", "cancelled". `depths[n]`: target
+    passes that verified n drafts; `accepts[n]`: those that accepted n of them.
     """
 
     id: int
@@ -368,6 +369,8 @@ class Done(Frame, omit_defaults=True):
     speculation: Speculation
     stop_string: str | None = None
     truncated: bool = False
+    depths: list[int] = []
+    accepts: list[int] = []
 
 
 class Failed(Frame, omit_defaults=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol.frames import Speculation, Timings
 from localspec.protocol.reading import BadBody as BadBody
@@ -375,8 +375,28 @@ class Counts(Struct):
     accepted: int = 0
 
 
+class Figures(Struct):
+    """How answers went since the daemon started.
+
+    `first_text_ms`: median wait for an answer's first text. `cache_hits`: prompts that began in a slot, in
+    memory or on the disk. `mean_depth`: drafts per target pass. `accepted_at`: the share of each pass's
+    first, second, … drafts that were accepted. `speed_up`: over plain decoding.
+    """
+
+    first_text_ms: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_hits: dict[str, int] = {}
+    mean_depth: float | None = None
+    accepted_at: list[float] = []
+    speed_up: float | None = None
+
+
 class Status(Struct):
-    """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable."""
+    """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
+
+    `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies.
+    """
 
     version: str
     api_version: int
@@ -394,3 +414,6 @@ class Status(Struct):
     log: str
     pulls: int = 0
     problems: list[str] = []
+    figures: Figures = field(default_factory=Figures)
+    listen: str | None = None
+    token_file: str | None = None

@@ -37,6 +37,7 @@ async def status(request: Request) -> Response:
             safe_mode=supervisor.safe_mode,
             draining=daemon.draining,
             counts=supervisor.counts,
+            figures=supervisor.metrics.figures(),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
             pulls=daemon.library.pulling,

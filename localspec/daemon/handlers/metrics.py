@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.context import Context, context
-from localspec.daemon.metrics import counter, first_text, gauge
+from localspec.daemon.metrics import by_position, counter, counters, gauge
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -26,13 +26,25 @@ def _lines(daemon: Context) -> Iterator[str]:
     yield from counter("requests_cancelled_total", "Of them, those left early.", counts.cancelled)
     yield from gauge("requests_running", "Generations at work.", queue.running)
     yield from gauge("requests_waiting", "Generations in the queue.", queue.waiting)
-    yield from first_text(metrics)
+    yield from metrics.first_text.lines(
+        "time_to_first_text_seconds", "From a request's arrival to its first text."
+    )
     yield from counter("prompt_tokens_total", "Tokens of prompts.", metrics.prompt_tokens)
     yield from counter("cached_tokens_total", "Of them, found in a cache.", metrics.cached_tokens)
+    yield from counters(
+        "cache_hits_total", "Prompts that began in a cache.", "source", metrics.cache_hits
+    )
     yield from counter("generated_tokens_total", "Tokens generated.", counts.tokens)
     yield from counter("target_passes_total", "Target passes that made them.", metrics.rounds)
     yield from counter("drafted_tokens_total", "Tokens drafted.", counts.drafted)
     yield from counter("accepted_tokens_total", "Of them, accepted.", counts.accepted)
+    yield from counters(
+        "drafted_at_total", "By place in a pass.", "position", by_position(metrics.drafted)
+    )
+    yield from counters(
+        "accepted_at_total", "Of them, accepted.", "position", by_position(metrics.accepted)
+    )
+    yield from metrics.depths.lines("draft_depth", "Drafts verified by a target pass.")
     yield from counter("generating_seconds_total", "Time spent generating.", metrics.taken_seconds)
     yield from counter(
         "plain_seconds_total", "Time the same tokens take without drafts.", metrics.plain_seconds

@@ -1,0 +1,122 @@
+"""/metrics and the figures of `status`, against runs whose numbers are known."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from localspec.daemon.metrics import Histogram, Metrics
+from localspec.protocol import frames
+from tests.support.daemons import Home, RunningDaemon
+from tests.support.pairs import cycle_pair
+
+SAMPLE = re.compile(r'localspec_(\w+)(?:\{(\w+)="([^"]+)"\})? (-?[0-9.e+-]+)')
+
+
+def parsed(text: str) -> dict[str, dict[str, float]]:
+    """Each metric's values by label (or ""), every line understood and announced by its TYPE."""
+    found: dict[str, dict[str, float]] = {}
+    announced: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE localspec_"):
+            name, kind = line.removeprefix("# TYPE localspec_").split(" ")
+            assert name not in announced
+            announced[name] = kind
+        elif not line.startswith("# HELP localspec_"):
+            match = SAMPLE.fullmatch(line)
+            assert match, line
+            name, _, label, value = match.groups()
+            family = re.sub(r"_(bucket|sum|count)$", "", name)
+            assert name in announced or announced[family] == "histogram", line
+            assert name.endswith("_total") == (announced.get(name) == "counter")
+            values = found.setdefault(name, {})
+            assert (label or "") not in values
+            values[label or ""] = float(value)
+    return found
+
+
+def done(depths: list[int], accepts: list[int], speed_up: float | None = None) -> frames.Done:
+    timings = frames.Timings(predicted_ms=500.0)
+    speculation = frames.Speculation(rounds=sum(depths), speed_up=speed_up)
+    return frames.Done(1, "stop", 9, 9, timings, speculation, depths=depths, accepts=accepts)
+
+
+def test_positions_and_depths_add_up() -> None:
+    metrics = Metrics()
+    watch = metrics.begin()
+    watch.saw(frames.Started(1, 10, 8, cache="memory"))
+    # 2 passes without drafts, 1 with one, 4 with three of which 3, 2, 2 and 0 were accepted.
+    watch.saw(done([2, 1, 0, 4], [4, 0, 2, 1], 2.0))
+    assert metrics.drafted == {1: 5, 2: 4, 3: 4}
+    assert metrics.accepted == {1: 3, 2: 3, 3: 1}
+    assert metrics.depths.count == 7
+    assert metrics.depths.sum == 13
+    figures = metrics.figures()
+    assert figures.accepted_at == [3 / 5, 3 / 4, 1 / 4]
+    assert figures.mean_depth == 13 / 7
+    assert figures.cache_hits == {"slot": 0, "memory": 1, "disk": 0}
+    assert figures.speed_up == 2.0
+    metrics.begin().saw(done([3], [3], 1.0))
+    assert metrics.figures().speed_up == 1.5
+
+
+def test_a_daemon_that_answered_nothing_has_no_figures() -> None:
+    figures = Metrics().figures()
+    assert (figures.first_text_ms, figures.mean_depth, figures.speed_up) == (None, None, None)
+    assert figures.accepted_at == []
+
+
+@pytest.mark.parametrize(
+    ("values", "median"),
+    [([0.5], 0.5), ([0.5, 1.5], 1.0), ([1.5, 1.5, 3.0, 3.0], 2.0), ([9.0, 9.0], 4.0)],
+)
+def test_the_median_lies_within_its_bucket(values: list[float], median: float) -> None:
+    histogram = Histogram((1.0, 2.0, 4.0))
+    assert histogram.median() is None
+    for value in values:
+        histogram.add(value)
+    assert histogram.median() == median
+
+
+def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
+    """Every draft is right, and always three are asked for: 4 tokens a pass."""
+    files = cycle_pair(tmp_path / "pair", 1.0)
+    home.environment["LOCALSPEC_PAIR"] = f"{files.target},{files.draft}"
+    home.environment["LOCALSPEC_DEPTH"] = "3"
+    daemon = RunningDaemon(home)
+    body = {"prompt": list(range(1, 21)), "max_tokens": 41, "temperature": 0}
+    for _ in range(2):
+        answer = home.request("POST", "/v1/completions", body)
+        assert answer.status == 200, answer.body
+    spec = answer.json["localspec"]["speculation"]
+    found = parsed(home.request("GET", "/metrics").body.decode())
+    assert found["requests_total"] == {"": 2}
+    assert found["requests_waiting"] == found["requests_running"] == {"": 0}
+    assert found["prompt_tokens_total"] == {"": 40}
+    assert found["cached_tokens_total"] == {"": 19}
+    assert found["cache_hits_total"] == {"slot": 1, "memory": 0, "disk": 0}
+    assert found["generated_tokens_total"] == {"": 82}
+    assert found["worker_starts_total"] == {"": 1}
+    assert found["worker_deaths_total"] == {"": 0}
+    # The first answer's first token comes with the prompt: 40 tokens are left, 4 a pass. The second
+    # reads one token only, so that all of its passes draft.
+    drafted, accepted = found["drafted_at_total"], found["accepted_at_total"]
+    assert drafted == accepted == {"1": 20, "2": 20, "3": 20}
+    assert sum(drafted.values()) == found["drafted_tokens_total"][""]
+    buckets = found["draft_depth_bucket"]
+    assert buckets["3"] - buckets["2"] == 20
+    assert buckets["+Inf"] == found["draft_depth_count"][""] == spec["rounds"] + 10
+    assert found["draft_depth_sum"][""] == sum(drafted.values())
+    assert found["time_to_first_text_seconds_count"] == {"": 2}
+    assert found["speed_up"][""] == pytest.approx(spec["speed_up"], rel=1e-4)
+
+    figures = home.status()["figures"]
+    assert figures["accepted_at"] == [1.0, 1.0, 1.0]
+    assert figures["cached_tokens"] == 19
+    shown = home.run("status").stdout
+    assert "accepted by place, %: 100 100 100" in shown
+    assert "48 % of prompts not read again (1 from slot)" in shown
+    assert "× plain decoding" in shown
+    assert daemon.stop() == 0
