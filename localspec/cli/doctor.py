@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from localspec.paths import Paths, check_socket_path, default_paths
 
 # A small pair has 2 GB, a usual one 10; less than this is trouble at the next pull.
 LOW_DISK = 10 << 30  # bytes
+# With less of a GPU free, not even a small draft finds room.
+LOW_GPU_MIB = 1024
 _AGAIN = "scripts/setup --again"
 
 
@@ -41,6 +45,7 @@ class Machine:
     host: machine.Host
     paths: Paths
     built: str | None  # the backend of the installed llama.cpp; None: not installed
+    architectures: str  # CMAKE_CUDA_ARCHITECTURES of that build; "" where nobody knows
     free: Callable[[Path], int]  # bytes on the disk of a folder that exists
     status: Callable[[], dict[str, Any]]
 
@@ -50,6 +55,7 @@ class Machine:
             machine.Host.here(),
             default_paths(),
             installed_backend(),
+            built_architectures(Path(sys.prefix)),
             lambda folder: shutil.disk_usage(folder).free,
             Client(autostart=False).status,
         )
@@ -61,7 +67,17 @@ def installed_backend() -> str | None:
     if spec is None or spec.origin is None:
         return None
     names = " ".join(each.name for each in (Path(spec.origin).parent / "lib").glob("*"))
-    return next((kind for kind in ("cuda", "metal") if f"ggml-{kind}" in names), "cpu")
+    return next((kind for kind in ("cuda", "metal", "vulkan") if f"ggml-{kind}" in names), "cpu")
+
+
+def built_architectures(venv: Path) -> str:
+    """As scripts/setup wrote down with what it built."""
+    try:
+        stamp = (venv / "localspec.stamp").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    found = re.search(r"-DCMAKE_CUDA_ARCHITECTURES=([\w;-]+)", stamp)
+    return found[1] if found else ""
 
 
 def findings(here: Machine) -> Iterator[Finding]:
@@ -91,7 +107,7 @@ def _build(here: Machine) -> Iterator[Finding]:
         if reason.startswith("AMX"):
             yield _amx(reason)
         else:
-            yield _gpu(here, plan.backend, reason)
+            yield from _gpu(here, plan.backend, reason)
 
 
 def _amx(reason: str) -> Finding:
@@ -99,14 +115,69 @@ def _amx(reason: str) -> Finding:
     return Finding("AMX", "note" if stop else "ok", what.strip(), stop + cure)
 
 
-def _gpu(here: Machine, could: str, reason: str) -> Finding:
+def _gpu(here: Machine, could: str, reason: str) -> Iterator[Finding]:
+    """What this machine could use, what is used, and why not more."""
     if here.built not in (None, could):
-        return Finding("GPU", "note", f"{reason} But llama.cpp is built for {here.built}.", _AGAIN)
-    for beginning in ("Install ", "Update ", "Run "):
-        what, found, cure = reason.partition(beginning)
-        if found and what:
-            return Finding("GPU", "note", what.strip(), found + cure)
-    return Finding("GPU", "ok", reason)
+        yield Finding("GPU", "note", f"{reason} But llama.cpp is built for {here.built}.", _AGAIN)
+        return
+    what, cure = _cure_in(reason)
+    if could == "vulkan" and machine.nvidia_gpus(here.host):
+        cure = f"{machine.install_hint(here.host, 'cuda')}, then {_AGAIN}"
+    yield Finding("GPU", "note" if cure else "ok", what, cure)
+    if could == "cuda":
+        yield from _cuda(here)
+    if could != "cpu":
+        yield from _gpu_settings(here)
+
+
+def _cure_in(reason: str) -> tuple[str, str]:
+    """A reason of the build plan, parted into what is and what to do."""
+    for beginning in ("Install ", "Update ", "Restart ", "Run "):
+        what, found, cure = reason.partition(f". {beginning}")
+        if not found:
+            what, found, cure = reason.partition(f"` {beginning}")
+        if found:
+            return f"{what}{found[0]}", f"{beginning}{cure}"
+    return reason, ""
+
+
+def _cuda(here: Machine) -> Iterator[Finding]:
+    """Driver and toolkit, what the build holds for these GPUs, and their memory."""
+    host = here.host
+    gpus, toolkit = machine.nvidia_gpus(host), machine.cuda_toolkit(host)
+    runs = machine.driver_cuda(host)
+    if toolkit and gpus:
+        limit = f" runs CUDA up to {runs}" if runs else ""
+        what = f"Driver {gpus[0].driver or '(old)'}{limit}; nvcc is CUDA {toolkit.version}."
+        yield Finding("CUDA", "ok", what)
+    for gpu in gpus if here.built == "cuda" and here.architectures else []:
+        if not machine.runs_on(here.architectures, gpu.capability):
+            what = (
+                f"llama.cpp is built for architecture {here.architectures}, and {gpu.name} has "
+                f"{gpu.capability.replace('.', '')}: it cannot run there."
+            )
+            yield Finding("GPU", "bad", what, _AGAIN)
+    for each in machine.nvidia_memory(host):
+        what = f"{each.name}: {each.free / 1024:.1f} of {each.total / 1024:.1f} GiB free."
+        if each.free < LOW_GPU_MIB:
+            cure = "nvidia-smi names the programs that hold it; or localspec unload"
+            yield Finding("GPU", "note", f"{what} A pair will run on the CPU.", cure)
+        else:
+            yield Finding("GPU", "ok", what)
+
+
+def _gpu_settings(here: Machine) -> Iterator[Finding]:
+    """What a person has set, and that keeps a GPU unused."""
+    if machine.hidden(here.host):
+        what = "CUDA_VISIBLE_DEVICES hides every GPU."
+        yield Finding("GPU", "note", what, "unset CUDA_VISIBLE_DEVICES, then localspec stop")
+    try:
+        layers = load_config(here.paths.config_file, here.host.env).gpu_layers
+    except LocalspecError:
+        return  # told below
+    if layers == 0:
+        what = "gpu_layers is 0, so the GPU stays unused."
+        yield Finding("GPU", "note", what, "localspec config set gpu_layers -1")
 
 
 def _folders(paths: Paths) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ def here(tmp_path: Path) -> Machine:
     def nobody() -> dict[str, Any]:
         raise NoDaemon("No daemon is running; start one with: localspec start")
 
-    return Machine(a_host(), Paths(*folders), "cpu", lambda folder: 1 << 40, nobody)
+    return Machine(a_host(), Paths(*folders), "cpu", "", lambda folder: 1 << 40, nobody)
 
 
 def found(here: Machine, about: str) -> Finding:
@@ -186,3 +187,113 @@ def test_the_command_for_people_and_for_programs(home: Home) -> None:
     (home.root / "config").mkdir()
     (home.root / "config" / "config.toml").write_text("parallel = 0\n")
     assert home.run("doctor").returncode == 1
+
+
+FREE = "nvidia-smi --query-gpu=name,memory.free,memory.total --format=csv,noheader,nounits"
+
+
+def gpu_machine(here: Machine, built: str = "cuda", arch: str = "90-real", **told: str) -> Machine:
+    """A machine with an H200, CUDA 12.8 and this build; `told` replaces what a command says."""
+    answers = {**GPU, **{line: machine.Ran(0, text) for line, text in told.items()}}
+    return replace(here, host=a_host(told=answers, tools=TOOLS), built=built, architectures=arch)
+
+
+def test_a_gpu_in_use_is_told_with_driver_toolkit_and_memory(here: Machine) -> None:
+    gpu = gpu_machine(here, **{FREE: "NVIDIA H200, 100000, 143771\n"})
+    said = [(each.about, each.state, each.what) for each in doctor.findings(gpu)]
+    assert ("CUDA", "ok", "Driver 570.1 runs CUDA up to 12.8; nvcc is CUDA 12.8.") in said
+    assert ("GPU", "ok", "NVIDIA H200: 97.7 of 140.4 GiB free.") in said
+    assert found(gpu, "GPU").state == "ok"
+
+
+def test_a_build_without_the_gpus_architecture_is_named_with_its_cure(here: Machine) -> None:
+    assert found(gpu_machine(here, arch="89-real"), "GPU") == Finding(
+        "GPU",
+        "bad",
+        "llama.cpp is built for architecture 89-real, and NVIDIA H200 has 90: it cannot run there.",
+        "scripts/setup --again",
+    )
+    assert found(gpu_machine(here, arch="80-virtual"), "GPU").state == "ok"
+
+
+def test_a_driver_too_old_for_the_toolkit(here: Machine) -> None:
+    old = gpu_machine(here, "cpu", **{"nvidia-smi -q": "CUDA Version : 11.4\n"})
+    gpu = found(old, "GPU")
+    assert (gpu.state, gpu.what) == (
+        "note",
+        "CPU: nvcc is CUDA 12.8, but the GPU's driver runs CUDA 11.4 at most.",
+    )
+    assert gpu.cure.startswith("Update the driver or install a CUDA 11.4 toolkit")
+
+
+def test_a_driver_that_does_not_answer(here: Machine) -> None:
+    told = {"nvidia-smi -L": machine.Ran(9, "NVIDIA-SMI has failed.\n")}
+    gpu = found(replace(here, host=a_host(told=told, tools=TOOLS)), "GPU")
+    assert "nvidia-smi says `NVIDIA-SMI has failed.`" in gpu.what
+    assert gpu.cure.startswith("Restart the machine or install NVIDIA's driver anew")
+
+
+def test_a_gpu_that_is_full_hidden_or_switched_off(here: Machine) -> None:
+    full = gpu_machine(here, **{FREE: "NVIDIA H200, 300, 143771\n"})
+    assert "0.3 of 140.4 GiB free. A pair will run on the CPU." in found(full, "GPU").what
+    gpu = gpu_machine(here)
+    hidden = replace(gpu, host=replace(gpu.host, env={"CUDA_VISIBLE_DEVICES": ""}))
+    assert found(hidden, "GPU").cure.startswith("unset CUDA_VISIBLE_DEVICES")
+    here.paths.config_file.write_text("gpu_layers = 0\n")
+    assert found(gpu, "GPU").cure == "localspec config set gpu_layers -1"
+
+
+VULKAN = {
+    "vulkaninfo --summary": machine.Ran(
+        0,
+        "GPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_DISCRETE_GPU\n"
+        "\tdeviceName         = AMD Radeon RX 7900\nGPU1:\n\tdeviceType = PHYSICAL_DEVICE_TYPE_CPU\n"
+        "\tdeviceName = llvmpipe\n",
+    )
+}
+VULKAN_TOOLS = {"c++": "c++", "vulkaninfo": "vulkaninfo", "glslc": "glslc", "apt-get": "apt-get"}
+
+
+def test_vulkan_where_there_is_a_gpu_and_no_cuda(here: Machine) -> None:
+    radeon = replace(here, host=a_host(told=VULKAN, tools=VULKAN_TOOLS))
+    assert found(radeon, "GPU").what == (
+        "Vulkan for AMD Radeon RX 7900. But llama.cpp is built for cpu."
+    )
+    assert found(replace(radeon, built="vulkan"), "GPU").state == "ok"
+    tools = {name: tool for name, tool in VULKAN_TOOLS.items() if name != "glslc"}
+    lacking = found(replace(here, host=a_host(told=VULKAN, tools=tools)), "GPU")
+    assert lacking.what == "CPU: there is an AMD Radeon RX 7900, but a Vulkan build needs glslc."
+    assert "sudo apt-get install libvulkan-dev glslc spirv-headers" in lacking.cure
+
+
+def test_vulkan_stands_in_for_cuda_without_its_compiler(here: Machine) -> None:
+    tools = {**VULKAN_TOOLS, "nvidia-smi": "nvidia-smi"}
+    host = a_host(told={**GPU, **VULKAN}, tools=tools)
+    gpu = found(replace(here, host=host, built="vulkan"), "GPU")
+    assert "because CUDA cannot be built here; it would be faster" in gpu.what
+    assert "nvidia-cuda-toolkit" in gpu.cure
+
+
+def test_the_architectures_of_a_build_are_read_from_its_stamp(tmp_path: Path) -> None:
+    assert doctor.built_architectures(tmp_path) == ""
+    stamp = "wheel=x\ncmake_args=-DGGML_CUDA=ON '-DCMAKE_CUDA_ARCHITECTURES=89-real;120-virtual'\n"
+    (tmp_path / "localspec.stamp").write_text(stamp)
+    assert doctor.built_architectures(tmp_path) == "89-real;120-virtual"
+
+
+def test_doctor_asks_the_tools_on_the_path(home: Home, tmp_path: Path) -> None:
+    """A GPU without its compiler, by an nvidia-smi that is a program."""
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(
+        '#!/bin/sh\ncase "$1" in --query-gpu=name,c*) echo "NVIDIA L4, 8.9, 580.1";; esac\n'
+    )
+    smi.chmod(0o755)
+    for name in ("c++", "as", "ld", "cc1plus", "apt-get"):
+        if real := shutil.which(name):
+            (smi.parent / name).symlink_to(real)
+    home.environment["PATH"] = str(smi.parent)
+    home.environment["CUDA_HOME"] = home.environment["CUDA_PATH"] = str(tmp_path)
+    gpu = next(e for e in json.loads(home.run("doctor", "--json").stdout) if e["about"] == "GPU")
+    assert gpu["state"] == "note"
+    assert "NVIDIA L4" in gpu["what"]

@@ -31,8 +31,9 @@ class Checkout:
         self.root = root
         self.bin = root / "path"
         self.bin.mkdir()
-        for name in ("pyproject.toml", "localspec/__init__.py", "localspec/machine.py"):
+        for name in ("pyproject.toml", "localspec/__init__.py"):
             self.copy(name)
+        shutil.copytree(ROOT / "localspec/machine", root / "localspec/machine")
         for name in ("setup", "setup_venv.py", "ask", "test"):
             self.copy(f"scripts/{name}")
         self.tool("python3", PYTHON)

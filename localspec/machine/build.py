@@ -1,0 +1,177 @@
+"""How llama.cpp is best built for this machine, and why so."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from localspec.machine.gpu import (
+    CudaToolkit,
+    Gpu,
+    cuda_architectures,
+    cuda_toolkit,
+    driver_cuda,
+    missing_for_vulkan,
+    nvidia_complaint,
+    nvidia_gpus,
+    vulkan_gpus,
+)
+from localspec.machine.host import NO_AMX, Compiler, Host, cpu, install_hint, try_amx
+
+Backend = Literal["cpu", "cuda", "vulkan", "metal", "user"]
+
+# Nothing here answers a question about a picture, so the multimodal library is not built.
+COMMON_FLAGS = ("-DLLAVA_BUILD=OFF",)
+
+# Variables that change what the compiler makes, and with it the key of the wheel.
+BUILD_VARIABLES = (
+    "CC",
+    "CXX",
+    "CFLAGS",
+    "CXXFLAGS",
+    "LDFLAGS",
+    "CUDACXX",
+    "CUDAFLAGS",
+    "MACOSX_DEPLOYMENT_TARGET",
+)
+
+AGAIN = "then run `scripts/setup --again`."
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to build llama-cpp-python here, and why so: one sentence per decision."""
+
+    backend: Backend
+    cmake_args: str
+    reasons: tuple[str, ...]
+
+
+def plan_build(host: Host, compiler: Compiler, user_args: str | None = None) -> Plan:
+    """Choose the build for this machine; the user's own CMAKE_ARGS win over every choice."""
+    if user_args is not None:
+        return Plan("user", user_args, (f"CMAKE_ARGS is used as it is: {user_args or '(empty)'}",))
+    backend, gpu_flags, gpu_reason = _choose_backend(host, compiler)
+    cpu_flags, cpu_reasons = _choose_cpu_flags(host, compiler)
+    return Plan(
+        backend, shlex.join([*COMMON_FLAGS, *gpu_flags, *cpu_flags]), (gpu_reason, *cpu_reasons)
+    )
+
+
+# A backend, its cmake flags, and why.
+Choice = tuple[Backend, list[str], str]
+
+
+def _choose_backend(host: Host, compiler: Compiler) -> Choice:
+    if host.system == "Darwin":
+        if host.arch == "arm64":
+            return "metal", ["-DGGML_METAL=ON"], "Metal: this is a Mac with an Apple GPU."
+        # llama.cpp's own releases for Intel Macs are built without Metal too.
+        no_metal = "CPU: llama.cpp's Metal code is for Apple's GPUs, this is an Intel Mac."
+        return "cpu", ["-DGGML_METAL=OFF"], no_metal
+    toolkit, gpus = cuda_toolkit(host), nvidia_gpus(host)
+    cuda = _choose_cuda(host, toolkit, gpus) if gpus else None
+    if cuda and cuda[0] == "cuda":
+        return cuda
+    vulkan = _choose_vulkan(host, compiler, bool(gpus))
+    if vulkan and (vulkan[0] == "vulkan" or not cuda):
+        return vulkan
+    return cuda or ("cpu", [], _no_gpu(host, toolkit))
+
+
+def _no_gpu(host: Host, toolkit: CudaToolkit | None) -> str:
+    found = f"a CUDA {toolkit.version} compiler, but " if toolkit else ""
+    said = f"CPU: there is {found}no working NVIDIA GPU"
+    if complaint := nvidia_complaint(host):
+        cure = "Restart the machine or install NVIDIA's driver anew"
+        return f"{said}: nvidia-smi says `{complaint}`. {cure}, {AGAIN}"
+    return f"{said} (nvidia-smi lists none)."
+
+
+def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -> Choice:
+    if not toolkit:
+        cure = install_hint(host, "cuda")
+        no_compiler = f"CPU: there is an {gpus[0].name}, but no CUDA compiler (nvcc)."
+        return "cpu", [], f"{no_compiler} {cure}, {AGAIN}"
+    runnable = driver_cuda(host)
+    if runnable and int(toolkit.version.split(".")[0]) > int(runnable.split(".")[0]):
+        too_old = (
+            f"CPU: nvcc is CUDA {toolkit.version}, but the GPU's driver runs CUDA {runnable} "
+            f"at most. Update the driver or install a CUDA {runnable} toolkit, {AGAIN}"
+        )
+        return "cpu", [], too_old
+    architectures = cuda_architectures(host, toolkit, gpus)
+    if architectures is None:
+        too_new = (
+            f"CPU: CUDA {toolkit.version} no longer builds for {gpus[0].name} "
+            f"(compute {gpus[0].capability}). Install an older CUDA toolkit, {AGAIN}"
+        )
+        return "cpu", [], too_new
+    flags = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"]
+    if not toolkit.on_path:
+        flags.append(f"-DCMAKE_CUDA_COMPILER={toolkit.nvcc}")
+    reason = f"CUDA {toolkit.version} for {gpus[0].name} (architecture {architectures})."
+    return "cuda", flags, reason
+
+
+def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> Choice | None:
+    """Vulkan, where it reaches a GPU; None where it reaches none."""
+    names = vulkan_gpus(host)
+    if not names:
+        return None
+    if missing := missing_for_vulkan(host, compiler.command):
+        cure = install_hint(host, "vulkan")
+        lacks = f"a Vulkan build needs {', '.join(missing)}"
+        return "cpu", [], f"CPU: there is an {names[0]}, but {lacks}. {cure}, {AGAIN}"
+    slower = ", because CUDA cannot be built here; it would be faster" if has_nvidia else ""
+    return "vulkan", ["-DGGML_VULKAN=ON"], f"Vulkan for {names[0]}{slower}."
+
+
+def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[str]]:
+    if "amx_tile" not in cpu(host).flags:
+        return [], []
+    trial = try_amx(host, compiler)
+    if trial == "not compiled":
+        return [], [f"AMX: off, {compiler.version} does not know it."]
+    if trial == "works":
+        return [], [f"AMX: on, {compiler.version} compiles it correctly (tried)."]
+    # The user's own CFLAGS would be lost under CMAKE_C_FLAGS, so they are joined to it.
+    flags = [
+        f"-DCMAKE_{language}_FLAGS={' '.join(filter(None, (host.env.get(variable), NO_AMX)))}"
+        for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))
+    ]
+    return flags, [
+        f"AMX: off, what {compiler.version} makes of it fails (tried; llama.cpp #20824). "
+        f"Install a newer compiler, {AGAIN}"
+    ]
+
+
+def wheel_key(host: Host, plan: Plan, compiler: Compiler, version: str) -> str:
+    """A folder name for a wheel: of its own for each version, flags, compiler and CPU.
+
+    llama.cpp is built with -march=native: on another CPU it may die of an illegal instruction.
+    """
+    here = cpu(host)
+    toolkit = cuda_toolkit(host) if plan.backend in ("cuda", "user") else None
+    told = [
+        version,
+        plan.cmake_args,
+        compiler.version,
+        toolkit.version if toolkit else "",
+        host.system,
+        host.arch,
+        here.model,
+        " ".join(sorted(here.flags)),
+        *(f"{name}={host.env.get(name, '')}" for name in BUILD_VARIABLES),
+    ]
+    return f"{version}-{plan.backend}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}"
+
+
+def build_jobs(cores: int, memory_bytes: int, backend: Backend) -> int:
+    """How many compilers at once: one a core, but no more than memory carries."""
+    # A gibibyte holds g++ on llama.cpp's largest files; nvcc's templates take about twice that.
+    each = (2 if backend == "cuda" else 1) * 1024**3
+    return max(1, min(cores, memory_bytes // each)) if memory_bytes else cores
