@@ -33,6 +33,8 @@ class Config:
     idle_unload: float = 900.0  # unload the pair after so long without a request; 0: never
     watchdog: float = 60.0  # a worker that answers nothing for so long is ended
     log_prompts: bool = False
+    listen: str = ""  # ADDRESS:PORT for TCP beside the Unix socket; empty: none
+    listen_anywhere: bool = False  # `listen` may be an address that other machines reach
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
@@ -43,14 +45,31 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "gpu_layers": (-1, 10_000),
     "depth": (-1, 64),
     "queue": (0, 100_000),
-    "idle_unload": (0, 10_000_000),
-    "watchdog": (1, 86_400),
     "prefix_memory": (0, 1 << 24),
     "prefix_disk": (0, 1 << 24),
+    "idle_unload": (0, 10_000_000),
+    "watchdog": (1, 86_400),
 }
 _CHOICES = {"kv_type": ("f16", "q8_0")}
 _DEFAULTS = Config()
 KEYS = tuple(f.name for f in fields(Config) if f.name != "origin")
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """The two parts of `listen`: an IP address, IPv6 in brackets, and a port (0: any free one).
+
+    Raises:
+        ValueError: it is something else.
+    """
+    import ipaddress
+
+    host, _, port = listen.rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host
+    six = host.startswith("[") and host.endswith("]")
+    address = (ipaddress.IPv6Address if six else ipaddress.IPv4Address)(host.strip("[]"))
+    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ValueError(listen)
+    return str(address), int(port)
 
 
 def _checked(key: str, value: Any, where: str) -> Any:
@@ -70,6 +89,14 @@ def _checked(key: str, value: Any, where: str) -> Any:
             raise UsageError(f"{where}: '{key}' must be between {low} and {high}, not {value}.")
     if key in _CHOICES and value not in _CHOICES[key]:
         raise UsageError(f"{where}: '{key}' must be one of {', '.join(_CHOICES[key])}.")
+    if key == "listen" and value:
+        try:
+            host_and_port(value)
+        except ValueError:
+            raise UsageError(
+                f"{where}: 'listen' must be an address and a port, such as 127.0.0.1:8080 or "
+                f"[::1]:8080, not {value!r}."
+            ) from None
     return value
 
 

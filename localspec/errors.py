@@ -6,7 +6,10 @@ LocalspecError                      1  500  internal_error
 │   ├── ContextExceeded             1  400  context_length_exceeded
 │   ├── TemplateFailed              1  400  chat_template_error
 │   ├── GrammarRejected             1  400  invalid_grammar
-│   └── RequestTooLarge             1  413  request_too_large
+│   ├── RequestTooLarge             1  413  request_too_large
+│   └── RequestTimeout              1  408  request_timeout
+├── Unauthorized                    1  401  invalid_api_key
+├── Forbidden                       1  403  forbidden
 ├── Cancelled                       130 499  cancelled
 ├── NotFound                        1  404  not_found
 │   └── ModelNotFound               1  404  model_not_found
@@ -76,6 +79,21 @@ class GrammarRejected(InvalidRequest):
 class RequestTooLarge(InvalidRequest):
     code = "request_too_large"
     status = 413
+
+
+class RequestTimeout(InvalidRequest):
+    code = "request_timeout"
+    status = 408
+
+
+class Unauthorized(LocalspecError):
+    code = "invalid_api_key"
+    status = 401
+
+
+class Forbidden(LocalspecError):
+    code = "forbidden"
+    status = 403
 
 
 class Cancelled(LocalspecError):

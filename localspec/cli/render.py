@@ -188,6 +188,8 @@ def status(value: dict[str, Any]) -> None:
         ("cache", _cache(value.get("figures") or {})),
         ("engine", _engine(value)),
         ("pulls", f"{value['pulls']} running: localspec pulls" if value["pulls"] else ""),
+        ("socket", value["socket"]),
+        ("tcp", value.get("listen") and f"{value['listen']}, token in {value['token_file']}"),
         ("log", value["log"]),
         *(("problem", problem) for problem in value["problems"]),
     ]

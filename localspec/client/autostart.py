@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,10 @@ STOP_SECONDS = 30.0
 _POLL = 0.01
 
 
-def start(socket_path: str) -> None:
+def start(socket_path: str, arguments: Sequence[str] = ()) -> bool:
     """Start the daemon and return when it listens. Of many clients at once, one starts it.
+
+    `arguments` are its own; False when one was running already, which got none of them.
 
     Raises:
         NoDaemon: it ended or did not listen in time, with the reason it gave.
@@ -40,8 +42,10 @@ def start(socket_path: str) -> None:
     paths.private_directory(locations.runtime)
     deadline = time.monotonic() + START_SECONDS
     with _one_starter(locations.runtime / "start.lock", deadline):
-        if not listens(socket_path):
-            _spawn(socket_path, locations, deadline)
+        if listens(socket_path):
+            return False
+        _spawn(socket_path, locations, deadline, arguments)
+    return True
 
 
 def replace(client: Client) -> None:
@@ -60,7 +64,7 @@ def replace(client: Client) -> None:
             "be restarted from here. Once it is idle: localspec stop && localspec start"
         )
     _bare(socket_path, "POST", "/localspec/shutdown")
-    wait_gone(socket_path)
+    wait_gone()
     start(socket_path)
 
 
@@ -108,11 +112,14 @@ def _lockable(handle: int) -> bool:
     return True
 
 
-def wait_gone(socket_path: str) -> None:
-    """Wait until nobody listens and nobody holds the lock; Unavailable after STOP_SECONDS."""
+def wait_gone() -> None:
+    """Wait until nobody holds the lock, which goes last; Unavailable after STOP_SECONDS.
+
+    Whether somebody listens proves nothing: that may be systemd, which would start another daemon.
+    """
     deadline = time.monotonic() + STOP_SECONDS
     lock = paths.default_paths().lock
-    while listens(socket_path) or _held(lock):
+    while _held(lock):
         if time.monotonic() > deadline:
             raise errors.Unavailable(f"The daemon did not end within {STOP_SECONDS:.0f} seconds.")
         time.sleep(_POLL)
@@ -161,15 +168,17 @@ def _one_starter(lock: Path, deadline: float) -> Iterator[None]:
         os.close(handle)
 
 
-def _spawn(socket_path: str, locations: paths.Paths, deadline: float) -> None:
+def _spawn(
+    socket_path: str, locations: paths.Paths, deadline: float, arguments: Sequence[str]
+) -> None:
     """Start a detached daemon and wait for its socket."""
-    locations.state.mkdir(parents=True, exist_ok=True)
+    locations.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     said = locations.state / "daemon.start"
     home = os.environ.get("LOCALSPEC_HOME")
     environment = {**os.environ, "LOCALSPEC_HOME": str(Path(home).absolute())} if home else None
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "localspec.daemon"],
+            [sys.executable, "-m", "localspec.daemon", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -2,16 +2,17 @@
 
 LOCALSPEC_ENGINE, split like a shell does, replaces the command that starts the engine worker;
 `--fd N` is appended. It is there to run the daemon with an engine under a debugger, or with another
-engine.
+engine. `--listen` and `--listen-anywhere` are the configuration's keys.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from localspec import paths
-from localspec.daemon import lock
+from localspec.daemon import lock, systemd
 from localspec.errors import LocalspecError
 
 
@@ -21,7 +22,8 @@ def main() -> int:
         locations = paths.default_paths()
         paths.check_socket_path(locations.socket)
         paths.private_directory(locations.runtime)
-        held = lock.acquire(locations.lock, locations.socket)
+        handed = systemd.handed_over()
+        held = lock.acquire(locations.lock, None if handed else locations.socket)
         _serve(locations)
         held.release()
     except LocalspecError as error:
@@ -41,7 +43,7 @@ def _serve(locations: paths.Paths) -> None:
     from localspec.daemon.worker import DEFAULT_COMMAND
 
     logs.start(locations.log)
-    config = load_config(locations.config_file)
+    config = load_config(locations.config_file, flags=_flags(sys.argv[1:]))
     engine = os.environ.get("LOCALSPEC_ENGINE")
     command = shlex.split(engine) if engine else DEFAULT_COMMAND
 
@@ -49,6 +51,18 @@ def _serve(locations: paths.Paths) -> None:
         await Daemon(config, locations, worker_command=command).run()
 
     asyncio.run(run())
+
+
+def _flags(arguments: list[str]) -> dict[str, Any]:
+    """Configuration by key, from --listen ADDRESS:PORT and --listen-anywhere."""
+    if not arguments:
+        return {}
+    import argparse
+
+    parser = argparse.ArgumentParser("localspec.daemon", argument_default=argparse.SUPPRESS)
+    parser.add_argument("--listen", metavar="ADDRESS:PORT")
+    parser.add_argument("--listen-anywhere", action="store_true")
+    return vars(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

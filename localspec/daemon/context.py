@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from localspec.config import Config
@@ -18,7 +18,8 @@ from localspec.daemon.conversations import Conversations
 from localspec.daemon.editors import Editors
 from localspec.daemon.library import Library
 from localspec.daemon.supervisor import Supervisor
-from localspec.errors import RequestTooLarge
+from localspec.daemon.tcp import Door
+from localspec.errors import Cancelled, RequestTooLarge
 from localspec.paths import Paths
 from localspec.protocol import http
 from localspec.protocol.frames import PairFiles
@@ -41,6 +42,7 @@ class Context:
     editors: Editors = field(default_factory=Editors)
     draining: bool = False
     problem: str = ""  # why config.toml as it is now is not in use
+    door: Door | None = None  # for TCP, where there is one
     started: float = field(default_factory=time.monotonic)
 
     async def pair(self, name: str) -> PairFiles:
@@ -67,10 +69,13 @@ async def read(request: Request, kind: type[Body]) -> Body:
     if declared.isdigit() and int(declared) > MAX_BODY:
         raise _too_large()
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise _too_large()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise _too_large()
+    except ClientDisconnect:
+        raise Cancelled("The client left, or was too slow, before its request was read.") from None
     return http.decode(bytes(body), kind)
 
 

@@ -7,13 +7,16 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import uvicorn
 
 from localspec import errors
 from localspec.config import Config
-from localspec.daemon import listener, routes, watch
+from localspec.daemon import listener, routes, systemd, tcp, watch
+from localspec.daemon.connection import ClientConnection, allow_more_files
 from localspec.daemon.context import Context
 from localspec.daemon.conversations import Conversations
 from localspec.daemon.library import Library
@@ -26,6 +29,10 @@ log = logging.getLogger("localspec.daemon")
 
 # Long enough for an answer that is being written, short enough for a person who waits for `stop`.
 DRAIN_SECONDS = 10.0
+# Connections that the kernel keeps for us, and how many of them we take before looking at those
+# that are there: asyncio has one number for both, and with a large one a crowd takes every descriptor.
+BACKLOG = 2048
+_TAKEN_AT_ONCE = 4
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -35,6 +42,12 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)
+        systemd.notify("READY=1", "STATUS=Listening")
 
 
 class Daemon:
@@ -66,8 +79,8 @@ class Daemon:
         self._server = _Server(
             uvicorn.Config(
                 routes.application(self._context),
-                http=listener.OwnerOnly,
-                h11_max_incomplete_event_size=listener.MAX_HEAD,
+                http=ClientConnection,
+                backlog=_TAKEN_AT_ONCE,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -85,13 +98,20 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.drain)
-        listening = listener.bind(self._paths.socket)
-        log.info("daemon %d listens on %s", os.getpid(), self._paths.socket)
+        allow_more_files()
+        handed = systemd.listening_sockets()
+        ours = not any(_is_at(each, self._paths.socket) for each in handed)
+        sockets = [*handed, *self._doors()]
+        if ours:
+            sockets.append(listener.bind(self._paths.socket))
+        for each in sockets:
+            log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
         watching = watch.start(self._context)
         try:
-            await self._server.serve(sockets=[listening])
+            await self._server.serve(sockets=sockets)
         finally:
-            listener.unlink(self._paths.socket)
+            if ours:
+                listener.unlink(self._paths.socket)
             watching.set()
             if self._library.pulling:
                 await asyncio.to_thread(self._library.close)
@@ -99,13 +119,23 @@ class Daemon:
             await asyncio.to_thread(self._conversations.close)
             log.info("daemon %d ended", os.getpid())
 
+    def _doors(self) -> list[socket.socket]:
+        """The TCP listener, if one is wanted; what is said there needs the token."""
+        if not self._context.config.listen:
+            return []
+        listening = tcp.bind(self._context.config)
+        self._context.door = tcp.opened(listening, tcp.kept_token(self._paths.token))
+        return [listening]
+
     def drain(self) -> None:
         """Take nothing new, let what runs finish, then end. A second call does not wait."""
         if self._context.draining:
             self._server.force_exit = True
             self._abort()
             return
-        log.info("draining: %d requests run", self._supervisor.admission.running)
+        running = self._supervisor.admission.running
+        log.info("draining: %d requests run", running)
+        systemd.notify("STOPPING=1", f"STATUS=Ending; {running} answers are being written")
         self._context.draining = True
         self._supervisor.admission.close()
         self._library.stop()
@@ -114,3 +144,8 @@ class Daemon:
 
     def _abort(self) -> None:
         self._supervisor.abort(errors.Unavailable("The daemon was told to end.", retry_after=2))
+
+
+def _is_at(handed: socket.socket, path: Path) -> bool:
+    """Whether a socket that was handed over is the one where clients look for us."""
+    return bool(handed.getsockname()) and Path(handed.getsockname()).resolve() == path.resolve()

@@ -5,6 +5,7 @@ Imports little, so that the loser of a race among many ends before it has loaded
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -36,16 +37,17 @@ class Lock:
             fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        os.ftruncate(self._handle, 0)
-        os.write(self._handle, f"{os.getpid()}\n".encode())  # for people; nothing reads it
+        with contextlib.suppress(OSError):  # a full disk: only `stop` of a dead daemon needs it
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, f"{os.getpid()}\n".encode())
         return True
 
     def release(self) -> None:
         os.close(self._handle)
 
 
-def acquire(path: Path, socket: Path, patience: float = HANDOVER_SECONDS) -> Lock:
-    """The daemon's lock.
+def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_SECONDS) -> Lock:
+    """The daemon's lock. `socket` is None where systemd holds it, and answers whoever runs.
 
     Raises:
         AlreadyRunning: another daemon has it and answers on `socket`, or has had it for `patience`
@@ -54,7 +56,7 @@ def acquire(path: Path, socket: Path, patience: float = HANDOVER_SECONDS) -> Loc
     lock = Lock(path)
     deadline = time.monotonic() + patience
     while not lock.try_acquire():
-        if probe.answers(socket):
+        if socket and probe.answers(socket):
             lock.release()
             raise AlreadyRunning("A daemon is already running; see: localspec status")
         if time.monotonic() > deadline:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
+from io import TextIOWrapper
 from pathlib import Path
 
 MAX_BYTES = 1 << 20
 KEPT = 3
+
+
+class _PrivateFile(logging.handlers.RotatingFileHandler):
+    """Readable by its owner only, in whatever folder."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def start(file: Path, *, verbose: bool = False) -> None:
@@ -15,7 +28,7 @@ def start(file: Path, *, verbose: bool = False) -> None:
     logging.raiseExceptions = False
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handler: logging.Handler = logging.handlers.RotatingFileHandler(
+        handler: logging.Handler = _PrivateFile(
             file, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8", delay=True
         )
     except OSError:

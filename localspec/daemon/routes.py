@@ -22,6 +22,7 @@ from localspec.daemon.handlers import (
     pulls,
     tokens,
 )
+from localspec.daemon.tcp import Doorkeeper
 from localspec.errors import LocalspecError, VersionMismatch
 from localspec.protocol.http import BadBody
 
@@ -94,4 +95,4 @@ def application(context: Context) -> ASGIApp:
         },
     )
     app.state.context = context
-    return SameVersion(app)
+    return Doorkeeper(SameVersion(app), lambda: context.door)

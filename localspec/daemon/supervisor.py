@@ -128,6 +128,8 @@ class Supervisor:
             WorkerDied, WorkerTimeout, InvalidRequest…: the worker's own refusals and its death.
         """
         self.counts.requests += 1
+        if self._config.log_prompts:
+            log.info("prompt: %s", msgspec.json.encode(request.prompt).decode())
         watch = self.metrics.begin()
         finished = False
         try:

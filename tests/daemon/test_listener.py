@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 
 import pytest
@@ -11,12 +10,6 @@ import pytest
 from localspec.daemon import listener
 from localspec.errors import AlreadyRunning, UnsafePath
 from tests.support.daemons import Home
-
-
-def test_h14_the_kernel_names_the_user_at_the_other_end() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert listener.peer(ours) == (os.getuid(), os.getpid())
 
 
 def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(home: Home) -> None:

@@ -133,14 +133,16 @@ class Home:
             **options,
         )
 
-    def spawn_daemon(self) -> subprocess.Popen[str]:
+    def spawn_daemon(self, program: str = "", **options: Any) -> subprocess.Popen[str]:
+        """`python -m localspec.daemon`, or `program` instead."""
         return subprocess.Popen(
-            [sys.executable, "-m", "localspec.daemon"],
+            [sys.executable, *(["-c", program] if program else ["-m", "localspec.daemon"])],
             env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd="/",
+            **options,
         )
 
     def request(self, method: str, target: str, body: Any = None) -> Answer:
@@ -200,9 +202,10 @@ def temporary_home() -> Iterator[Home]:
 class RunningDaemon:
     """A daemon that this test started and waits for."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, program: str = "", **options: Any) -> None:
+        """`program` as Home.spawn_daemon has it; `options` are subprocess's."""
         self.home = home
-        self.process = home.spawn_daemon()
+        self.process = home.spawn_daemon(program, **options)
         wait_for(
             lambda: autostart.listens(str(home.socket)) or self.process.poll() is not None, "it"
         )

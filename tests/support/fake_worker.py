@@ -5,6 +5,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     say WORD…      answer with these words (the default: the prompt itself)
     slow N         N pieces, one each 20 ms
     forever        pieces until cancelled
+    flood          10 MiB as fast as can be
     stall          answer nothing more, not even pings, but stay alive
     die SIGNAL     two pieces, then die by that signal
     exit N         leave with this status
@@ -161,6 +162,8 @@ class FakeWorker:
                 for index in range(count):
                     yield f"{index} "
                     time.sleep(0.02)
+            case "flood":
+                yield from ["x" * 65_536] * 160
             case "stall":
                 self.lock.acquire()  # pings go unanswered too
                 time.sleep(3600)

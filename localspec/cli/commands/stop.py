@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from localspec.cli import render
@@ -25,6 +27,8 @@ def command() -> int:
             "The daemon did not answer and was ended." if ended else "No daemon is running."
         )
         return 0
-    autostart.wait_gone(client.socket_path)
+    autostart.wait_gone()
     render.line("The daemon has ended.")
+    if Path(client.socket_path).exists():  # a daemon removes its own
+        render.line("systemd starts it again when it is asked something: localspec service status")
     return 0

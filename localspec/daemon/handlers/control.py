@@ -42,6 +42,8 @@ async def status(request: Request) -> Response:
             log=str(daemon.paths.log),
             pulls=daemon.library.pulling,
             problems=daemon.problems,
+            listen=daemon.door.url if daemon.door else None,
+            token_file=str(daemon.paths.token) if daemon.door else None,
         )
     )
 

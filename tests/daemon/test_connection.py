@@ -1,0 +1,198 @@
+"""Clients that dribble, do not read, are too many or somebody else's: the daemon stays for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import resource
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection, wait_for
+
+# The daemon, with the patience of a test.
+IMPATIENT = """
+import sys
+from localspec.daemon import connection
+connection.HEAD_SECONDS = connection.BODY_SECONDS = connection.STALL_SECONDS = 0.3
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+STRANGER = """
+import os, sys
+from localspec.daemon import connection
+connection.peer = lambda connected: (os.getuid() + 1, 1)
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def impatient(request: pytest.FixtureRequest, home: Home) -> Iterator[Callable[[], socket.socket]]:
+    """A daemon with little patience; connect to one of its two listeners."""
+    home.use_fake(listen="127.0.0.1:0", parallel=1)
+    daemon = RunningDaemon(home, program=IMPATIENT)
+    port = int(home.status()["listen"].rpartition(":")[2])
+
+    def connect() -> socket.socket:
+        if request.param == "tcp":
+            connected = socket.create_connection(("127.0.0.1", port))
+        else:
+            connected = socket.socket(socket.AF_UNIX)
+            connected.connect(str(home.socket))
+        connected.settimeout(PATIENCE)
+        return connected
+
+    yield connect
+    daemon.stop()
+
+
+def head(home: Home, content_length: int, path: str = "/v1/chat/completions") -> bytes:
+    token = (home.root / "state" / "token").read_text().strip()
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Length: {content_length}\r\n\r\n"
+    ).encode()
+
+
+def everything(connected: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connected.recv(65536):
+            received += data
+    return received
+
+
+def dribble(connected: socket.socket, data: bytes) -> None:
+    """A byte each 50 ms, until the other end has had enough."""
+    connected.settimeout(0.05)
+    for number in range(len(data)):
+        try:
+            connected.sendall(data[number : number + 1])
+            if connected.recv(1, socket.MSG_PEEK):
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    connected.settimeout(PATIENCE)
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_h7_a_client_that_dribbles_is_told_and_left(
+    part: str, home: Home, impatient: Callable[[], socket.socket]
+) -> None:
+    with impatient() as slow:
+        if part == "body":
+            slow.sendall(head(home, 1000))
+        dribble(slow, b"POST /v1/chat/completions HTTP/1.1\r\n" * 100)
+        first, _, body = everything(slow).partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 408 ")
+    error = json.loads(body)["error"]
+    assert error["code"] == "request_timeout"
+    assert f"The request's {part} did not come within 0.3 s." == error["message"]
+    assert home.status()["running"] == 0
+    assert "Traceback" not in home.log.read_text()
+
+
+def test_h7_one_that_goes_on_sending_what_was_refused_is_left(
+    home: Home, impatient: Callable[[], socket.socket]
+) -> None:
+    with impatient() as slow:
+        slow.sendall(head(home, 1 << 30))  # refused at once: too large
+        dribble(slow, b" " * 1000)
+        assert everything(slow).startswith(b"HTTP/1.1 413 ")
+
+
+def test_h7_one_that_does_not_read_its_stream_loses_its_place(
+    home: Home, impatient: Callable[[], socket.socket]
+) -> None:
+    request = {"messages": [{"role": "user", "content": "flood"}], "stream": True}
+    body = json.dumps(request).encode()
+    with impatient() as slow:
+        slow.sendall(head(home, len(body)) + body)
+        wait_for(
+            lambda: "read nothing for 0.3 s and was dropped" in home.log.read_text(), "its end"
+        )
+        wait_for(lambda: home.status()["running"] == 0, "its place")
+
+
+def test_a_quick_client_is_not_timed_out_between_and_after_its_requests(
+    home: Home, impatient: Callable[[], socket.socket]
+) -> None:
+    """Longer than a request may take, an answer may take, and a connection may be kept."""
+    body = json.dumps({"messages": [{"role": "user", "content": "slow 30"}]}).encode()
+    with impatient() as connected:
+        for _ in range(2):
+            connected.sendall(head(home, len(body)) + body)
+            response = http.client.HTTPResponse(connected)
+            response.begin()
+            assert response.status == 200
+            response.read()
+
+
+def taken(home: Home) -> bool:
+    try:
+        return home.request("GET", "/health").status == 200
+    except ConnectionError:
+        return False
+
+
+def test_x3_with_64_descriptors_some_are_refused_and_the_daemon_goes_on(home: Home) -> None:
+    home.use_fake()
+    limit = (64, 64)
+    daemon = RunningDaemon(
+        home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    )
+    assert home.chat("say hello").text == "hello"
+    connections: list[UnixConnection] = []
+    statuses: list[int] = []
+    for _ in range(20):
+        connection = UnixConnection(home.socket)
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        statuses.append(response.status)
+        if response.status == 503:
+            assert json.loads(response.read())["error"]["code"] == "unavailable"
+            assert int(response.headers["retry-after"]) > 0
+            response.close()
+        else:
+            response.read()
+        connections.append(connection)
+    assert statuses[0] == 200
+    assert 503 in statuses
+    with contextlib.ExitStack() as stack:  # and many more that say nothing at all
+        for _ in range(200):
+            silent = stack.enter_context(socket.socket(socket.AF_UNIX))
+            silent.connect(str(home.socket))
+    for connection in connections:
+        connection.close()
+    wait_for(lambda: taken(home), "a free connection")
+    assert home.chat("say again").text == "again"
+    assert "out of system resource" not in home.log.read_text()
+    assert daemon.stop() == 0
+
+
+def test_the_daemon_takes_the_descriptors_it_may_have(home: Home) -> None:
+    home.use_fake()
+    limit = (128, 512)
+    daemon = RunningDaemon(
+        home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    )
+    assert resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE) == (512, 512)
+    daemon.stop()
+
+
+def test_h14_another_user_is_dropped_before_a_byte_is_read(home: Home) -> None:
+    home.use_fake()
+    daemon = RunningDaemon(home, program=STRANGER)
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.connect(str(home.socket))
+        with contextlib.suppress(BrokenPipeError):
+            connected.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert everything(connected) == b""
+    assert "was refused" in home.log.read_text()
+    daemon.stop()

@@ -1,0 +1,253 @@
+"""TCP: off until asked for, for this machine's own names, with the token, and never to web pages."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from localspec.daemon import tcp
+from localspec.errors import UnsafePath
+from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, temporary_home
+
+
+@dataclass
+class Served:
+    """A daemon that also serves TCP."""
+
+    home: Home
+    url: str
+    token: str
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """`headers` with _ for -; a token unless `authorization` is given, "" for none."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        sent = {"host": f"{host}:{port}", "authorization": f"Bearer {self.token}"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PATIENCE)
+        try:
+            connection.putrequest("GET", path, skip_host=True)
+            for name, value in sent.items():
+                if value:
+                    connection.putheader(name, value)
+            connection.endheaders()
+            return Answer(connection.getresponse())
+        finally:
+            connection.close()
+
+
+def served(home: Home) -> Served:
+    status = home.status()
+    return Served(home, status["listen"], Path(status["token_file"]).read_text().strip())
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Served]:
+    with temporary_home() as home:
+        home.use_fake(listen="127.0.0.1:0")
+        daemon = RunningDaemon(home)
+        yield served(home)
+        daemon.stop()
+
+
+def test_the_official_client_works_with_the_token(api: Served) -> None:
+    messages = [{"role": "user", "content": "say hello there"}]
+    with openai.OpenAI(api_key=api.token, base_url=f"{api.url}/v1", max_retries=0) as client:
+        answer = client.chat.completions.create(model="", messages=messages)  # type: ignore[arg-type]
+        assert answer.choices[0].message.content == "hello there"
+    with (
+        openai.OpenAI(api_key="wrong", base_url=f"{api.url}/v1", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError, match="token is missing or wrong") as caught,
+    ):
+        client.models.list()
+    assert caught.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    ["", "Bearer", "Bearer ", "Bearer x", "Basic {}", "{}", "Bearer {}x", "Bearer ü"],
+)
+def test_without_the_token_there_is_401(api: Served, authorization: str) -> None:
+    answer = api.get("/v1/models", authorization=authorization.format(api.token))
+    assert answer.status == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert answer.error["type"] == "invalid_request_error"
+    assert api.token not in answer.body.decode()
+
+
+def test_the_scheme_is_read_as_the_standard_has_it(api: Served) -> None:
+    assert api.get("/v1/models", authorization=f"bearer  {api.token}").status == 200
+
+
+def test_health_is_open_and_no_more(api: Served) -> None:
+    assert api.get("/health", authorization="").json == {"status": "ok"}
+    for path in ("/health/", "//health", "/health?x", "/v1/health", "/metrics", "/nothing"):
+        expected = 200 if path == "/health?x" else 401
+        assert api.get(path, authorization="").status == expected
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:{port}",
+        "127.0.0.1.evil.example:{port}",
+        "localhost.evil.example",
+        "evil.example#localhost:{port}",
+        "10.0.0.1:{port}",
+        "[::2]:{port}",
+        "0x7f000001:{port}",
+    ],
+)
+def test_h9_a_foreign_host_is_refused_even_with_the_token(api: Served, host: str) -> None:
+    port = api.url.rpartition(":")[2]
+    for path in ("/v1/models", "/health"):
+        answer = api.get(path, host=host.format(port=port))
+        assert (answer.status, answer.error["code"]) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("host", ["localhost:{port}", "LOCALHOST", "127.0.0.1:9", "[::1]:{port}"])
+def test_the_names_of_this_machine_are_welcome(api: Served, host: str) -> None:
+    port = api.url.rpartition(":")[2]
+    assert api.get("/v1/models", host=host.format(port=port)).status == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:1", "https://{host}", "vscode://x"]
+)
+def test_h8_a_foreign_origin_is_refused_even_with_the_token(api: Served, origin: str) -> None:
+    host = api.url.removeprefix("http://")
+    answer = api.get("/v1/models", origin=origin.format(host=host))
+    assert (answer.status, answer.error["code"]) == (403, "forbidden")
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_its_own_origin_is_none(api: Served) -> None:
+    answer = api.get("/v1/models", origin=api.url)
+    assert answer.status == 200
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_the_unix_socket_goes_on_without_a_token(api: Served) -> None:
+    assert api.home.chat("say hello").text == "hello"
+
+
+def test_status_names_address_and_token_for_a_person(api: Served) -> None:
+    shown = api.home.run("status").stdout
+    assert api.url in shown
+    assert str(api.home.root / "state" / "token") in shown
+    assert api.token not in shown
+    assert api.token not in api.home.log.read_text()
+
+
+def test_nothing_is_listened_on_unless_asked_for(home: Home) -> None:
+    home.use_fake()
+    daemon = RunningDaemon(home)
+    assert home.status()["listen"] is None
+    assert not (home.root / "state" / "token").exists()
+    daemon.stop()
+
+
+def test_ipv6_and_a_token_that_is_kept(home: Home) -> None:
+    home.use_fake()
+    run = home.run("start", "--listen", "[::1]:0")
+    assert "http://[::1]:" in run.stdout
+    first = served(home)
+    assert first.get("/v1/models").status == 200
+    assert first.get("/v1/models", host="localhost:1").status == 200
+    file = home.root / "state" / "token"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    again = home.run("start", "--listen", "127.0.0.1:0")
+    assert again.returncode == 1
+    assert "localspec stop && localspec start --listen 127.0.0.1:0" in again.stderr
+    home.run("stop")
+    (home.root / "config").mkdir(exist_ok=True)
+    (home.root / "config" / "config.toml").write_text('listen = "127.0.0.1:0"\n')
+    home.run("start")
+    second = served(home)
+    assert second.token == first.token
+    assert second.url.startswith("http://127.0.0.1:")
+
+
+def test_other_machines_are_let_in_only_on_demand(home: Home) -> None:
+    home.use_fake()
+    refused = home.run("start", "--listen", "0.0.0.0:0")
+    assert refused.returncode == 3
+    assert "can be reached from other machines" in refused.stderr
+    assert "--listen-anywhere" in refused.stderr
+    assert home.run("start", "--listen", "0.0.0.0:0", "--listen-anywhere").returncode == 0
+    api = served(home)
+    api.url = api.url.replace("0.0.0.0", "127.0.0.1")
+    assert api.get("/v1/models", host="192.168.7.7:1").status == 200
+    assert api.get("/v1/models", host="evil.example").status == 403
+    assert api.get("/v1/models", authorization="").status == 401
+
+
+def test_a_port_in_use_is_said_in_one_sentence(home: Home) -> None:
+    home.use_fake()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = home.run("start", "--listen", f"127.0.0.1:{port}")
+    assert run.returncode == 3
+    assert run.stderr == (
+        f"localspec: The daemon did not start: Port {port} of 127.0.0.1 is in use by another "
+        "program; choose another one (`listen` in config.toml, or --listen).\n"
+    )
+    assert not home.socket.exists()
+
+
+@pytest.mark.parametrize("listen", ["8080", ":8080", "example.org:80", "::1:80", "127.0.0.1:70000"])
+def test_an_address_that_is_none_is_told_before_anything_starts(home: Home, listen: str) -> None:
+    run = home.run("start", "--listen", listen)
+    assert run.returncode == 2
+    assert "must be an address and a port, such as 127.0.0.1:8080" in run.stderr
+    assert not home.socket.parent.exists()
+
+
+def test_a_token_that_others_could_read_is_not_used(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "token"
+    token = tcp.kept_token(file)
+    assert tcp.kept_token(file) == token
+    file.chmod(0o640)
+    with pytest.raises(UnsafePath, match="was open to other users"):
+        tcp.kept_token(file)
+    file.unlink()
+    file.write_text("short\n")
+    file.chmod(0o600)
+    with pytest.raises(UnsafePath, match="too short"):
+        tcp.kept_token(file)
+    file.unlink()
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafePath, match="cannot be"):
+        tcp.kept_token(file)
+    assert not (tmp_path / "elsewhere").exists()
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    with pytest.raises(UnsafePath, match="not a file of yours"):
+        tcp.kept_token(file)
+
+
+def test_an_http_1_0_request_without_a_host_is_refused(api: Served) -> None:
+    host, port = api.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as raw:
+        raw.sendall(
+            f"GET /v1/models HTTP/1.0\r\nAuthorization: Bearer {api.token}\r\n\r\n".encode()
+        )
+        assert raw.recv(65536).startswith(b"HTTP/1.1 403 ")
+
+
+def test_httpx_over_tcp_reads_a_stream(api: Served) -> None:
+    body = {"messages": [{"role": "user", "content": "slow 3"}], "stream": True}
+    headers = {"authorization": f"Bearer {api.token}"}
+    with httpx.stream(
+        "POST", f"{api.url}/v1/chat/completions", json=body, headers=headers
+    ) as stream:
+        assert [*stream.iter_lines()][-2:] == ["data: [DONE]", ""]
