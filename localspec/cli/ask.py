@@ -37,6 +37,9 @@ _FIELDS = {
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
     "seed": "seed",
 }
 
@@ -103,8 +106,7 @@ def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) 
         from localspec.cli import extract
 
         answer = client.chat(request)
-        text = answer["choices"][0]["message"]["content"]
-        render.text(extract.block(text, last=options["extract_last"], kept="localspec" in request))
+        render.text(extract.code(answer, last=options["extract_last"], kept="localspec" in request))
         render.end_of_text()
         return answer
     printer = render.printer(plain=options["plain"], tinted=options["show_draft"])
@@ -186,7 +188,13 @@ def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
     }
     request["messages"] = messages
     if options["model"]:
-        request["model"] = absolute(options["model"])
+        from localspec.cli import places
+
+        request["model"] = places.pair(options["model"])
+    if options["exact"]:
+        request["exact"] = True
+    if (depth := options["draft"]) is not None:
+        request["speculative"] = {"depth": depth} if depth else {"enabled": False}
     if options["show_draft"]:
         request["reveal_draft"] = True
     if options["schema"] is not None:
@@ -202,13 +210,6 @@ def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
     else:
         request["localspec"] = {"conversation": conversation or "new"}
     return request
-
-
-def absolute(model: str) -> str:
-    """Files are named from here; the daemon lives elsewhere."""
-    if not model.endswith(".gguf"):
-        return model
-    return ",".join(os.path.abspath(os.path.expanduser(part)) for part in model.split(","))  # noqa: PTH100, PTH111
 
 
 def _question(options: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from localspec.errors import LocalspecError
 
@@ -26,14 +27,18 @@ def blocks(text: str) -> list[str]:
     return ["\n".join(lines) for lines in found]
 
 
-def block(text: str, *, last: bool, kept: bool) -> str:
-    """The first or last block of an answer.
+def code(answer: dict[str, Any], *, last: bool, kept: bool) -> str:
+    """The first or last block of a chat completion, as it is.
 
     Raises:
         LocalspecError: there is none. `kept`: whether the history has the answer.
     """
+    text = answer["choices"][0]["message"]["content"] or ""
     found = blocks(text)
-    if not found:
-        where = "to read it: localspec history show last" if kept else f"it was:\n{text}"
-        raise LocalspecError(f"The answer has no code block; {where}")
-    return found[-1 if last else 0]
+    if found:
+        return found[-1 if last else 0]
+    where = "to read it: localspec history show last" if kept else f"it was:\n{text}"
+    why = ""
+    if answer.get("model") == "builtin":
+        why = " (the small pair that comes with localspec seldom writes code)"
+    raise LocalspecError(f"The answer has no code block{why}; {where}")

@@ -164,11 +164,11 @@ def _speculation(spec: dict[str, Any]) -> str:
 
 
 def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
-    if "prompt_tokens" not in usage:
-        return ""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    if not usage:  # /infill has llama-server's timings alone
+        cached = timings.get("cache_n", 0)
+    read = usage.get("prompt_tokens", timings.get("prompt_n", 0) + cached)
     seconds = timings.get("prompt_ms", 0.0) / 1000
-    read = usage["prompt_tokens"]
     return f"prompt: {read} tokens, {cached} of them cached, read in {seconds:.2f} s"
 
 

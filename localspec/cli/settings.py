@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -12,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from localspec import config
-from localspec.cli import render
+from localspec.cli import places, render
 from localspec.cli.render_pairs import table
-from localspec.errors import UsageError
+from localspec.client.pairs import PairsClient
+from localspec.errors import NoDaemon, UsageError
 from localspec.paths import default_paths
 
 _HEAD = "# The configuration of localspec; `localspec config` shows every key with its value.\n\n"
@@ -49,6 +51,9 @@ def change(key: str, text: str | None) -> None:
     file = default_paths().config_file
     loaded = config.load_config(file, environ={})  # refuses a file that is wrong already
     value = None if text is None else config.from_text(key, text, "localspec config set")
+    if key == "pair" and value is not None:
+        value = places.pair(value)
+        _check_pair(value)
     if key not in config.KEYS:
         config.from_text(key, "", "localspec config set")
     old = file.read_text(encoding="utf-8") if file.exists() else ""
@@ -64,10 +69,31 @@ def change(key: str, text: str | None) -> None:
     variable = f"LOCALSPEC_{key.upper()}"
     if variable in os.environ:
         render.error(f"{variable} is set in this environment and comes before the file.")
-    if key not in ("pair",):
+    if key != "pair":
         render.dim(
             "The daemon uses it when it loads a pair anew: localspec stop && localspec start"
         )
+
+
+def _check_pair(name: str) -> None:
+    """Refuse a pair that nobody knows; say it when one is known and has to be pulled yet."""
+    if name.endswith(".gguf"):
+        missing = [each for each in name.split(",") if not Path(each).is_file()]
+        if missing:
+            raise UsageError(f"{missing[0]} is not there.")
+        return
+    try:
+        listed = PairsClient(autostart=False).pairs(everything=True)["pairs"]
+    except NoDaemon:
+        render.dim(f"No daemon runs to ask whether there is a pair '{name}'.")
+        return
+    here = {each["name"]: each["here"] for each in listed}
+    if name not in here:
+        close = difflib.get_close_matches(name, here, 1)
+        meant = f"did you mean {close[0]}?" if close else "to see them: localspec list --all"
+        raise UsageError(f"There is no pair '{name}'; {meant}")
+    if not here[name]:
+        render.error(f"{name} is not here yet: localspec pull {name}")
 
 
 def changed(old: str, key: str, value: Any) -> str:

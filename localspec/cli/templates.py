@@ -11,13 +11,13 @@ from typing import Any
 
 from localspec import paths
 from localspec.cli import options as table
-from localspec.cli import render
-from localspec.cli.ask import absolute
+from localspec.cli import places, render
 from localspec.errors import UsageError
 
 # Options of `ask` that a template may hold, beside `prompt`.
 KEPT = (
-    *("model", "system", "tokens", "temperature", "top_p", "top_k", "min_p", "seed", "schema"),
+    *("model", "system", "tokens", "temperature", "top_p", "top_k", "min_p", "repeat_penalty"),
+    *("presence_penalty", "frequency_penalty", "seed", "draft", "exact", "schema"),
     *("extract", "extract_last"),
 )
 _NAME = re.compile(r"\w[\w.-]{0,63}")
@@ -65,8 +65,8 @@ def save(options: dict[str, Any]) -> None:
 def _lasting(key: str, value: str) -> str:
     """Files are named from the folder where the template was made."""
     if key == "model":
-        return absolute(value)
-    return value if value.lstrip().startswith("{") else str(Path(value).absolute())
+        return places.pair(value)
+    return value if value.lstrip().startswith("{") else places.absolute(value)
 
 
 def applied(options: dict[str, Any], given: str) -> tuple[dict[str, Any], str]:

@@ -38,9 +38,9 @@ class Client:
         """
         return self._events("POST", "/v1/chat/completions", {**request, "stream": True})
 
-    def complete(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A whole text completion."""
-        return self._json("POST", "/v1/completions", {**request, "stream": False})
+    def infill(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What an editor would show, in llama-server's shape."""
+        return self._json("POST", "/infill", {**request, "stream": False})
 
     def models(self) -> dict[str, Any]:
         return self._json("GET", "/v1/models")

@@ -111,6 +111,18 @@ def test_binary_data_on_stdin_is_refused(warm: Home) -> None:
 def test_sampling_options_reach_the_engine(warm: Home) -> None:
     sent = asked(warm, "--top-p", "0.5", "--top-k", "3", "--min-p", "0.1", "--seed", "7", "echo")
     assert sent["sampling"] == {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7}
+    sent = asked(
+        warm, *"--repeat-penalty 1.1 --presence-penalty=-1 --frequency-penalty 2".split(), "echo"
+    )
+    penalties = {"repeat_penalty": 1.1, "presence_penalty": -1.0, "frequency_penalty": 2.0}
+    assert sent["sampling"] == penalties
+
+
+def test_drafting_can_be_fixed_or_switched_off_and_exactness_wanted(warm: Home) -> None:
+    assert asked(warm, "--draft", "5", "--exact", "echo")["speculative"]["depth"] == 5
+    assert asked(warm, "--exact", "echo")["exact"] is True
+    assert asked(warm, "--draft", "0", "echo")["speculative"]["enabled"] is False
+    assert "at most 64" in warm.run("ask", "--draft", "65", "hi").stderr
 
 
 def test_a_schema_from_a_file_or_in_place(warm: Home, tmp_path: Path) -> None:

@@ -95,6 +95,24 @@ def test_a_wrong_value_is_refused_and_nothing_changes(
     assert not (home.root / "config" / "config.toml").exists()
 
 
+def test_a_pair_is_one_that_is_known(warm: Home, tmp_path: Path) -> None:
+    for wrong, why in (("coder-7", "did you mean coder-7b?"), ("x.gguf", "x.gguf is not there.")):
+        run = warm.run("config", "set", "pair", wrong, cwd=tmp_path)
+        assert (run.returncode, why in run.stderr) == (2, True)
+    run = warm.run("config", "set", "pair", "coder-7b")
+    assert (run.returncode, "not here yet: localspec pull coder-7b" in run.stderr) == (0, True)
+    (tmp_path / "a.gguf").touch()
+    assert warm.run("config", "set", "pair", "a.gguf", cwd=tmp_path).returncode == 0
+    written = tomllib.loads((warm.root / "config" / "config.toml").read_text())
+    assert written["pair"] == str(tmp_path / "a.gguf")
+    warm.run("config", "set", "pair")
+
+
+def test_a_pair_is_taken_at_its_word_without_a_daemon(home: Home) -> None:
+    assert home.run("config", "set", "pair", "mine").returncode == 0
+    assert not home.socket.exists()
+
+
 def test_a_variable_that_comes_first_is_said(home: Home) -> None:
     home.environment["LOCALSPEC_QUEUE"] = "7"
     assert "LOCALSPEC_QUEUE is set" in home.run("config", "set", "queue", "9").stderr
@@ -173,16 +191,57 @@ def test_completion_is_what_the_shell_understands(home: Home, shell: str) -> Non
     assert "_LOCALSPEC_COMPLETE" in source
     if shell == "bash":
         assert subprocess.run(["bash", "-n"], input=source, text=True).returncode == 0
-    words = {"COMP_WORDS": "localspec hist", "COMP_CWORD": "1"}
-    home.environment |= {"_LOCALSPEC_COMPLETE": "bash_complete", **words}
-    assert home.run().stdout == "plain,history\n"
+    assert offered(home, "hist") == ["plain,history"]
 
 
-def test_complete_sends_what_is_before_and_after(warm: Home, tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("one\nt|wo\nthree\n")
-    # The scripted engine answers a hole with "prefix|suffix".
-    assert warm.run("complete", "a.py:2:3", cwd=tmp_path).stdout == "one t||wo three\n"
-    assert warm.run("complete", "a.py:3", cwd=tmp_path).stdout == "one t|wo three|\n"
+def offered(home: Home, *words: str) -> list[str]:
+    """What bash is told when the last of `words` is to be completed."""
+    typed = {"COMP_WORDS": " ".join(("localspec", *words)), "COMP_CWORD": str(len(words))}
+    environment = {**home.environment, "_LOCALSPEC_COMPLETE": "bash_complete", **typed}
+    return subprocess.run(
+        [sys.executable, "-m", "localspec"], env=environment, capture_output=True, text=True
+    ).stdout.split()
+
+
+def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
+    name = json.loads(warm.run("ask", "--json", "say hi").stdout)["localspec"]["conversation"]
+    warm.run("ask", "--save", "explain", "Explain $input")
+    assert offered(warm, "ask", "-m", "bui") == ["plain,builtin"]
+    assert offered(warm, "chat", "-m", "bui") == ["plain,builtin"]
+    assert "plain,coder-7b" in offered(warm, "pull", "coder-7")
+    assert offered(warm, "ask", "-t", "ex") == ["plain,explain"]
+    assert f"plain,{name}" in offered(warm, "history", "show", name[:6])
+    assert offered(warm, "ask", "--cid", "las") == ["plain,last"]
+    assert offered(warm, "config", "set", "wat") == ["plain,watchdog"]
+    assert offered(warm, "ask", "-f", "READ") == ["file,READ"]
+
+
+def test_completing_starts_no_daemon_and_fails_never(home: Home) -> None:
+    assert offered(home, "ask", "-m", "bui") == []
+    assert not home.socket.exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "line", "after"), [(":7", "!echo ", "b\nend\n"), ("", "!echo b", "\nend\n")]
+)
+def test_complete_asks_as_an_editor_does(
+    warm: Home, tmp_path: Path, column: str, line: str, after: str
+) -> None:
+    (tmp_path / "a.py").write_text("one\n!echo b\nend\n")
+    sent = json.loads(warm.run("complete", f"a.py:2{column}", "-n", "9", cwd=tmp_path).stdout)
+    prompt = sent["prompt"]
+    assert (prompt["prefix"], prompt["prompt"], prompt["suffix"]) == ("one\n", line, after)
+    assert (sent["priority"], sent["max_tokens"]) == ("editor", 9)
+    assert sent["sampling"]["temperature"] == 0
+
+
+def test_complete_with_a_pair_that_is_not_there_is_refused(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one\n")
+    run = warm.run("complete", "a.py:1", "-m", "nope", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "There is no pair 'nope'" in run.stderr
+    shown = warm.run("complete", "a.py:1", "-u", cwd=tmp_path)
+    assert (shown.stdout, "tokens/s" in shown.stderr) == ("|\n", True)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from localspec.cli import render
+from localspec.cli import places, render, suggest
 from localspec.cli.render_pairs import size
 from localspec.client.pairs import PairsClient
 
@@ -16,8 +14,15 @@ from localspec.client.pairs import PairsClient
     epilog="Example: localspec add mine --target big.gguf --draft small.gguf",
 )
 @click.argument("name")
-@click.option("--target", required=True, metavar="FILE", help="The large model.")
-@click.option("--draft", metavar="FILE", help="The small one; without it decoding is plain.")
+@click.option(
+    "--target", required=True, metavar="FILE", shell_complete=suggest.files, help="The large model."
+)
+@click.option(
+    "--draft",
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help="The small one; without it decoding is plain.",
+)
 @click.option(
     "--role",
     "roles",
@@ -30,10 +35,8 @@ from localspec.client.pairs import PairsClient
 def command(
     name: str, target: str, draft: str | None, roles: tuple[str, ...], replace: bool
 ) -> int:
-    files = [os.path.abspath(os.path.expanduser(each)) for each in (target, draft) if each]  # noqa: PTH100, PTH111
-    entry = PairsClient().add(
-        name, files[0], files[1] if draft else None, list(roles), replace=replace
-    )
+    files = places.absolute(target), places.absolute(draft) if draft else None
+    entry = PairsClient().add(name, *files, list(roles), replace=replace)
     render.line(
         f'{entry["name"]} is here ({size(entry["size"])}). Try: localspec ask -m {name} "…"'
     )

@@ -6,20 +6,29 @@ from typing import Any
 
 import click
 
-from localspec.cli import ask, options
+from localspec.cli import ask, options, suggest
+
+_SUGGESTED = {
+    "model": suggest.pairs,
+    "conversation": suggest.conversations,
+    "template": suggest.saved,
+    "files": suggest.files,
+    "schema": suggest.files,
+}
 
 
 def click_option(option: options.Option) -> click.Option:
     names = [*option.flags, option.name]
-    many = {"multiple": True} if option.many else {}
     if option.kind is bool:
         return click.Option(names, is_flag=True, help=option.help)
+    more: Any = {"multiple": True} if option.many else {}
+    more["shell_complete"] = _SUGGESTED.get(option.name)
     kind: Any = option.kind
     if option.kind is int:
         kind = click.IntRange(min=option.low)
     elif option.kind is float:
         kind = click.FloatRange(min=option.low)
-    return click.Option(names, type=kind, metavar=option.metavar, help=option.help, **many)
+    return click.Option(names, type=kind, metavar=option.metavar, help=option.help, **more)
 
 
 def _run(words: tuple[str, ...], **values: object) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import ask, inputs, render
+from localspec.cli import inputs, places, render, suggest
 from localspec.client.api import Client
 from localspec.errors import UsageError
 
@@ -21,25 +21,37 @@ _TOKENS = 64  # an editor shows a few lines
     epilog="Examples:\n\n\b\n  localspec complete src/cache.py:42\n"
     "  localspec complete src/cache.py:42:17 -m coder-7b -n 128",
 )
-@click.argument("place", metavar="FILE:LINE[:COL]")
-@click.option("-m", "--model", metavar="PAIR", help="This pair, not the configured one.")
+@click.argument("place", metavar="FILE:LINE[:COL]", shell_complete=suggest.files)
+@click.option(
+    "-m",
+    "--model",
+    metavar="PAIR",
+    shell_complete=suggest.pairs,
+    help="This pair, not the configured one.",
+)
 @click.option(
     "-n", "--tokens", type=click.IntRange(min=1), default=_TOKENS, help="At most so many."
 )
 @click.option("-u", "--usage", is_flag=True, help="Statistics on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")
 def command(place: str, model: str | None, tokens: int, usage: bool, as_json: bool) -> int:
-    prefix, suffix = around(place)
-    request: dict[str, Any] = {"prompt": prefix, "suffix": suffix, "max_tokens": tokens}
-    request["temperature"] = 0
+    before, after = around(place)
+    above, newline, line = before.rpartition("\n")
+    request: dict[str, Any] = {
+        "input_prefix": above + newline,
+        "prompt": line,
+        "input_suffix": after,
+        "n_predict": tokens,
+        "temperature": 0,
+    }
     if model:
-        request["model"] = ask.absolute(model)
-    answer = Client().complete(request)
+        request["model"] = places.pair(model)
+    answer = Client().infill(request)
     if as_json:
         render.record(answer)
         return 0
     printer = render.Printer()  # code, not Markdown
-    printer.text(answer["choices"][0]["text"], [])
+    printer.text(answer["content"], [])
     printer.close()
     if usage:
         render.statistics(answer)

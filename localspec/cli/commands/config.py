@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import render, settings
+from localspec.cli import render, settings, suggest
 from localspec.paths import default_paths
 
 
@@ -42,7 +42,7 @@ def show(as_json: bool) -> int:
     help="Set a value in the file; without a value, go back to the default. The daemon sees it.",
     epilog="Examples:\n\n\b\n  localspec config set context 16384\n  localspec config set context",
 )
-@click.argument("key")
+@click.argument("key", shell_complete=suggest.keys)
 @click.argument("value", required=False)
 def set_(key: str, value: str | None) -> int:
     settings.change(key, value)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import click
 
-from localspec.cli import render, render_pairs
+from localspec.cli import places, render, render_pairs, suggest
 from localspec.cli.progress import Progress
 from localspec.client.pairs import PairsClient
 
@@ -19,21 +18,16 @@ from localspec.client.pairs import PairsClient
     "  localspec drafts coder-7b --measure",
 )
 @click.argument("target")
-@click.argument("folders", nargs=-1, metavar="[FOLDER]...")
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", shell_complete=suggest.files)
 @click.option("--measure", is_flag=True, help="Load each with TARGET and measure; fastest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
 def command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
     client = PairsClient()
-    wanted = _absolute(target) if target.endswith(".gguf") else target
+    wanted, where = places.pair(target), [places.absolute(each) for each in folders]
     found: dict[str, Any] = {}
     with Progress(target) as progress:
-        for found in client.drafts(wanted, [_absolute(each) for each in folders], measure=measure):
+        for found in client.drafts(wanted, where, measure=measure):
             if found["measuring"] and not as_json:
                 progress.show(f"measuring {found['measuring']}", 0, 0)
     (render.record if as_json else render_pairs.drafts)(found)
     return 0
-
-
-def _absolute(path: str) -> str:
-    """Files are named from here; the daemon lives elsewhere."""
-    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111

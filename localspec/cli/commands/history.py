@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import render, render_history
+from localspec.cli import render, render_history, suggest
 from localspec.client.conversations import ConversationsClient
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
@@ -60,7 +60,7 @@ def search(text: str, limit: int, as_json: bool) -> int:
     help="One conversation: its id, the beginning of it, or last.",
     epilog="Example: localspec history show last",
 )
-@click.argument("name", default="last")
+@click.argument("name", default="last", shell_complete=suggest.conversations)
 @_JSON
 def show(name: str, as_json: bool) -> int:
     found = ConversationsClient().conversation(name)
@@ -72,7 +72,7 @@ def show(name: str, as_json: bool) -> int:
     help="Remove conversations for good.",
     epilog="Examples:\n\n\b\n  localspec history rm 1f3a\n  localspec history rm --all",
 )
-@click.argument("names", nargs=-1, metavar="ID...")
+@click.argument("names", nargs=-1, metavar="ID...", shell_complete=suggest.conversations)
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 def rm(names: tuple[str, ...], everything: bool) -> int:
     if everything == bool(names):

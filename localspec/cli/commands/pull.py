@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import render
+from localspec.cli import render, suggest
 from localspec.cli.progress import Progress
 from localspec.cli.render_pairs import size
 from localspec.client.api import from_code
@@ -20,7 +20,7 @@ INTERRUPTED = 130
     "the daemon when you leave; a pull that was cut off goes on where it was.",
     epilog="Examples:\n\n\b\n  localspec pull coder-7b\n  localspec pull coder-14b --no-wait",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=suggest.catalogue)
 @click.option("--no-wait", is_flag=True, help="Return at once; `localspec pulls` shows it.")
 @click.option("--json", "as_json", is_flag=True, help="Print its states as lines of JSON.")
 def command(name: str, no_wait: bool, as_json: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import render, render_pairs
+from localspec.cli import render, render_pairs, suggest
 from localspec.client.pairs import PairsClient
 
 
@@ -32,7 +32,7 @@ def command(context: click.Context, as_json: bool) -> int:
     help="Stop a pull. What was fetched is kept for the next one.",
     epilog="Example: localspec pulls cancel coder-7b",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=suggest.catalogue)
 def cancel(name: str) -> int:
     state = PairsClient().cancel_pull(name)
     render.line(state["message"] or f"The pull of {state['name']} is {state['state']}.")

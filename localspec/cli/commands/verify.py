@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import render
+from localspec.cli import render, suggest
 from localspec.cli.progress import Progress
 from localspec.client.pairs import PairsClient
 
@@ -15,7 +15,7 @@ from localspec.client.pairs import PairsClient
     help="Hash every file of a pair and compare. Exit code 1 when one is damaged or missing.",
     epilog="Example: localspec verify coder-7b",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=suggest.pairs)
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one line of JSON.")
 def command(name: str, as_json: bool) -> int:
     event: dict[str, Any] = {}

@@ -14,6 +14,8 @@ from localspec.errors import ModelNotFound
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
 
+_OUR_CLIENT = "x-localspec-api"  # the header by which routes.py knows it
+
 
 async def complete(request: Request) -> Response:
     body = await read(request, NativeCompletionRequest)
@@ -46,7 +48,7 @@ async def _respond(
     request: Request, body: NativeRequest, wanted: list[Generate], editor: Hashable = None
 ) -> Response:
     daemon = context(request)
-    pair = await _pair(daemon, body.model)
+    pair = await _pair(daemon, body.model, strict=_OUR_CLIENT in request.headers)
     composer = native.NativeComposer(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
     composer.request = body
     composer.n_ctx = lambda: daemon.supervisor.info.n_ctx if daemon.supervisor.info else 0
@@ -58,9 +60,14 @@ async def _respond(
     return await whole_answer(request, events, composer)
 
 
-async def _pair(daemon: Context, name: str) -> PairFiles:
-    """llama-server serves one model and ignores what it is called; plug-ins send any name."""
+async def _pair(daemon: Context, name: str, *, strict: bool) -> PairFiles:
+    """llama-server serves one model and ignores what it is called; plug-ins send any name.
+
+    `strict`: it was our own client, where a name is a wish.
+    """
     try:
         return await daemon.pair(name)
     except ModelNotFound:
+        if strict:
+            raise
         return await daemon.pair("")
