@@ -24,6 +24,7 @@ COMMANDS = {
     "drafts": ("localspec.cli.commands.drafts", "Find drafts for a target on this disk."),
     "unload": ("localspec.cli.commands.unload", "Give the loaded pair's memory back."),
     "start": ("localspec.cli.commands.start", "Start the daemon."),
+    "service": ("localspec.cli.commands.service", "Let the system start the daemon."),
     "complete": ("localspec.cli.commands.complete", "Fill in code at a place in a file."),
     "history": ("localspec.cli.commands.history", "What was asked and answered."),
     "config": ("localspec.cli.commands.config", "Show and change the configuration."),

@@ -1,0 +1,180 @@
+"""The service command, with a systemctl and a launchctl that write down what they were told."""
+
+from __future__ import annotations
+
+import os
+import plistlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon
+
+# Fails for the arguments that hold the word FAIL; "is-active" has an answer.
+FAKE = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$TOLD"
+case " $* " in
+    *" $FAIL "*) echo "no medium found" >&2; exit 1 ;;
+    *" is-active "*) echo active ;;
+    *" print gui/"*"/"*) [ -e "$TOLD.agent" ] && echo there || exit 113 ;;
+    *" bootstrap "*) touch "$TOLD.agent" ;;
+    *" bootout "*) rm "$TOLD.agent" ;;
+esac
+"""
+MACOS = """
+import sys
+sys.platform = "darwin"
+from localspec.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Machine:
+    """A home whose programs on PATH are ours."""
+
+    def __init__(self, home: Home, *programs: str) -> None:
+        self.home = home
+        folder = home.root / "bin"
+        folder.mkdir()
+        for name in programs:
+            (folder / name).write_text(FAKE)
+            (folder / name).chmod(0o755)
+        self._told = home.root / "told"
+        self.units = home.root / "xdg" / "systemd" / "user"
+        home.environment |= {
+            "PATH": f"{folder}:/usr/bin:/bin" if programs else str(folder),
+            "TOLD": str(self._told),
+            "HOME": str(home.root),
+            "XDG_CONFIG_HOME": str(home.root / "xdg"),
+        }
+
+    def told(self) -> list[str]:
+        """What was called since the last look."""
+        lines = self._told.read_text().splitlines() if self._told.exists() else []
+        self._told.unlink(missing_ok=True)
+        return lines
+
+    def on_macos(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", MACOS, *arguments],
+            env=self.home.environment,
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.fixture
+def linux(home: Home) -> Machine:
+    return Machine(home, "systemctl")
+
+
+def test_install_writes_two_units_and_enables_the_socket(linux: Machine) -> None:
+    run = linux.home.run("service", "install")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "localspec.socket is active" in run.stdout
+    assert linux.told()[:3] == [
+        "systemctl --user show --property=Version",
+        "systemctl --user daemon-reload",
+        "systemctl --user enable --now localspec.socket",
+    ]
+    unit = (linux.units / "localspec.socket").read_text()
+    assert f"\nListenStream={linux.home.socket}\n" in unit
+    assert "\nSocketMode=0600\n" in unit
+    service = (linux.units / "localspec.service").read_text()
+    assert f'\nExecStart="{sys.executable}" "-m" "localspec.daemon"\n' in service
+    assert f'\nEnvironment="LOCALSPEC_HOME={linux.home.root}"\n' in service
+    assert "\nType=notify\n" in service
+    assert "\nKillMode=mixed\n" in service
+
+
+def test_uninstall_takes_away_what_install_made_and_no_more(linux: Machine) -> None:
+    linux.home.run("service", "install")
+    (linux.units / "other.service").write_text("")
+    linux.told()
+    assert linux.home.run("service", "uninstall").stdout == "The service was removed.\n"
+    assert linux.told() == [
+        "systemctl --user disable --now localspec.socket localspec.service",
+        "systemctl --user daemon-reload",
+    ]
+    assert [path.name for path in linux.units.iterdir()] == ["other.service"]
+    assert linux.home.run("service", "uninstall").stdout == "There was no service.\n"
+    assert linux.home.run("service", "status").stdout == (
+        "It is not installed: localspec service install\n"
+    )
+
+
+def test_with_tcp_the_daemon_itself_is_started_too(linux: Machine) -> None:
+    linux.home.environment["LOCALSPEC_LISTEN"] = "127.0.0.1:0"
+    linux.home.run("service", "install")
+    assert "systemctl --user enable --now localspec.socket localspec.service" in linux.told()
+
+
+def test_a_daemon_that_runs_gives_way_to_the_service(linux: Machine) -> None:
+    linux.home.use_fake()
+    daemon = RunningDaemon(linux.home)
+    assert linux.home.run("service", "install").returncode == 0
+    assert daemon.process.wait(timeout=30) == 0
+    daemon.stop()
+
+
+def test_print_shows_the_units_and_changes_nothing(linux: Machine) -> None:
+    run = linux.home.run("service", "install", "--print")
+    assert f"# {linux.units / 'localspec.socket'}\n" in run.stdout
+    assert "ExecStart=" in run.stdout
+    assert linux.told() == []
+    assert not linux.units.exists()
+
+
+@pytest.mark.parametrize(
+    ("programs", "reason"),
+    [([], "There is no systemctl here"), (["systemctl"], "no medium found")],
+)
+def test_without_a_manager_that_is_said_and_nothing_is_written(
+    home: Home, programs: list[str], reason: str
+) -> None:
+    machine = Machine(home, *programs)
+    home.environment["FAIL"] = "show"
+    run = home.run("service", "install")
+    assert run.returncode == 1
+    assert reason in run.stderr
+    assert run.stderr.count("\n") == 1
+    assert not machine.units.exists()
+
+
+def test_names_that_mean_something_to_systemd_are_quoted(linux: Machine) -> None:
+    root = linux.home.root / 'a %i "$b'
+    linux.home.environment["LOCALSPEC_HOME"] = str(root)
+    run = linux.home.run("service", "install", "--print")
+    quoted = f'{linux.home.root}/a %%i \\"$b'
+    assert f'\nEnvironment="LOCALSPEC_HOME={quoted}"\n' in run.stdout
+    assert f'\nListenStream={linux.home.root}/a %%i "$b/run/localspec.sock\n' in run.stdout
+
+
+def test_on_macos_an_agent_is_loaded_replaced_and_removed(home: Home) -> None:
+    machine = Machine(home, "launchctl")
+    domain = f"gui/{os.getuid()}"
+    file = home.root / "Library" / "LaunchAgents" / "org.localspec.daemon.plist"
+    run = machine.on_macos("service", "install")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == f"Installed as {file}: loaded.\n"
+    assert f"launchctl bootstrap {domain} {file}" in machine.told()
+    agent = plistlib.loads(file.read_bytes())
+    assert agent["ProgramArguments"] == [sys.executable, "-m", "localspec.daemon"]
+    assert agent["EnvironmentVariables"]["LOCALSPEC_HOME"] == str(home.root)
+    assert agent["WorkingDirectory"] == "/"
+
+    machine.on_macos("service", "install")
+    told = machine.told()
+    assert told.index(f"launchctl bootout {domain}/org.localspec.daemon") < told.index(
+        f"launchctl bootstrap {domain} {file}"
+    )
+    assert machine.on_macos("service", "uninstall").stdout == "The service was removed.\n"
+    assert not file.exists()
+
+
+def test_the_file_is_where_a_service_manager_looks_without_xdg(linux: Machine) -> None:
+    del linux.home.environment["XDG_CONFIG_HOME"]
+    linux.home.run("service", "install")
+    assert Path(linux.home.root, ".config/systemd/user/localspec.socket").is_file()

@@ -1,0 +1,149 @@
+"""A socket that was handed over is served and left behind, and the service manager is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.daemon import systemd
+from tests.support.daemons import PATIENCE, Home, RunningDaemon
+
+# What systemd does between fork and exec: the socket becomes descriptor 3.
+HAND_OVER = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "localspec"}
+os.execv(sys.executable, [sys.executable, "-m", "localspec.daemon"])
+"""
+
+
+class Manager:
+    """A service manager: holds the daemon's socket and hears what it says."""
+
+    def __init__(self, home: Home, notify: str) -> None:
+        self.home = home
+        home.use_fake()
+        home.socket.parent.mkdir(mode=0o700)
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(str(home.socket))
+        self.listening.listen()
+        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ear.bind(notify.replace("@", "\0"))
+        self._ear.settimeout(PATIENCE)
+        home.environment["NOTIFY_SOCKET"] = notify
+
+    def start(self, handed: socket.socket | None = None) -> subprocess.Popen[str]:
+        number = (handed or self.listening).fileno()
+        return subprocess.Popen(
+            [sys.executable, "-c", HAND_OVER, str(number)],
+            env=self.home.environment,
+            pass_fds=[number],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd="/",
+        )
+
+    def told(self) -> list[str]:
+        return self._ear.recv(4096).decode().splitlines()
+
+    def close(self) -> None:
+        self.listening.close()
+        self._ear.close()
+
+
+@pytest.fixture(params=["in a folder", "abstract"])
+def manager(request: pytest.FixtureRequest, home: Home) -> Iterator[Manager]:
+    if request.param == "abstract" and sys.platform != "linux":
+        notify = str(home.root / "n2")  # only Linux has those names
+    else:
+        notify = f"@{home.root}" if request.param == "abstract" else str(home.root / "notify")
+    made = Manager(home, notify)
+    yield made
+    made.close()
+
+
+def test_a_request_that_came_before_the_daemon_is_answered(home: Home, manager: Manager) -> None:
+    with socket.socket(socket.AF_UNIX) as early:
+        early.connect(str(home.socket))
+        early.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        early.settimeout(PATIENCE)
+        process = manager.start()
+        assert early.recv(4096).startswith(b"HTTP/1.1 200 ")
+    assert manager.told()[0] == "READY=1"
+    assert home.chat("say hello").text == "hello"
+
+    with home.streaming("slow 20") as stream:
+        stream.readline()
+        process.send_signal(signal.SIGTERM)
+        told = manager.told()
+        assert told == ["STOPPING=1", "STATUS=Ending; 1 answers are being written"]
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert process.communicate(timeout=PATIENCE)[0] == ""
+    assert process.returncode == 0
+    assert home.socket.exists()  # the manager's, which starts the next daemon with it
+
+    second = manager.start()
+    assert manager.told()[0] == "READY=1"
+    assert home.chat("say again").text == "again"
+    second.terminate()
+    assert second.communicate(timeout=PATIENCE)[0] == ""
+
+
+def test_the_engine_is_handed_nothing(home: Home, manager: Manager) -> None:
+    process = manager.start()
+    manager.told()
+    home.chat("say hello")
+    worker = home.status()["worker_pid"]
+    environment = Path(f"/proc/{worker}/environ").read_bytes().decode()
+    assert "LISTEN_" not in environment
+    kept = [file.readlink() for file in Path(f"/proc/{worker}/fd").iterdir()]
+    number = manager.listening.fileno()
+    assert Path(f"/proc/self/fd/{number}").readlink() not in kept
+    process.terminate()
+    process.communicate()
+
+
+def test_stop_ends_it_and_says_who_starts_it_again(home: Home, manager: Manager) -> None:
+    process = manager.start()
+    manager.told()
+    run = home.run("stop")
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("The daemon has ended.\nsystemd starts it again")
+    assert process.wait(PATIENCE) == 0
+    process.communicate()
+
+
+def test_what_is_no_listening_socket_is_refused(home: Home, manager: Manager) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as tcp:
+        process = manager.start(tcp)
+        said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2
+    assert said == (
+        "localspec: Descriptor 3 was handed over and is no listening Unix stream socket; "
+        "for TCP set `listen` in config.toml.\n"
+    )
+
+
+def test_what_was_meant_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
+    assert not systemd.handed_over()
+    assert systemd.listening_sockets() == []
+    assert "LISTEN_FDS" not in os.environ
+
+
+def test_a_manager_that_is_gone_is_no_error(home: Home) -> None:
+    home.use_fake()
+    home.environment["NOTIFY_SOCKET"] = str(home.root / "nobody")
+    daemon = RunningDaemon(home)
+    assert home.chat("say hello").text == "hello"
+    daemon.stop()
+    assert "could not be told" in home.log.read_text()
