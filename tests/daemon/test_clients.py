@@ -1,0 +1,179 @@
+"""The same requests through the official client, the same for asyncio, and curl: the same answers.
+
+The shipped pair answers, so that what is read is what an engine wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.callers import CALLERS, JSON, Caller
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+
+CHAT, TEXT = "chat/completions", "completions"
+QUESTION: list[Any] = [{"role": "user", "content": "What does shutil.copytree do?"}]
+# `exact`, so that a stream and a whole answer may be compared letter by letter.
+ASKED: JSON = {"messages": QUESTION, "temperature": 0, "max_tokens": 24, "exact": True}
+SCHEMA: JSON = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: JSON = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+CALLING: JSON = {"messages": QUESTION, "temperature": 0, "max_tokens": 100}
+CALLING |= {"tools": [TOOL], "tool_choice": "required"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.environment["LOCALSPEC_CONTEXT"] = "512"
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.fixture(params=CALLERS)
+def caller(request: pytest.FixtureRequest, served: Home) -> Caller:
+    return CALLERS[request.param](served.socket)
+
+
+def said(chunks: list[JSON], index: int = 0) -> str:
+    choices = [c["choices"][0] for c in chunks if c["choices"]]
+    return "".join(c["delta"].get("content") or "" for c in choices if c["index"] == index)
+
+
+def test_a_chat_is_answered_with_usage_timings_and_what_speculation_did(caller: Caller) -> None:
+    answer = caller.ask(CHAT, ASKED)
+    [choice] = answer["choices"]
+    assert choice["message"]["role"] == "assistant"
+    assert choice["message"]["content"].strip()
+    usage = answer["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert answer["timings"]["predicted_n"] == usage["completion_tokens"]
+    assert answer["localspec"]["speculation"]["drafted"] > 0
+
+
+def test_a_stream_says_the_same_and_ends_with_the_usage(caller: Caller) -> None:
+    whole = caller.ask(CHAT, ASKED)
+    *chunks, last = caller.stream(CHAT, {**ASKED, "stream_options": {"include_usage": True}})
+    assert said(chunks) == whole["choices"][0]["message"]["content"]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert chunks[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+def test_several_choices_are_streamed_beside_each_other(caller: Caller) -> None:
+    chunks = caller.stream(CHAT, {"messages": QUESTION, "n": 2, "seed": 1, "max_tokens": 12})
+    ends = {c["choices"][0]["index"] for c in chunks if c["choices"][0].get("finish_reason")}
+    assert ends == {0, 1}
+    assert said(chunks, 0)
+    assert said(chunks, 1)
+
+
+def test_a_required_tool_is_called_with_what_its_schema_allows(caller: Caller) -> None:
+    [choice] = caller.ask(CHAT, CALLING)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert (call["type"], call["function"]["name"]) == ("function", "weather")
+    assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
+
+
+def test_a_call_is_streamed_in_pieces_that_make_the_same_call(caller: Caller) -> None:
+    [whole] = caller.ask(CHAT, CALLING)["choices"][0]["message"]["tool_calls"]
+    chunks = caller.stream(CHAT, CALLING)
+    deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
+    pieces = [piece for delta in deltas for piece in delta.get("tool_calls") or []]
+    assert {piece["index"] for piece in pieces} == {0}
+    assert pieces[0]["id"]
+    assert pieces[0]["function"]["name"] == "weather"
+    arguments = "".join(piece["function"]["arguments"] for piece in pieces)
+    assert json.loads(arguments) == json.loads(whole["function"]["arguments"])
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_an_answer_in_json_keeps_to_its_schema(caller: Caller) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    answer = caller.ask(CHAT, {**ASKED, "max_tokens": 60, "response_format": wanted})
+    assert json.loads(answer["choices"][0]["message"]["content"])["city"] in ("Paris", "Rome")
+
+
+def test_logprobs_belong_to_the_tokens_of_the_text(caller: Caller) -> None:
+    body = {**ASKED, "logprobs": True, "top_logprobs": 2}
+    [choice] = caller.ask(CHAT, body)["choices"]
+    entries = choice["logprobs"]["content"]
+    text = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
+    assert text.startswith(choice["message"]["content"])
+    for entry in entries:  # greedy: the token is the most probable one
+        assert len(entry["top_logprobs"]) == 2
+        assert entry["token"] == entry["top_logprobs"][0]["token"]
+        assert entry["logprob"] == pytest.approx(entry["top_logprobs"][0]["logprob"])
+
+
+def test_a_seed_makes_a_sampled_answer_come_again(caller: Caller) -> None:
+    body = {"messages": QUESTION, "temperature": 1.0, "max_tokens": 24, "exact": True}
+    first, again = (caller.ask(CHAT, {**body, "seed": 7}) for _ in range(2))
+    assert first["choices"][0]["message"] == again["choices"][0]["message"]
+
+
+def test_a_text_is_continued_up_to_a_stop(caller: Caller) -> None:
+    body = {"prompt": "import os\nimport ", "temperature": 0, "max_tokens": 32, "exact": True}
+    whole = caller.ask(TEXT, body)["choices"][0]["text"]
+    assert len(whole) > 2
+    stop = whole[1:3]
+    stopped = caller.ask(TEXT, {**body, "stop": [stop]})["choices"][0]
+    assert stopped["text"] == whole[: whole.index(stop)]
+    assert stopped["finish_reason"] == "stop"
+    streamed = caller.stream(TEXT, body)
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == whole
+
+
+def test_a_suffix_asks_for_what_stands_between(caller: Caller) -> None:
+    body = {"prompt": "def add(a, b):\n    return ", "suffix": "\n", "temperature": 0}
+    answer = caller.ask(TEXT, {**body, "max_tokens": 16})
+    assert answer["usage"]["completion_tokens"] > 0
+    assert answer["object"] == "text_completion"
+
+
+def test_parts_of_text_are_one_message(caller: Caller) -> None:
+    parts = [{"type": "text", "text": text} for text in ("What does ", "shutil.copytree do?")]
+    split = {**ASKED, "messages": [{"role": "user", "content": parts}]}
+    assert caller.ask(CHAT, split)["choices"] == caller.ask(CHAT, ASKED)["choices"]
+
+
+def test_a_predicted_answer_is_counted(caller: Caller) -> None:
+    whole = caller.ask(CHAT, ASKED)["choices"][0]["message"]["content"]
+    body = {**ASKED, "prediction": {"type": "content", "content": whole}}
+    details = caller.ask(CHAT, body)["usage"]["completion_tokens_details"]
+    assert set(details) == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"temperature": -1}, 400, "temperature"),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema"),
+        ({"regex": "("}, 400, None),
+        ({"model": "gpt-4"}, 404, "model"),
+    ],
+    ids=["out of range", "missing schema", "bad regex", "no such model"],
+)
+def test_a_refusal_has_openais_body(
+    caller: Caller, fields: JSON, status: int, param: str | None
+) -> None:
+    found, error = caller.refused(CHAT, {**ASKED, **fields})
+    assert found == status
+    assert error["type"] == "invalid_request_error"
+    assert isinstance(error["code"], str)
+    if param:
+        assert error["param"] == param
+
+
+def test_the_pair_is_listed(caller: Caller) -> None:
+    assert caller.models()[0] == "builtin"
