@@ -24,7 +24,10 @@ class Config:
     parallel: int = 4  # sequences decoded together
     threads: int = 0
     gpu_layers: int = -1  # -1: all that fit
+    split_mode: Literal["layer", "row", "none"] = "layer"  # how several GPUs share the target
+    main_gpu: int = 0  # the GPU of the draft, and of everything where nothing is split
     kv_type: Literal["f16", "q8_0"] = "f16"
+    flash_attention: Literal["auto", "on", "off"] = "auto"
     exact: bool = False
     depth: int = -1  # -1: the policy decides; else a fixed number of drafted tokens
     queue: int = 64  # waiting requests before 503
@@ -43,6 +46,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "parallel": (1, 64),
     "threads": (0, 1024),
     "gpu_layers": (-1, 10_000),
+    "main_gpu": (0, 15),
     "depth": (-1, 64),
     "queue": (0, 100_000),
     "prefix_memory": (0, 1 << 24),
@@ -50,7 +54,11 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "idle_unload": (0, 10_000_000),
     "watchdog": (1, 86_400),
 }
-_CHOICES = {"kv_type": ("f16", "q8_0")}
+_CHOICES = {
+    "kv_type": ("f16", "q8_0"),
+    "split_mode": ("layer", "row", "none"),
+    "flash_attention": ("auto", "on", "off"),
+}
 _DEFAULTS = Config()
 KEYS = tuple(f.name for f in fields(Config) if f.name != "origin")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -54,20 +53,11 @@ class Machine:
         return cls(
             machine.Host.here(),
             default_paths(),
-            installed_backend(),
+            machine.installed_backend(),
             built_architectures(Path(sys.prefix)),
             lambda folder: shutil.disk_usage(folder).free,
             Client(autostart=False).status,
         )
-
-
-def installed_backend() -> str | None:
-    """By its libraries: importing it would load them."""
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        return None
-    names = " ".join(each.name for each in (Path(spec.origin).parent / "lib").glob("*"))
-    return next((kind for kind in ("cuda", "metal", "vulkan") if f"ggml-{kind}" in names), "cpu")
 
 
 def built_architectures(venv: Path) -> str:

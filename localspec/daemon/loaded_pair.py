@@ -12,12 +12,13 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 
-from localspec import errors
+from localspec import errors, machine
 from localspec.config import Config
 from localspec.daemon.admission import EDITOR_PLACES, Admission
 from localspec.daemon.crashes import CrashHistory, Death
 from localspec.daemon.in_flight import Again, Answering, InFlight
-from localspec.daemon.memory import MIB
+from localspec.daemon.memory import MIB, free_memory
+from localspec.daemon.plan import Planned, plan
 from localspec.daemon.safe_mode import Memory
 from localspec.daemon.worker import Worker, spawn
 from localspec.protocol import frames
@@ -31,6 +32,11 @@ SAFE_NOTE = (
     "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
     "Rebuilding llama-cpp-python for this machine (scripts/setup) cures it."
 )
+
+
+def _plan(pair: frames.PairFiles, settings: frames.EngineSettings) -> Planned:
+    free = free_memory(machine.Host.here())
+    return plan(pair, settings, free, machine.installed_backend())
 
 
 class LoadedPair:
@@ -70,6 +76,7 @@ class LoadedPair:
         self._loading: asyncio.Task[Worker] | None = None
         self._loaded: asyncio.Future[frames.PairInfo] | None = None
         self._loaded_with: frames.EngineSettings | None = None
+        self._notes: tuple[str, ...] = ()  # what had to give so that it fits
         self._proven = False  # this worker has decoded
         self._recalled = False
         self._next_pair: frames.PairFiles | None = None  # somebody waits for this other one
@@ -127,7 +134,7 @@ class LoadedPair:
             draft=info.draft_description,
             n_ctx=info.n_ctx,
             backend=info.backend,
-            note=note or info.speculation,
+            note=note or " ".join((*self._notes, *info.notes)) or info.speculation,
         )
 
     # ------------------------------------------------------------------ load and change
@@ -177,6 +184,9 @@ class LoadedPair:
             self._recalled = True
             self._safe_reason = self._memory.recall()
         self._pair, self._proven = pair, False
+        self._loaded_with = self._settings()
+        planned = await asyncio.to_thread(_plan, pair, self._loaded_with)
+        self._notes = planned.notes
         self._loaded = asyncio.get_running_loop().create_future()
         try:
             worker = await spawn(self._command, self._on_frame, self._on_death)
@@ -185,9 +195,8 @@ class LoadedPair:
         self._worker = worker
         self._counts.worker_starts += 1
         self._later(self._watch(worker))
-        self._loaded_with = self._settings()
         self._admission.parallel = self.config.parallel
-        worker.send(frames.Load(pair, self._loaded_with))
+        worker.send(frames.Load(planned.pair, planned.settings))
         log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode)
         try:
             self.info = await self._loaded
@@ -203,6 +212,9 @@ class LoadedPair:
             parallel=config.parallel + EDITOR_PLACES,
             n_threads=config.threads,
             n_gpu_layers=config.gpu_layers,
+            split_mode=config.split_mode,
+            main_gpu=config.main_gpu,
+            flash_attention=config.flash_attention,
             type_kv=config.kv_type,
             extra_buffers=not self.safe_mode,
             exact=config.exact,

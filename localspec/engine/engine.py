@@ -23,7 +23,7 @@ from localspec.engine.llama import NoKvSlot
 from localspec.engine.pair import Pair
 from localspec.engine.planner import Planner, Turn
 from localspec.engine.sampling import Logits
-from localspec.engine.speculate import verify_match, verify_rejection
+from localspec.engine.speculate import verify_chosen, verify_match, verify_rejection
 from localspec.errors import Cancelled, ContextExceeded, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Started, TokenLogprob
 
@@ -151,6 +151,10 @@ class Engine:
             reject=self.pair.rejects(prepared),
             reason=None if kinds else self.pair.why_no_drafts(prepared),
         )
+        chooses = self.pair.chooses_on_device and not lane.exact
+        gen.chosen_on_device = lane.context.choose_on_device(
+            slot.id, chooses and self.pair.needs_no_logits(prepared)
+        )
         lane.active.append(gen)
         self._emit(
             Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail, slot.source)
@@ -267,7 +271,11 @@ class Engine:
             return gen.sampler.adjusted(row, history, mask)
 
         try:
-            if turn.probs:
+            if gen.chosen_on_device:
+                kept = verify_chosen(
+                    lambda i: lane.context.chosen(turn.first_row + i), turn.drafted
+                )
+            elif turn.probs:
                 kept = verify_rejection(rows, turn.drafted, turn.probs, gen.sampler)
             else:
                 kept = verify_match(rows, turn.drafted, gen.sampler)

@@ -86,6 +86,7 @@ class Generation:
         self.policy = policy
         self.beliefs = beliefs
         self.lookup = Lookup(prepared.prediction)
+        self.chosen_on_device = False  # the pass itself gives the tokens, and no logits
         self.reject = reject  # verify by the rejection rule, not by match
         self.reason = reason  # why no drafts are possible at all
         self.limit = limit

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,14 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import llama_cpp._ggml as ggml
 import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
 from localspec.errors import InvalidRequest, LoadFailed, LocalspecError
 
+# Beside what llama.cpp says of a GPU ("cudaMalloc failed: out of memory") its words for main memory.
+_NO_MEMORY = re.compile(
+    r"out of (?:device )?memory|failed to (?:re)?alloc|unable to alloc|OutOfDeviceMemory|bad_alloc"
+)
+
 Logits = npt.NDArray[np.float32]
 State = npt.NDArray[np.uint8]  # of one sequence, as llama.cpp writes it
+
+
+class OutOfMemory(LoadFailed):
+    """The memory of a GPU or of the machine does not hold a model or a context."""
 
 
 class DecodeError(LocalspecError):
@@ -50,6 +61,7 @@ class DecodeFatal(DecodeError):
 # ------------------------------------------------------------------------------------- logging
 
 _last_error: list[str] = []
+_no_memory: list[str] = []  # the first complaint about memory since a load began
 
 
 @C.llama_log_callback  # type: ignore[untyped-decorator]
@@ -58,6 +70,8 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
     if level == 4:
         line = text.decode("utf-8", "replace").strip()
         _last_error[:] = [line]
+        if not _no_memory and _NO_MEMORY.search(line):
+            _no_memory.append(line)
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
@@ -66,6 +80,18 @@ def initialise() -> None:
     """Start llama.cpp once per process; its errors go to stderr, the rest nowhere."""
     C.llama_log_set(_on_log, ctypes.c_void_p(0))
     C.llama_backend_init()
+
+
+def _forget_errors() -> None:
+    _last_error.clear()
+    _no_memory.clear()
+
+
+def _failed(message: str) -> LoadFailed:
+    """LoadFailed, or OutOfMemory where llama.cpp complained about that."""
+    if _no_memory:
+        return OutOfMemory(f"{message} ({_no_memory[0]}).")
+    return LoadFailed(f"{message}{_cause()}.")
 
 
 def _cause() -> str:
@@ -83,6 +109,24 @@ def system_info() -> str:
     """llama.cpp's own line of CPU features and backends."""
     text: bytes = C.llama_print_system_info()
     return text.decode("utf-8", "replace").strip()
+
+
+def gpus() -> list[str]:
+    """The GPUs this build can use, as their drivers call them."""
+    lib = ggml.libggml
+    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
+    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    lib.ggml_backend_dev_description.restype = ctypes.c_char_p
+    lib.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    devices = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
+    # 1: a GPU with memory of its own, 2: one that shares the machine's (ggml-backend.h)
+    return [
+        lib.ggml_backend_dev_description(device).decode("utf-8", "replace")
+        for device in devices
+        if lib.ggml_backend_dev_type(device) in (1, 2)
+    ]
 
 
 def backend() -> str:
@@ -258,6 +302,8 @@ class Model(_Freed):
         path: str,
         *,
         n_gpu_layers: int = -1,
+        split_mode: str = "layer",
+        main_gpu: int = 0,
         extra_buffers: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
@@ -265,12 +311,15 @@ class Model(_Freed):
 
         Raises:
             LoadFailed: the file is missing or llama.cpp cannot read it, with its own reason.
+            OutOfMemory: there is no room for so much of it.
         """
         self.handle: Any = None
         if not Path(path).is_file():
             raise LoadFailed(f"There is no model file at {path}.")
         params = C.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
+        params.split_mode = _SPLIT_MODES[split_mode]
+        params.main_gpu = main_gpu
         params.use_extra_bufts = extra_buffers
 
         @C.llama_progress_callback  # type: ignore[untyped-decorator]
@@ -280,10 +329,10 @@ class Model(_Freed):
             return True
 
         params.progress_callback = on_progress
-        _last_error.clear()
+        _forget_errors()
         self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
-            raise LoadFailed(f"llama.cpp cannot load {path}{_cause()}.")
+            raise _failed(f"llama.cpp cannot load {path}")
         self.path = path
         self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
         self.n_layer = int(C.llama_model_n_layer(self.handle))
@@ -380,6 +429,7 @@ class ContextSettings:
     """One llama_context. n_ctx: cells shared by all sequences; n_outputs: logits rows of a pass.
 
     n_rollback: recurrent snapshots asked for (read `Context.n_rollback` for what was granted).
+    chooses: sequences may have their greedy tokens chosen on the device (`choose_on_device`).
     """
 
     n_ctx: int
@@ -389,8 +439,20 @@ class ContextSettings:
     n_threads: int
     type_kv: str = "f16"
     n_rollback: int = 0
+    flash_attention: str = "auto"
+    chooses: bool = False
 
 
+_SPLIT_MODES = {
+    "none": C.LLAMA_SPLIT_MODE_NONE,
+    "layer": C.LLAMA_SPLIT_MODE_LAYER,
+    "row": C.LLAMA_SPLIT_MODE_ROW,
+}
+_FLASH = {
+    "auto": C.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
 _KV_TYPES = {"f16": C.GGML_TYPE_F16, "q8_0": C.GGML_TYPE_Q8_0}
 
 
@@ -401,9 +463,10 @@ class Context(_Freed):
         """Create it.
 
         Raises:
-            LoadFailed: not enough memory, or a setting this model does not take.
+            OutOfMemory, LoadFailed: a setting this model does not take.
         """
         self.handle: Any = None
+        self._choosers: dict[int, Any] = {}  # sequence → its sampler chain, which is ours to free
         params = C.llama_context_default_params()
         params.n_ctx = settings.n_ctx
         # llama.cpp ends the process where there are fewer rows of logits than sequences.
@@ -421,12 +484,15 @@ class Context(_Freed):
         )
         params.swa_full = True  # sliding windows otherwise cannot roll a draft back
         params.no_perf = True
-        _last_error.clear()
+        params.flash_attn_type = _FLASH[settings.flash_attention]
+        if settings.chooses:  # by default one row per sequence may be chosen on the device
+            params.n_outputs_max_per_seq = self.n_outputs
+        _forget_errors()
         self.handle = C.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise LoadFailed(
-                f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}"
-                f"{_cause()}; a smaller context needs less memory."
+            raise _failed(
+                f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}; "
+                "a smaller one needs less memory"
             )
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
@@ -468,6 +534,38 @@ class Context(_Freed):
         buffer = (ctypes.c_float * self.n_vocab).from_address(address)
         view: Logits = np.ctypeslib.as_array(buffer)
         return view
+
+    def choose_on_device(self, sequence: int, on: bool) -> bool:
+        """Let the greedy token of each of a sequence's rows be chosen where the logits are.
+
+        Then `chosen` has it, and `logits` has nothing: no row of a large vocabulary crosses from a
+        GPU. Gives whether it is so now. Free where nothing changes.
+        """
+        self._check_sequence(sequence)
+        if on == (sequence in self._choosers):
+            return on
+        if not on:
+            C.llama_set_sampler(self.handle, sequence, None)
+            C.llama_sampler_free(self._choosers.pop(sequence))
+            return False
+        chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        C.llama_sampler_chain_add(chain, C.llama_sampler_init_greedy())
+        if not C.llama_set_sampler(self.handle, sequence, chain):
+            C.llama_sampler_free(chain)
+            return False
+        self._choosers[sequence] = chain
+        return True
+
+    def chosen(self, row: int) -> int:
+        """The greedy token of a row of the last pass, of a sequence with `choose_on_device`.
+
+        Raises:
+            BadBatch: that row asked for no logits, or its sequence chooses nothing.
+        """
+        token = int(C.llama_get_sampled_token_ith(self.handle, row))
+        if token < 0:
+            raise BadBatch(f"No token was chosen for row {row}{_cause()}.")
+        return token
 
     def synchronize(self) -> None:
         """Wait for the pass: on a GPU llama_decode returns before the work is done."""
@@ -530,6 +628,9 @@ class Context(_Freed):
         if self.handle:
             C.llama_free(self.handle)
             self.handle = None
+            for chain in self._choosers.values():
+                C.llama_sampler_free(chain)
+            self._choosers.clear()
 
 
 def _bytes(state: State) -> Any:

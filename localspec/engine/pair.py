@@ -9,7 +9,9 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from localspec.engine import profile, sampling
+import msgspec
+
+from localspec.engine import placement, profile, sampling
 from localspec.engine.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import READING, DraftModel
 from localspec.engine.exact import CANDIDATES, choose_width
@@ -20,8 +22,10 @@ from localspec.engine.llama import (
     Context,
     ContextSettings,
     Model,
+    OutOfMemory,
     Vocab,
     backend,
+    gpus,
     llama_version,
 )
 from localspec.engine.prefixes import Exchange, Prefix, Prefixes
@@ -58,13 +62,36 @@ class Pair:
         Raises:
             LoadFailed: a file cannot be loaded, or the two tokenizers differ.
         """
-        self._open = ExitStack()  # models before the contexts made from them
-        try:
-            self._build(files, settings, progress)
-            self._keep_prefixes(settings, notice)
-        except BaseException:
-            self._open.close()
-            raise
+        self.notes: list[str] = []  # what had to give for want of memory
+        while True:
+            self._open = ExitStack()  # models before the contexts made from them
+            self._layers, self.n_ctx = 0, settings.n_ctx or DEFAULT_CONTEXT
+            try:
+                self._build(files, settings, progress)
+                self._keep_prefixes(settings, notice)
+                break
+            except OutOfMemory as error:
+                self._open.close()
+                settings = self._smaller(settings, error)
+                notice(f"{error.message} {self.notes[-1]}")
+            except BaseException:
+                self._open.close()
+                raise
+
+    def _smaller(self, settings: EngineSettings, error: OutOfMemory) -> EngineSettings:
+        """A plan that needs less memory. Raises LoadFailed where there is none."""
+        gpu = backend() != "cpu"
+        found = placement.smaller(settings, self._layers, self.n_ctx, gpu)
+        if found is None:
+            raise LoadFailed(
+                f"{error.message} There is no smaller plan left; close other programs, or choose a "
+                "smaller pair (localspec catalogue --fits)."
+            ) from error
+        settings, told = found
+        # Each step of a kind says the same with a smaller number: the last one counts.
+        kind = told.rpartition(",")[2]
+        self.notes = [note for note in self.notes if not note.endswith(kind)] + [told]
+        return settings
 
     def _build(self, files: PairFiles, settings: EngineSettings, progress: Progress) -> None:
         self.files = files
@@ -76,8 +103,13 @@ class Pair:
         self._target = self._open.enter_context(
             _load(files.target, settings, lambda f: progress("target", f))
         )
+        self._layers = self._target.n_layer
+        # The draft on one GPU, whole: its steps are too short to be shared.
+        placed = msgspec.structs.replace(
+            settings, n_gpu_layers=settings.draft_gpu_layers, split_mode="none"
+        )
         self._draft = (
-            self._open.enter_context(_load(files.draft, settings, lambda f: progress("draft", f)))
+            self._open.enter_context(_load(files.draft, placed, lambda f: progress("draft", f)))
             if files.draft
             else None
         )
@@ -135,6 +167,8 @@ class Pair:
                 n_threads=_threads_for(self._target, self._threads),
                 type_kv=self.settings.type_kv,
                 n_rollback=ROLLBACK if recurrent else 0,
+                flash_attention=self.settings.flash_attention,
+                chooses=True,
             ),
         )
         return self._open.enter_context(context)
@@ -151,6 +185,7 @@ class Pair:
                 n_threads=_threads_for(draft, self._threads),
                 type_kv=self.settings.type_kv,
                 n_rollback=ROLLBACK if recurrent else 0,
+                flash_attention=self.settings.flash_attention,
             ),
         )
         return self._open.enter_context(context)
@@ -247,6 +282,19 @@ class Pair:
             return self.no_rollback
         return "this pair has no draft model"
 
+    @property
+    def chooses_on_device(self) -> bool:
+        """Whether greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""
+        asked = self.settings.choose_on_device
+        return asked if asked is not None else self.settings.n_gpu_layers != 0 and bool(gpus())
+
+    def needs_no_logits(self, prepared: Prepared) -> bool:
+        """Does the highest logit of each row decide, and nobody look at the row itself?"""
+        settings = prepared.sampler.settings
+        touched = settings.penalised or settings.logit_bias or prepared.matcher is not None
+        asked = prepared.request.top_logprobs is not None
+        return settings.greedy and not touched and not asked
+
     def rejects(self, prepared: Prepared) -> bool:
         """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding."""
         request = prepared.request
@@ -287,6 +335,7 @@ class Pair:
             eos_token=vocab.text(vocab.eos),
             fim=vocab.fim.prefix >= 0 and vocab.fim.suffix >= 0 and vocab.fim.middle >= 0,
             speculation=reason,
+            notes=self.notes,
             backend=backend() if self.settings.n_gpu_layers else "cpu",
             sampling_defaults=self.defaults,
             exact_width=self._exact_width,
@@ -312,7 +361,10 @@ class Pair:
             "threads": self._threads,
             "n_ctx": self.n_ctx,
             "batch": s.n_batch,
-            "gpu_layers": s.n_gpu_layers,
+            "gpus": gpus(),
+            "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
+            "flash_attention": s.flash_attention,
+            "choose_on_device": self.chooses_on_device,
             "kv": s.type_kv,
             "extra_buffers": s.extra_buffers,
             "parallel": self.parallel,
@@ -379,6 +431,8 @@ def _load(path: str, settings: EngineSettings, progress: Callable[[float], None]
     model = Model(
         path,
         n_gpu_layers=settings.n_gpu_layers,
+        split_mode=settings.split_mode,
+        main_gpu=settings.main_gpu,
         extra_buffers=settings.extra_buffers,
         progress=progress,
     )

@@ -29,6 +29,16 @@ def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler) -> list[i
     return kept
 
 
+def verify_chosen(choice: Callable[[int], int], drafted: Sequence[int]) -> list[int]:
+    """`verify_match` for greedy decoding where row i's token was chosen on the device already."""
+    kept: list[int] = []
+    for i in range(len(drafted) + 1):
+        kept.append(choice(i))
+        if i == len(drafted) or kept[-1] != drafted[i]:
+            break
+    return kept
+
+
 def verify_rejection(
     rows: Rows, drafted: Sequence[int], draft_probs: Sequence[Distribution], sampler: Sampler
 ) -> list[int]:

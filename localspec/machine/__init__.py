@@ -8,6 +8,7 @@ from localspec.machine.build import BUILD_VARIABLES as BUILD_VARIABLES
 from localspec.machine.build import Backend as Backend
 from localspec.machine.build import Plan as Plan
 from localspec.machine.build import build_jobs as build_jobs
+from localspec.machine.build import installed_backend as installed_backend
 from localspec.machine.build import plan_build as plan_build
 from localspec.machine.build import wheel_key as wheel_key
 from localspec.machine.gpu import cuda_toolkit as cuda_toolkit

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from localspec.machine.gpu import (
@@ -175,3 +177,15 @@ def build_jobs(cores: int, memory_bytes: int, backend: Backend) -> int:
     # A gibibyte holds g++ on llama.cpp's largest files; nvcc's templates take about twice that.
     each = (2 if backend == "cuda" else 1) * 1024**3
     return max(1, min(cores, memory_bytes // each)) if memory_bytes else cores
+
+
+def installed_backend() -> str | None:
+    """The backend of the llama.cpp that is installed; None: there is none.
+
+    By its libraries, because importing it would load them.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return None
+    names = " ".join(each.name for each in (Path(spec.origin).parent / "lib").glob("*"))
+    return next((kind for kind in ("cuda", "metal", "vulkan") if f"ggml-{kind}" in names), "cpu")

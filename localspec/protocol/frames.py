@@ -139,6 +139,10 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
     `state_dir` keeps what was measured, `states_dir` conversations' states up to `states_bytes`;
     `prefix_bytes` limits the memory for prefixes that have no slot.
+
+    On a GPU: `n_gpu_layers` of the target and `draft_gpu_layers` of the draft, -1 all of them;
+    `split_mode` is how several GPUs share the target, `main_gpu` the one that has the draft.
+    `choose_on_device`: greedy tokens are chosen where the logits are; None: where that is a GPU.
     """
 
     n_ctx: int = 0
@@ -146,6 +150,11 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     n_threads: int = 0
     n_batch: int = 512
     n_gpu_layers: int = -1
+    draft_gpu_layers: int = -1
+    split_mode: Literal["layer", "row", "none"] = "layer"
+    main_gpu: int = 0
+    flash_attention: Literal["auto", "on", "off"] = "auto"
+    choose_on_device: bool | None = None
     type_kv: Literal["f16", "q8_0"] = "f16"
     extra_buffers: bool = True
     exact: bool = False
@@ -267,6 +276,7 @@ class PairInfo(msgspec.Struct, omit_defaults=True):
     exact_width: int | None = None
     exact_reason: str | None = None
     profile: dict[str, Any] = {}
+    notes: list[str] = []  # what had to give for want of memory
 
 
 class Loaded(Frame):

@@ -1,0 +1,39 @@
+"""What to try where memory does not hold what was planned: less and less, until it fits.
+
+The daemon plans by arithmetic on the files' headers (registry.fit). Only the driver knows what is
+really free, so a load that fails for want of memory is tried again with a smaller plan. The target's
+layers leave the GPU first: each step of the draft is on the path of every token.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from localspec.protocol.frames import EngineSettings
+
+SMALLEST_CONTEXT = 2048
+# Where the target could not be opened, so that its number of layers is not known.
+USUAL_LAYERS = 48
+
+
+def smaller(
+    settings: EngineSettings, layers: int, context: int, gpu: bool
+) -> tuple[EngineSettings, str] | None:
+    """The next plan and a sentence that tells it; None where nothing is left to give.
+
+    layers: of the target, 0 where they are not known. context: tokens that did not fit.
+    """
+    replace = msgspec.structs.replace
+    if gpu and settings.n_gpu_layers:
+        every = (layers or USUAL_LAYERS) + 1  # the output counts as one
+        placed = every if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, every)
+        fewer = placed * 3 // 4 if placed > 4 else 0
+        told = f"{fewer} layers of the target are on the GPU, because its memory holds no more."
+        return replace(settings, n_gpu_layers=fewer), told
+    if context > SMALLEST_CONTEXT:
+        less = max(SMALLEST_CONTEXT, context // 2)
+        told = f"The context has {less} tokens, because memory holds no more."
+        return replace(settings, n_ctx=less), told
+    if gpu and settings.draft_gpu_layers:
+        return replace(settings, draft_gpu_layers=0), "The draft runs on the CPU: the GPU is full."
+    return None

@@ -1,0 +1,80 @@
+"""What the daemon asks of the engine, by the memory that is free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localspec.bench.synthetic import Shape, write_pair
+from localspec.daemon.memory import MIB, Free
+from localspec.daemon.plan import plan
+from localspec.protocol.frames import EngineSettings, PairFiles
+from localspec.registry import fit
+from localspec.registry.model import read_local_model
+
+TARGET = Shape(8, 256, 512, 4, 2048, n_ctx=16384)
+DRAFT = Shape(1, 64, 128, 2, 2048, n_ctx=16384)
+PLENTY = 64 << 30
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
+    target, draft = write_pair(tmp_path_factory.mktemp("plan"), TARGET, DRAFT)
+    return PairFiles(name="p", target=str(target), draft=str(draft))
+
+
+def weight(path: str | None) -> int:
+    """Bytes one model needs in all, with the usual context."""
+    assert path
+    return fit.need(read_local_model(Path(path)), 8192).total
+
+
+def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
+    planned = plan(pair, EngineSettings(), Free(PLENTY, PLENTY), "cuda")
+    assert (planned.settings.n_gpu_layers, planned.settings.draft_gpu_layers) == (-1, -1)
+    assert planned.pair == pair
+    assert planned.notes == ()
+
+
+def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) -> None:
+    vram = weight(pair.draft) + weight(pair.target) - 30 * MIB
+    planned = plan(pair, EngineSettings(), Free(PLENTY, vram), "cuda")
+    assert planned.settings.draft_gpu_layers == -1
+    assert 0 < planned.settings.n_gpu_layers < 8
+    assert "layers of the target go to the GPU" in planned.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("built", "settings"),
+    [
+        pytest.param("cpu", EngineSettings(), id="a build for the CPU"),
+        pytest.param("metal", EngineSettings(), id="a GPU that shares the memory"),
+        pytest.param("cuda", EngineSettings(n_gpu_layers=3), id="layers a person chose"),
+    ],
+)
+def test_layers_are_left_alone(pair: PairFiles, built: str, settings: EngineSettings) -> None:
+    planned = plan(pair, settings, Free(PLENTY, 100 * MIB), built)
+    assert planned.settings.n_gpu_layers == settings.n_gpu_layers
+    assert planned.settings.draft_gpu_layers == -1
+
+
+def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles) -> None:
+    both = weight(pair.target) + weight(pair.draft) + fit.RUNTIME
+    planned = plan(pair, EngineSettings(), Free(both - MIB, 0), "cpu")
+    assert planned.settings.n_ctx == 4096
+    assert planned.pair.draft == pair.draft
+    assert "4096 tokens of context instead of 8192" in planned.notes[0]
+    assert pair.draft
+    least = fit.need(read_local_model(Path(pair.target)), 2048).total + fit.RUNTIME
+    planned = plan(pair, EngineSettings(), Free(least, 0), "cpu")
+    assert planned.pair.draft is None
+    assert "Memory does not allow the draft model; decoding will be plain." in planned.notes
+
+
+def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
+    pair: PairFiles, tmp_path: Path
+) -> None:
+    nothing = PairFiles(name="n", target=str(tmp_path / "no.gguf"), draft=None)
+    assert plan(nothing, EngineSettings(), Free(PLENTY, 0), "cpu").pair == nothing
+    assert plan(pair, EngineSettings(), Free(MIB, 0), "cpu").settings == EngineSettings()
