@@ -85,3 +85,22 @@ def test_what_looks_like_a_folded_header_is_welcome_in_a_body(api: Home) -> None
 def test_chunks_alone_are_read(api: Home) -> None:
     status, found = answer(api, HEAD + CHUNKED)
     assert (status, json.loads(found)) == (200, {"tokens": [97]})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(rb'"a\ud800b"', id="a lone surrogate"),
+        pytest.param(rb'"a\u0000b"', id="NUL"),
+        pytest.param(b'"\xff"', id="no UTF-8"),
+        pytest.param(b"[" * 10_000 + b"]" * 10_000, id="nested"),
+        pytest.param(b'{"text": ' * 10_000 + b"1" + b"}" * 10_000, id="nested objects"),
+    ],
+)
+def test_h10_what_is_no_text_is_refused(api: Home, content: bytes) -> None:
+    body = b'{"messages": [{"role": "user", "content": ' + content + b"}]}"
+    for target in ("/v1/chat/completions", "/apply-template"):
+        found = api.request("POST", target, body)
+        assert found.status == 400
+        assert found.error["type"] == "invalid_request_error"
+    assert api.status()["running"] == 0

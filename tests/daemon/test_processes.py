@@ -135,6 +135,16 @@ def test_p5_a_pair_that_crashed_three_times_is_set_aside_until_reset(
     assert home.chat("say hello").text == "hello"
 
 
+def test_p6_no_memory_is_said_and_not_tried_again(home: Home, daemon: RunningDaemon) -> None:
+    answer = home.chat("starve")
+    assert answer.status == 500
+    assert answer.error["code"] == "out_of_memory"
+    assert "Use a smaller pair or a smaller `context`" in answer.error["message"]
+    assert home.status()["counts"]["worker_starts"] == 1
+    assert home.chat("say hello").text == "hello"
+    assert home.status()["counts"]["worker_starts"] == 2
+
+
 def test_p7_a_second_daemon_says_that_one_is_running(home: Home, daemon: RunningDaemon) -> None:
     second = home.spawn_daemon()
     output, _ = second.communicate(timeout=30)

@@ -94,6 +94,31 @@ def test_h11_token_ids_out_of_range_are_refused(real: Home) -> None:
     assert answer.status == 200, answer.body
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"grammar": "root ::= ["},
+        {"grammar": "root ::= root"},
+        {"grammar": 'x ::= "a"'},
+        {"grammar": 'root ::= "a"{1000000000}'},
+        {"grammar": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000},
+        {"regex": "((((a*)*)*)*)*b"},
+        {"regex": "(a{1000}){1000}"},
+        {"json_schema": {"type": "string", "maxLength": 10**9, "minLength": 10**9}},
+        {"json_schema": {"$ref": "#"}},
+    ],
+    ids=lambda fields: f"{fields}"[:40],
+)
+def test_h13_a_hostile_grammar_is_refused_or_obeyed(real: Home, fields: dict[str, object]) -> None:
+    before = real.status()["counts"]["worker_deaths"]
+    answer = real.chat(QUESTION, temperature=0, max_tokens=4, **fields)
+    assert answer.status in (200, 400), answer.body
+    if answer.status == 400:
+        assert answer.error["code"] == "invalid_grammar"
+    assert real.status()["counts"]["worker_deaths"] == before
+    assert real.chat(QUESTION, **GREEDY).status == 200
+
+
 def test_tokens_make_the_way_there_and_back(real: Home) -> None:
     tokens = real.request("POST", "/tokenize", {"content": "def f(x):"}).json["tokens"]
     assert real.request("POST", "/detokenize", {"tokens": tokens}).json["content"] == "def f(x):"

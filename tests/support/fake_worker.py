@@ -9,6 +9,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     stall          answer nothing more, not even pings, but stay alive
     die SIGNAL     two pieces, then die by that signal
     exit N         leave with this status
+    starve         leave as llama.cpp does that gets no memory
     refuse CODE    Failed with this code
     echo           answer with the Generate frame as JSON
     raw TEXT       answer with this text as it is, three characters at a time
@@ -175,6 +176,10 @@ class FakeWorker:
                 sys.stderr.write("the last words of the engine\n")
                 sys.stderr.flush()
                 os._exit(int(argument))
+            case "starve":
+                sys.stderr.write("ggml_backend_cuda_buffer_type_alloc: out of memory\n")
+                sys.stderr.flush()
+                os._exit(1)
             case "raw":
                 text = prompt.removeprefix("raw ")
                 yield from (text[at : at + 3] for at in range(0, len(text), 3))

@@ -1,0 +1,63 @@
+"""C1: the wall clock may jump; what waits, waits by the clock that cannot be set."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from tests.support.daemons import Home, RunningDaemon, wait_for
+
+# A clock that is a day ahead, then a day behind, each time somebody looks.
+JUMPING = """
+import itertools, sys, time
+now, sign = time.time, itertools.cycle([86400, -86400])
+time.time = lambda: now() + next(sign)
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+
+# Where the wall clock is read, and why it does no harm there.
+WALL_CLOCK = {
+    "bench/": "dates of reports",
+    "daemon/answers.py": "`created` of an answer",
+    "daemon/conversations.py": "when something was said",
+    "daemon/handlers/models.py": "`created` of a model",
+    "engine/template_child.py": "the date that a chat template may ask for",
+    "registry/own.py": "when a pair was added",
+    "registry/pull.py": "when a pair was added",
+}
+
+
+def test_c1_every_wait_is_as_long_as_it_should_be(home: Home) -> None:
+    home.use_fake(watchdog=1, idle_unload=0.2, parallel=1)
+    daemon = RunningDaemon(home, program=JUMPING)
+    with home.streaming("slow 30") as stream:  # neither the watchdog nor a deadline cuts it off
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    wait_for(lambda: home.status()["worker_pid"] is None, "the idle unload")
+    assert home.status()["counts"]["worker_deaths"] == 0
+    assert 0 <= home.status()["uptime"] < 3600
+
+    with home.streaming("forever") as stream:
+        stream.readline()
+        os.kill(daemon.worker_pid(), signal.SIGSTOP)
+        assert b"worker_timeout" in stream.read()
+    with home.streaming("slow 20") as stream:  # and the drain has its time
+        stream.readline()
+        daemon.process.send_signal(signal.SIGTERM)
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    assert daemon.stop() == 0
+
+
+def test_c1_the_wall_clock_is_read_for_dates_alone() -> None:
+    package = Path(__file__).parents[2] / "localspec"
+    reads = re.compile(r"\btime\.time\(|\bfrom time import .*\btime\b|\bdatetime\.(?:utc)?now\(")
+    wrong = [
+        f"{path.relative_to(package)}:{number}"
+        for path in sorted(package.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if reads.search(line)
+        if not path.relative_to(package).as_posix().startswith(tuple(WALL_CLOCK))
+    ]
+    assert not wrong, "use time.monotonic(), or say in WALL_CLOCK why a jump does no harm"
