@@ -18,8 +18,9 @@ from airgap.archive import trim_sdist, unpack_wheel
 from airgap.machines import Machine
 
 ENGINE = "llama-cpp-python"
-# What its build backend asks for where the system has none, and what our own editable install needs.
-BUILD_TOOLS = ("cmake", "ninja")
+# What build backends ask for while they build: llama.cpp's where the system has none, and ours for an
+# editable install.
+BUILD_TOOLS = ("cmake", "ninja", "editables~=0.3")
 # Of llama-cpp-python's source the build reads the rest; licences stay with what they belong to.
 NOT_BUILT = (".git", ".github", "docker", "docs", "examples", "scripts", "tests")
 NOT_BUILT_OF_LLAMA = (
