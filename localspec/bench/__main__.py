@@ -1,4 +1,4 @@
-"""`python -m localspec.bench cli|engine|api …`: each part is a module with `main(arguments) -> int`."""
+"""`python -m localspec.bench cli|start|engine|api …`: each part is a module with `main(arguments) -> int`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 
 PARTS = {
     "cli": "what the command line adds to the engine's own time",
+    "start": "the daemon until it answers, and what it holds with nothing loaded",
+    "gpu": "whether everything holds on this machine's GPU (scripts/gpu_check)",
     "engine": "tokens per second, plain and speculative",
     "api": "time to first token, cancellation, several clients",
 }

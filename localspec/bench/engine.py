@@ -37,10 +37,10 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments[:1] == ["replay"]:
             return _replay(_replay_parser().parse_args(arguments[1:]))
-        parser = _parser()
+        parser = options_parser("scripts/bench engine", str(__doc__))
         options = parser.parse_args(arguments)
         try:
-            plan = _plan(options)
+            plan = plan_of(options)
         except ValueError as error:
             parser.error(str(error))
         if options.record is not None:
@@ -62,15 +62,16 @@ def say(text: str) -> None:
 # ------------------------------------------------------------------------------------- options
 
 
-def _parser() -> argparse.ArgumentParser:
+def options_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """What to measure, for `scripts/bench engine` and `scripts/gpu_check`."""
     parser = argparse.ArgumentParser(
-        "scripts/bench engine",
-        description=__doc__,
+        program,
+        description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--quick", action="store_true", help="a small pair: does it work, not how fast is it")
-    add("--size", choices=["big", "quick", "tiny"], default="big", help="of the pair (big)")
+    add("--size", choices=["big", "gpu", "quick", "tiny"], default="big", help="of the pair (big)")
     add("--target-shape", metavar="K=V,…", help="e.g. layers=32,width=4096,ff=14336,heads=32,"
         "kv-heads=8,vocab=151936,quant=q4_0: changes to the size chosen")  # fmt: skip
     add("--draft-shape", metavar="K=V,…", help="the same for the draft")
@@ -123,7 +124,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     return Sizes("custom", target, draft)
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def plan_of(options: argparse.Namespace) -> Plan:
     """What was asked for. Raises ValueError."""
     from localspec.bench.interleaved import Plan
     from localspec.bench.workloads import WORKLOADS, workload

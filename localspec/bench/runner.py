@@ -28,6 +28,7 @@ from localspec.protocol.frames import (
     PairFiles,
     Sampling,
     Speculative,
+    TokenLogprob,
     TokenPrompt,
 )
 
@@ -62,6 +63,7 @@ class Runner:
         self._stamps: list[tuple[float, int]] = []
         self._text: list[str] = []
         self._ids: list[int] = []
+        self._scored: list[TokenLogprob] = []
         self._done: Done | None = None
         self._auto: _Learned = (self.pair.calibrations, self.pair.costs)
 
@@ -71,6 +73,7 @@ class Runner:
                 self._stamps.append((time.perf_counter(), frame.tokens))
                 self._text.append(frame.text)
                 self._ids += [logprob.id for logprob in frame.logprobs]
+                self._scored += frame.logprobs
             case Done():
                 self._done = frame
             case Failed():
@@ -104,6 +107,17 @@ class Runner:
         while self.engine.active:
             self.engine.step()
         return self._ids
+
+    def exact(self, setting: Setting, prompt: list[int], tokens: int) -> list[TokenLogprob]:
+        """Greedy tokens in exact mode, each with its log-probability. Raises BenchError."""
+        self._use(self._throwaway())
+        self._scored = []
+        request = self._request(setting, prompt, tokens)
+        request = msgspec.structs.replace(request, exact=True, top_logprobs=0)
+        self.engine.submit(self._prepared(request, prompt))
+        while self.engine.active:
+            self.engine.step()
+        return self._scored
 
     def run(self, setting: Setting, text: Text, repetition: int, skip: int) -> Run:
         """Generate once, reading the prompt anew. Raises BenchError."""

@@ -232,6 +232,9 @@ TINY_TARGET = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=4, n_vocab=512, n_ctx
 TINY_DRAFT = Shape(n_layer=1, n_embd=64, n_ff=64, n_head=4, n_vocab=512, n_ctx=2048)
 BIG_TARGET = Shape(16, 2048, 5632, 16, 151_936, "q4_0", n_head_kv=4)
 BIG_DRAFT = Shape(4, 512, 1408, 8, 151_936, "q4_0", n_head_kv=4)
+# As an 8 B model and its 0.5 B draft, with the vocabulary of Qwen.
+GPU_TARGET = Shape(32, 4096, 14336, 32, 151_936, "q4_0", n_head_kv=8)
+GPU_DRAFT = Shape(24, 896, 4864, 14, 151_936, "q4_0", n_head_kv=2)
 QUICK_TARGET = Shape(8, 1024, 2816, 16, 32_000, "q4_0", n_head_kv=4)
 QUICK_DRAFT = Shape(1, 256, 704, 4, 32_000, "q4_0")
 

@@ -69,6 +69,7 @@ class Sizes:
 
 BIG = Sizes("big", synthetic.BIG_TARGET, synthetic.BIG_DRAFT)
 QUICK = Sizes("quick", synthetic.QUICK_TARGET, synthetic.QUICK_DRAFT)
+GPU = Sizes("gpu", synthetic.GPU_TARGET, synthetic.GPU_DRAFT)
 TINY = Sizes("tiny", synthetic.TINY_TARGET, synthetic.TINY_DRAFT)
 # Passes of well under a millisecond, and a vocabulary so large that kept logits would show at once.
 SOAK = Sizes(
@@ -76,7 +77,7 @@ SOAK = Sizes(
     replace(synthetic.TINY_TARGET, n_vocab=32_000),
     replace(synthetic.TINY_DRAFT, n_vocab=32_000),
 )
-SIZES = {sizes.name: sizes for sizes in (BIG, QUICK, TINY)}
+SIZES = {sizes.name: sizes for sizes in (BIG, GPU, QUICK, TINY)}
 
 _FIELDS = {
     "layers": "n_layer",

@@ -309,6 +309,17 @@ class Pair:
 
     # ------------------------------------------------------------------------ the rest
 
+    def passes(self) -> tuple[Callable[[int], None], Callable[[int], None] | None]:
+        """A pass of a given width over an empty sequence, by target and draft: for measuring.
+
+        Only while nothing runs; what sequence 0 of either held is forgotten.
+        """
+        self.shared.slots.clear(next(iter(self.shared.slots)))
+        target = _runner(self.shared.context, self.shared.batch)
+        if self._draft_context is None:
+            return target, None
+        return target, _runner(self._draft_context, Batch(self.settings.n_batch), last_only=True)
+
     def busy_s(self) -> float:
         """Seconds spent inside llama.cpp's passes so far."""
         busy = self.shared.busy_s
