@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from localspec.bench import goals
+
 ASK_GOAL_MS = 80
 HELP_GOAL_MS = 120
 QUESTION = "What does shutil.copytree do?"
@@ -38,8 +40,8 @@ def main(arguments: list[str]) -> int:
         engines.append(_engine_ms(_timed([*ask, "--json"])[1]))
     helps = [_timed([*command, "--help"])[0] for _ in range(options.runs)]
     added = [wall - engine for wall, engine in zip(walls, engines, strict=True)]
-    ok = _report("warm ask, added to the engine's time", added, ASK_GOAL_MS)
-    ok &= _report("--help", helps, HELP_GOAL_MS)
+    ok = goals.met("warm ask, added to the engine's time", added, ASK_GOAL_MS, "ms")
+    ok &= goals.met("--help", helps, HELP_GOAL_MS, "ms")
     for name, values in (("warm ask in all", walls), ("the engine's own time", engines)):
         sys.stdout.write(f"{name:38} median {statistics.median(values):6.1f} ms\n")
     return 0 if ok else 1
@@ -63,13 +65,3 @@ def _timed(command: Sequence[str]) -> tuple[float, str]:
 def _engine_ms(record: str) -> float:
     timings = json.loads(record)["timings"]
     return float(timings["prompt_ms"] + timings["predicted_ms"])
-
-
-def _report(name: str, values: list[float], goal: float) -> bool:
-    median = statistics.median(values)
-    ok = median <= goal
-    sys.stdout.write(
-        f"{name:38} median {median:6.1f} ms of {len(values)} "
-        f"({min(values):.1f} … {max(values):.1f}); goal {goal} ms: {'met' if ok else 'MISSED'}\n"
-    )
-    return ok
