@@ -9,14 +9,16 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from localspec.bench.api_daemon import Streamed, timed
 from localspec.bench.runs import WARM_TOKENS, BenchError, Run, Setting
 from localspec.bench.workloads import Text
+from localspec.client.transport import events
 
 LOAD_S = 300.0  # a cold 8 B model from a slow disk
 ANSWER_S = 900.0
@@ -153,6 +155,26 @@ class Running:
             drafted=int(timings.get("draft_n", 0)),
             accepted=int(timings.get("draft_n_accepted", 0)),
         )
+
+    def stream(self, body: Mapping[str, Any]) -> Streamed:
+        """One streamed completion with fields of the caller's. Raises BenchError."""
+        start = time.perf_counter()
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
+        try:
+            content = json.dumps({**body, "stream": True})
+            connection.request("POST", "/completion", content, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise BenchError(
+                    f"llama-server answered {response.status}: {response.read()!r:.300}"
+                )
+            return timed(start, events(iter(lambda: response.read1(1 << 16), b"")))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise BenchError(
+                f"llama-server gave no answer ({error}): {self._last_line()}"
+            ) from error
+        finally:
+            connection.close()
 
     def _complete(self, prompt: list[int], count: int) -> dict[str, Any]:
         # Greedy by the shortest way its sampler knows, so that it loses no time on 150 k candidates.

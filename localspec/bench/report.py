@@ -213,7 +213,7 @@ def markdown(title: str, notes: Sequence[str], measured: Sequence[Measured], lim
             "\nllama-server, tokens per second by drafted tokens:\n\n",
             _servers(rows, theirs),
         ]
-    parts += ["\n", *(_verdict(v) for v in verdicts(rows, limits))]
+    parts += ["\n", *(verdict_line(v) for v in verdicts(rows, limits))]
     wrong = sum(not run.correct for each in measured for run in each.runs)
     parts.append(f"- outputs that left the right text: {wrong}\n")
     return "".join(parts)
@@ -283,7 +283,8 @@ def _servers(rows: Sequence[Row], names: Sequence[str]) -> str:
     )
 
 
-def _verdict(verdict: Verdict) -> str:
+def verdict_line(verdict: Verdict) -> str:
+    """A line of Markdown: the figure, its limit, and whether it holds."""
     sign = "≥" if verdict.at_least else "≤"
     word = "holds" if verdict.holds else "MISSED"
     return f"- {verdict.what}: {verdict.value:.3f} (must be {sign} {verdict.limit:g}): {word}\n"

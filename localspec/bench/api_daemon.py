@@ -1,0 +1,169 @@
+"""A daemon of the benchmark's own, in a home folder that lives as long as it does, and its clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from localspec.bench.runs import BenchError
+from localspec.client.transport import Connection, events
+from localspec.errors import LocalspecError, NoDaemon
+
+START_S = 30.0
+ANSWER_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """One streamed answer. first_s: until its first text; last: the closing event."""
+
+    text: str
+    first_s: float
+    last: Mapping[str, Any]
+
+    @property
+    def timings(self) -> Mapping[str, Any]:
+        found = self.last.get("timings")
+        return found if isinstance(found, dict) else {}
+
+
+def timed(start: float, data: Iterator[str]) -> Streamed:
+    """Read the events of a native completion to their end. `start` is perf_counter's, of the request.
+
+    Raises:
+        BenchError: an error instead of an answer, or no text in it.
+    """
+    text, first, last = "", None, {}
+    for each in data:
+        last = json.loads(each)
+        if "error" in last:
+            raise BenchError(f"The answer failed: {last['error'].get('message')}")
+        if first is None and last.get("content"):
+            first = time.perf_counter() - start
+        text += last.get("content", "")
+    if first is None:
+        raise BenchError("The answer has no text.")
+    return Streamed(text, first, last)
+
+
+class Daemon:
+    """`with Daemon(…)`: a daemon that nobody else uses, its pair loaded.
+
+    Settings are LOCALSPEC_* in lower case; `pair` among them.
+    """
+
+    def __init__(self, **settings: object) -> None:
+        self._home = Path(tempfile.mkdtemp(prefix="lsb-"))  # short: a socket's path has 103 bytes
+        self.socket = str(self._home / "run" / "localspec.sock")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCALSPEC_")}
+        environment |= {f"LOCALSPEC_{k.upper()}": str(v) for k, v in settings.items()}
+        environment |= {"LOCALSPEC_HOME": str(self._home)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "localspec.daemon"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> Self:
+        try:
+            self._wait()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                break
+            with contextlib.suppress(NoDaemon):
+                self.get("/health")
+                self.load()
+                return
+            time.sleep(0.02)
+        raise BenchError("The daemon did not start; `localspec start` says why.")
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def pids(self) -> list[int]:
+        """The daemon's and its engine's."""
+        worker = self.get("/localspec/status").get("worker_pid")
+        return [self.pid, *([int(worker)] if worker else [])]
+
+    def get(self, target: str) -> dict[str, Any]:
+        return self._whole("GET", target, b"")
+
+    def post(self, target: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One request and its whole answer. Raises BenchError for anything but 200."""
+        return self._whole("POST", target, json.dumps(body).encode())
+
+    def _whole(self, method: str, target: str, body: bytes) -> dict[str, Any]:
+        with contextlib.closing(Connection(self.socket, ANSWER_S)) as connection:
+            response = connection.request(method, target, body)
+            answer = json.loads(response.read() or b"{}")
+        if response.status != 200 or not isinstance(answer, dict):
+            raise BenchError(f"{target} answered {response.status}: {json.dumps(answer)[:300]}")
+        return answer
+
+    def stream(self, target: str, body: Mapping[str, Any]) -> Streamed:
+        """One streamed native completion. Raises BenchError."""
+        start = time.perf_counter()
+        with contextlib.closing(Connection(self.socket, ANSWER_S)) as connection:
+            content = json.dumps({**body, "stream": True}).encode()
+            response = connection.request("POST", target, content)
+            if response.status != 200:
+                raise BenchError(f"{target} answered {response.status}: {response.read()!r:.300}")
+            return timed(start, events(response.chunks()))
+
+    def load(self) -> None:
+        """Load its pair and wait for it."""
+        with contextlib.closing(Connection(self.socket, ANSWER_S)) as connection:
+            response = connection.request("POST", "/localspec/load", b"{}")
+            said = [each for each in events(response.chunks()) if each != "[DONE]"]
+        last = [json.loads(each) for each in said[-1:]]
+        if response.status != 200 or not last or last[0].get("state") != "ready":
+            raise BenchError(f"The pair did not load: {last}")
+
+    def settle(self, seconds: float) -> float | None:
+        """How long until nothing runs or waits; None where that takes longer than `seconds`."""
+        start = time.perf_counter()
+        while (spent := time.perf_counter() - start) < seconds:
+            with contextlib.suppress(LocalspecError):
+                status = self.get("/localspec/status")
+                if not status["running"] and not status["waiting"]:
+                    return spent
+            time.sleep(0.005)
+        return None
