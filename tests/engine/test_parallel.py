@@ -268,3 +268,28 @@ def test_depth_falls_as_load_rises(cycle_files: PairFiles, load: Load) -> None:
 
     drafted_per_round(1)  # the calibration learns that drafts are good
     assert drafted_per_round(4) < drafted_per_round(1)
+
+
+def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
+    contextual: Running,
+) -> None:
+    """Beside answers being written and a long prompt being read; speculation on."""
+    contextual.forget()
+    rng = np.random.default_rng(5)
+    above, long = rng.integers(0, N_VOCAB - 5, 150).tolist(), rng.integers(0, N_VOCAB - 5, 250)
+    contextual.ask(above, 0)  # an editor's warm-up
+    for number in range(2):
+        contextual.start([BOS, number], 60, speculative=drafting(3))
+    for _ in range(3):
+        contextual.engine.step()
+    contextual.start(long.tolist(), 8)
+    line = rng.integers(0, N_VOCAB - 5, 20).tolist()
+    editor = contextual.start([*above, *line], 8, speculative=Speculative(), priority="editor")
+    before = contextual.engine.rounds
+    while not contextual.answers[editor].started or not contextual.generation(editor).generated:
+        contextual.engine.step()
+        assert contextual.engine.rounds - before <= 2
+    started = contextual.answers[editor].started
+    assert started is not None
+    assert started.cached_tokens == len(above)
+    contextual.finish()

@@ -1,0 +1,110 @@
+"""Editors on the real engine: they wait for no chat, a newer completion ends the older one, and a
+warmed prefix is not read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import Answer, Home, RunningDaemon, UnixConnection, temporary_home
+from tests.support.daemons import wait_for as until
+
+ABOVE = "import os\n\n\n" + "".join(f"def f{n}(x):\n    return x + {n}\n\n\n" for n in range(8))
+HOLE: dict[str, Any] = {
+    "input_prefix": ABOVE,
+    "input_suffix": "\n\nprint(size('x'))\n",
+    "input_extra": [{"text": "def area(r):\n    return 3 * r * r\n", "filename": "shapes.py"}],
+    "prompt": "def size(path):\n    return ",
+    "n_predict": 12,
+    "samplers": ["top_k", "top_p", "infill"],
+    "cache_prompt": True,
+    "t_max_prompt_ms": 5000,
+}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Home]:
+    """One place for chat."""
+    with temporary_home() as home:
+        home.environment["LOCALSPEC_PARALLEL"] = "1"
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+def infill(home: Home, **fields: Any) -> Any:
+    answer = home.request("POST", "/infill", {**HOLE, **fields})
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def running(home: Home) -> int:
+    count: int = home.status()["running"]
+    return count
+
+
+def test_an_editor_is_answered_while_chat_has_taken_every_place(served: Home) -> None:
+    """Completions for editors go ahead of chat: here beside one that is being written."""
+    truth = infill(served)["content"]
+    with served.streaming("What does os.walk do?", ignore_eos=True, max_tokens=600) as chat:
+        chat.readline()
+        assert infill(served)["content"] == truth
+        assert running(served) == 1
+        assert chat.readline() is not None
+        chat.leave()
+    until(lambda: running(served) == 0, "the place of the chat that was left")
+
+
+def test_a_newer_completion_of_the_same_editor_ends_the_older_one(served: Home) -> None:
+    """And what the older one left in the cache does not show in the newer one's answer."""
+    truth = infill(served)["content"]
+    older = UnixConnection(served.socket)
+    endless = {**HOLE, "n_predict": -1, "ignore_eos": True}
+    older.request("POST", "/infill", json.dumps(endless))
+    until(lambda: running(served) == 1, "the older completion")
+    assert infill(served)["content"] == truth
+    ended = Answer(older.getresponse()).json
+    older.close()
+    assert (ended["content"], ended["stop_type"]) == ("", "none")
+    assert running(served) == 0
+
+
+def test_a_connection_dropped_while_the_prompt_is_read_or_text_is_written_frees_its_place(
+    served: Home,
+) -> None:
+    endless = {**HOLE, "ignore_eos": True, "n_predict": -1}
+    for place in ({"input_prefix": ABOVE * 3, "cache_prompt": False}, {}):
+        leaving = UnixConnection(served.socket)
+        leaving.request("POST", "/infill", json.dumps({**endless, **place}))
+        until(lambda: running(served) == 1, "its place")
+        leaving.close()
+        until(lambda: running(served) == 0, "the place of a client that left")
+    assert infill(served)["content"]
+
+
+def test_a_warm_up_reads_the_prefix_so_that_the_completion_reads_only_its_line(
+    served: Home,
+) -> None:
+    """llama.vim's `n_predict: 0` before the cursor comes to rest: no text, but a warm cache."""
+    place = {"input_prefix": ABOVE + "# warm\n", "input_suffix": "\n"}
+    silent = {"n_predict": 0, "samplers": [], "prompt": "", "response_fields": [""]}
+    assert infill(served, **place, **silent) == {}
+    answer = infill(served, **place, id_slot=3)
+    timings = answer["timings"]
+    assert answer["content"]
+    assert timings["cache_n"] > 0.8 * answer["tokens_evaluated"]
+    assert timings["prompt_n"] == answer["tokens_evaluated"] - timings["cache_n"]
+    cold = infill(served, **place, cache_prompt=False)
+    assert cold["timings"]["cache_n"] == 0
+    assert cold["content"] == answer["content"]
+
+
+def test_the_answer_ends_soon_after_its_time_is_over(served: Home) -> None:
+    """`t_max_predict_ms`: what was written until then is given, at the end of its line."""
+    body = {"n_predict": -1, "ignore_eos": True, "t_max_predict_ms": 1}
+    answer = infill(served, **body)
+    assert answer["tokens_predicted"] < 200
+    assert answer["timings"]["predicted_n"] == answer["tokens_predicted"]
