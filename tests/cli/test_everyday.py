@@ -1,4 +1,4 @@
-"""history, config, logs, status --watch, completion, complete; every help, every line of README."""
+"""history, config, logs, status --watch, completion, complete; the examples of every help."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from localspec.cli import settings
 from localspec.cli.app import COMMANDS, app
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 from tests.support.terminal import terminal
-
-README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +257,7 @@ def test_a_place_that_is_none(warm: Home, tmp_path: Path, place: str, why: str) 
     assert (run.returncode, why in run.stderr) == (2, True)
 
 
-# ------------------------------------------------------------------ help and README
+# ------------------------------------------------------------------ help
 
 
 def every_command() -> list[tuple[str, ...]]:
@@ -325,21 +323,6 @@ def parses(line: str) -> bool:
         except click.ClickException:
             return False
     return True
-
-
-def readme_lines() -> list[str]:
-    blocks = re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if re.search(r"\blocalspec ", line.split("#")[0])]
-
-
-def test_readme_shows_commands() -> None:
-    assert len(readme_lines()) > 10
-
-
-@pytest.mark.parametrize("line", readme_lines())
-def test_every_command_of_the_readme_is_one(line: str) -> None:
-    assert parses(line)
 
 
 def test_a_mistake_of_ours_is_one_line_without_debug(home: Home) -> None:
