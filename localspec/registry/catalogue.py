@@ -34,6 +34,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     verified: str = ""  # where the names were seen
     revision: str = "main"
     sha256: str = ""
+    template_sha256: str = ""  # of the chat template's text
     size_gib: float = 0
 
 
@@ -217,6 +218,12 @@ def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Patte
             yield (role, "repo"), REPO, weights.repo, "a repository (OWNER/NAME)"
             yield (role, "file"), FILE, weights.file or "?", "the name of a .gguf file"
             yield (role, "sha256"), SHA256, weights.sha256, "64 small hexadecimal digits"
+            yield (
+                (role, "template_sha256"),
+                SHA256,
+                weights.template_sha256,
+                "64 small hexadecimal digits",
+            )
             yield (role, "revision"), REVISION, weights.revision or "?", "a branch, tag or commit"
 
 

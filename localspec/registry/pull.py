@@ -359,13 +359,20 @@ def _cached(remote: RemoteFile) -> Path | None:
 
 
 def _differs_from_catalogue(model: PlannedModel) -> list[str]:
-    stated, found = model.weights.sha256, model.remotes[0].sha256
-    if not stated or stated == found:
-        return []
-    return [
-        f"{model.weights.file} is not the file the catalogue knows (SHA-256 {stated[:12]}… there, "
-        f"{found[:12]}… on the hub); the hub's is verified and used."
-    ]
+    weights, notes = model.weights, []
+    stated, found = weights.sha256, model.remotes[0].sha256
+    if stated and stated != found:
+        notes.append(
+            f"{weights.file} is not the file the catalogue knows (SHA-256 {stated[:12]}… there, "
+            f"{found[:12]}… on the hub); the hub's is verified and used."
+        )
+    stated, found = weights.template_sha256, model.model.template_hash
+    if stated and stated != found:
+        notes.append(
+            f"The chat template in {weights.file} is not the one the catalogue knows (SHA-256 "
+            f"{stated[:12]}… there, {found[:12] or 'nothing'}… in the file); answers may differ."
+        )
+    return notes
 
 
 def _progress(plan: Plan, transfers: list[Transfer], used: dict[str, Path]) -> Progress:

@@ -3,6 +3,7 @@ and what two clients could see of each other."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
 import sys
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from localspec.bench import synthetic
 from tests.support.daemons import ROOT, Home, RunningDaemon, wait_for
 from tests.support.pairs import cycle_pair
+from tests.support.pulling import pulling_home
 
 LOST_GPU = ROOT / "tests" / "support" / "lost_gpu.py"
 
@@ -91,6 +94,25 @@ def test_a_record_without_a_hash_is_verified_before_the_pair_is_loaded(
     now = json.loads(record.read_text())
     assert all(len(part["sha256"]) == 64 for part in now["target"]["parts"])
     assert all(len(part["sha256"]) == 64 for part in now["draft"]["parts"])
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["the same", "another"])
+def test_a_chat_template_that_is_not_the_catalogues_is_said(known: bool, tmp_path: Path) -> None:
+    """A template whose hash differs from the catalogue's: said while pulling and kept with the pair."""
+    with pulling_home(tmp_path) as home:
+        template = hashlib.sha256(synthetic.CHAT_TEMPLATE.encode()).hexdigest()
+        line = f'template_sha256 = "{template if known else "0" * 64}"'
+        text = home.catalogue.read_text()
+        home.catalogue.write_text(
+            text.replace('file = "target.gguf"', f'file = "target.gguf"\n{line}')
+        )
+        daemon = RunningDaemon(home)
+        home.request("POST", "/localspec/pulls", {"name": "tiny"})
+        states = home.request("GET", "/localspec/pulls/tiny/events").events
+        for said in (json.loads(states[-2]), home.request("GET", "/localspec/pairs/tiny").json):
+            told = any("chat template in target.gguf is not the one" in n for n in said["notes"])
+            assert told is not known, said
+        daemon.stop()
 
 
 RULES = " ".join(f"Rule {number}: answer about Python only." for number in range(30))
