@@ -32,7 +32,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--python", metavar="X.Y", help="the Python it has (this one's)")
     add("--pair", action="append", default=[], metavar="NAME", help="add this pair's model files")
     add("--output", type=Path, metavar="FILE", help="the archive (dist/localspec-….tar.xz)")
-    add("--fast", action="store_true", help="pack faster and larger")
+    add("--fast", action="store_true", help="leave the archive uncompressed, to try it out")
     options = parser.parse_args(argv)
     try:
         here = machines.this_machine()
@@ -56,8 +56,7 @@ def main(argv: list[str]) -> int:
             modified = fill(folder, options)
             say(f"packing {name}")
             part = Path(scratch, "archive")
-            preset = 0 if options.fast else 6
-            with lzma.open(part, "wb", preset=preset) as packed:
+            with part.open("wb") if options.fast else lzma.open(part, "wb") as packed:
                 archive.pack(folder, packed, modified, name)
             part.replace(output)
     except (packages.BundleError, LocalspecError, OSError) as error:
@@ -73,10 +72,10 @@ def main(argv: list[str]) -> int:
 def fill(folder: Path, options: argparse.Namespace) -> int:
     """Everything but the packing; gives the time of the commit."""
     modified = copy_repository(folder)
+    models = [pairs.add_pair(name, folder / "models") for name in options.pair]
     say(f"getting packages for {options.machine.name}")
     (folder / "packages").mkdir()
     wheels = packages.collect(ROOT, folder / "packages", options.machine)
-    models = [pairs.add_pair(name, folder / "models") for name in options.pair]
     facts = {**machines.facts(options.machine, wheels), "pairs": models}
     (folder / "bundle.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     shutil.copy(INSTALL, folder / "install")

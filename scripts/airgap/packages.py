@@ -132,8 +132,7 @@ def _missing(
             continue
         name = canonicalize_name(asked.name)
         if name not in have:
-            asked.marker = None
-            missing.add(str(asked))
+            missing.add(f"{asked.name}{asked.specifier}")
             continue
         for part in ("", *asked.extras):
             if (name, part) not in seen:
