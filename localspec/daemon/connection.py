@@ -77,6 +77,7 @@ class ClientConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None  # the state of the client that the deadline is for
         self._stalled: asyncio.TimerHandle | None = None
+        transport.set_write_buffer_limits(0)  # whatever the kernel does not take waits to be read
         connected = transport.get_extra_info("socket")
         if connected.family == socket.AF_UNIX:
             uid, pid = peer(connected)
