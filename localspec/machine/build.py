@@ -14,6 +14,7 @@ from localspec.machine.gpu import (
     CudaToolkit,
     Gpu,
     cuda_architectures,
+    cuda_can_build,
     cuda_toolkit,
     driver_cuda,
     missing_for_vulkan,
@@ -105,6 +106,9 @@ def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -
             f"at most. Update the driver or install a CUDA {runnable} toolkit, {AGAIN}"
         )
         return "cpu", [], too_old
+    if not cuda_can_build(host, toolkit):
+        cure = install_hint(host, "cublas")
+        return "cpu", [], f"CPU: CUDA {toolkit.version} is here without cuBLAS. {cure}, {AGAIN}"
     architectures = cuda_architectures(host, toolkit, gpus)
     if architectures is None:
         too_new = (

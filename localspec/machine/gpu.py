@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from localspec.machine.host import Host, try_program
 
@@ -61,6 +63,15 @@ def cuda_toolkit(host: Host) -> CudaToolkit | None:
                 on_path = name == "nvcc" or name == host.env.get("CUDACXX")
                 return CudaToolkit(nvcc, release[1], on_path)
     return None
+
+
+def cuda_can_build(host: Host, toolkit: CudaToolkit) -> bool:
+    """Whether cuBLAS, which llama.cpp needs, is there to build with; cmake says it late and oddly."""
+    with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
+        source = Path(folder, "probe.cu")
+        source.write_text("#include <cublas_v2.h>\n")
+        made = host.run([toolkit.nvcc, "-E", "-o", f"{folder}/probe.ii", str(source)])
+        return made.code == 0
 
 
 def cuda_architectures(host: Host, toolkit: CudaToolkit, gpus: Sequence[Gpu]) -> str | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 Trial = Literal["not compiled", "fails", "works"]
-Need = Literal["compiler", "venv", "cuda", "vulkan"]
+Need = Literal["compiler", "venv", "cuda", "cublas", "vulkan"]
 
 # `doctor` and `setup` ask tools that answer in milliseconds; one that hangs (a driver that does not
 # come back, as nvidia-smi after a failed resume) counts as one that is not there.
@@ -196,6 +196,7 @@ ANYWHERE: Mapping[Need, str] = {
     "compiler": "Install a C++ compiler (g++ or clang++)",
     "venv": "Install Python's venv and ensurepip modules",
     "cuda": "Install NVIDIA's CUDA toolkit",
+    "cublas": "Install the development files of cuBLAS, which belong to the CUDA toolkit",
     "vulkan": "Install Vulkan's headers and loader, glslc and the SPIR-V headers",
 }
 

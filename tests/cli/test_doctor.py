@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def a_host(**changes: Any) -> machine.Host:
         line = " ".join(argv)
         if line in told:
             return told[line]
-        if "amx-tile" in line:
+        if "amx-tile" in line or "nvcc -E" in line:
             return machine.Ran(0, "")
         if argv[0].endswith("/probe"):
             return told.get("probe", machine.Ran(0, ""))
@@ -282,18 +282,19 @@ def test_the_architectures_of_a_build_are_read_from_its_stamp(tmp_path: Path) ->
 
 
 def test_doctor_asks_the_tools_on_the_path(home: Home, tmp_path: Path) -> None:
-    """A GPU without its compiler, by an nvidia-smi that is a program."""
-    smi = tmp_path / "bin" / "nvidia-smi"
-    smi.parent.mkdir()
-    smi.write_text(
-        '#!/bin/sh\ncase "$1" in --query-gpu=name,c*) echo "NVIDIA L4, 8.9, 580.1";; esac\n'
-    )
-    smi.chmod(0o755)
-    for name in ("c++", "as", "ld", "cc1plus", "apt-get"):
-        if real := shutil.which(name):
-            (smi.parent / name).symlink_to(real)
-    home.environment["PATH"] = str(smi.parent)
-    home.environment["CUDA_HOME"] = home.environment["CUDA_PATH"] = str(tmp_path)
-    gpu = next(e for e in json.loads(home.run("doctor", "--json").stdout) if e["about"] == "GPU")
+    """A GPU, and a CUDA compiler without cuBLAS, by programs that really run."""
+    tools = {
+        "nvidia-smi": 'case "$1" in --query-gpu=name,c*) echo "NVIDIA L4, 8.9, 580.1";; esac',
+        "nvcc": 'case "$1" in --version) echo "release 13.0, V13";; *) exit 1;; esac',
+    }
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, script in tools.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+    home.environment["PATH"] = f"{folder}:{home.environment.get('PATH', os.environ['PATH'])}"
+    found = json.loads(home.run("doctor", "--json").stdout)
+    gpu = next(each for each in found if each["about"] == "GPU")
     assert gpu["state"] == "note"
-    assert "NVIDIA L4" in gpu["what"]
+    assert gpu["what"] == "CPU: CUDA 13.0 is here without cuBLAS."
+    assert gpu["cure"].startswith("Install the development files of cuBLAS")

@@ -83,6 +83,10 @@ def nvcc(argv: Sequence[str]) -> Ran:
     return Ran(0, ARCHITECTURES_13 if "--list-gpu-arch" in argv else NVCC_13)
 
 
+def without_cublas(argv: Sequence[str]) -> Ran:
+    return Ran(1, "cublas_v2.h: No such file or directory") if "-E" in argv else nvcc(argv)
+
+
 def broken(_argv: Sequence[str]) -> Ran:
     return Ran(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
 
@@ -140,6 +144,13 @@ def broken(_argv: Sequence[str]) -> Ran:
             "",
             "CPU: nvcc is CUDA 13.0, but the GPU's driver runs CUDA 12.4 at most.",
             id="driver older than the toolkit",
+        ),
+        pytest.param(
+            pose({"nvcc": without_cublas, "nvidia-smi": nvidia("9.0", "13.0")}),
+            "cpu",
+            "",
+            "CPU: CUDA 13.0 is here without cuBLAS. Install the development files of cuBLAS",
+            id="a toolkit without cuBLAS",
         ),
         pytest.param(
             pose({"/usr/local/cuda/bin/nvcc": "", "nvidia-smi": nvidia("9.0", "13.0")}),
