@@ -88,7 +88,7 @@ def test_one_past_the_queue_is_refused_on_every_route_that_generates(
 
 def test_clients_that_connect_and_go_leave_no_open_file(subject: Subject) -> None:
     """Connect and close, many times: the daemon's number of open files stays as it was."""
-    verdict = soak_daemon.connections(subject, 600, quiet)
+    verdict = soak_daemon.connections(subject, 300, quiet)
     assert verdict.well, verdict
 
 
@@ -110,7 +110,7 @@ def test_clients_that_leave_in_the_middle_free_their_places_within_a_second(
     subject: Subject,
 ) -> None:
     """Clients that leave mid-stream, four at a time: each one's place is free within 1 s."""
-    verdict = soak_daemon.leavers(subject, 40, quiet)
+    verdict = soak_daemon.leavers(subject, 24, quiet)
     assert verdict.well, verdict
 
 
@@ -120,7 +120,7 @@ def test_mixed_requests_are_all_answered_and_the_daemon_does_not_grow(subject: S
 
     In seconds the engine's caches are still filling; its verdict needs the minutes of scripts/soak.
     """
-    requests, daemon, _engine = soak_daemon.mixed(subject, 5, quiet)
+    requests, daemon, _engine = soak_daemon.mixed(subject, 3, quiet)
     assert requests.well, requests
     assert daemon.well, daemon
     assert subject.status()["counts"]["worker_deaths"] == 0

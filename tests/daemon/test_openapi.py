@@ -21,7 +21,7 @@ from localspec.daemon.routes import ROUTES
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 
 METHODS = ("get", "post", "put", "patch", "delete")
-EXAMPLES = 12  # requests per operation that fit the description, and as many that do not
+EXAMPLES = 8  # requests per operation that fit the description, and as many that do not
 
 DESCRIPTION: dict[str, Any] = yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))
 SCHEMA = schemathesis.openapi.from_dict(DESCRIPTION)
