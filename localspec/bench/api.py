@@ -194,7 +194,7 @@ def _clients(options: argparse.Namespace, sizes: Sizes, threads: int, name: str)
                 count = options.clients if kind == "all" else 1
                 tokens = options.tokens if repetition >= 0 else WARM_TOKENS
                 run = write_together(
-                    daemon, files, count, tokens, 64, repetition, rng, kind == "plain"
+                    daemon, files, count, tokens, 16, repetition, rng, kind == "plain"
                 )
                 if repetition >= 0:
                     found[kind].append(run)

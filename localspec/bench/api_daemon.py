@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,11 +26,15 @@ ANSWER_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One streamed answer. first_s: until its first text; last: the closing event."""
+    """One streamed answer. first_s: until its first text; last: the closing event.
+
+    stamps: perf_counter's time and the tokens so far, of each event that tells them.
+    """
 
     text: str
     first_s: float
     last: Mapping[str, Any]
+    stamps: Sequence[tuple[float, int]] = ()
 
     @property
     def timings(self) -> Mapping[str, Any]:
@@ -45,16 +49,19 @@ def timed(start: float, data: Iterator[str]) -> Streamed:
         BenchError: an error instead of an answer, or no text in it.
     """
     text, first, last = "", None, {}
+    stamps: list[tuple[float, int]] = []
     for each in data:
         last = json.loads(each)
         if "error" in last:
             raise BenchError(f"The answer failed: {last['error'].get('message')}")
+        if "tokens_predicted" in last:
+            stamps.append((time.perf_counter(), int(last["tokens_predicted"])))
         if first is None and last.get("content"):
             first = time.perf_counter() - start
         text += last.get("content", "")
     if first is None:
         raise BenchError("The answer has no text.")
-    return Streamed(text, first, last)
+    return Streamed(text, first, last, stamps)
 
 
 class Daemon:

@@ -182,7 +182,7 @@ def _sent(path: str, target: str, content: bytes) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Tokens per second of so many clients in all, each with a text of its own."""
+    """Tokens per second of so many clients in all, while all of them write, each a text of its own."""
 
     clients: int
     repetition: int
@@ -201,7 +201,7 @@ def write_together(
     rng: random.Random,
     plain: bool = False,
 ) -> Together:
-    """All start at once; the time is that of the last to finish, reading included."""
+    """All start at once; what counts is from when the last begins to write to when the first is done."""
     starts = [rng.randrange(len(files.cycle)) for _ in range(clients)]
     prompts = [synthetic.follow(files.cycle, start, prompt) for start in starts]
     expected = [
@@ -226,23 +226,38 @@ def write_together(
             answers[at] = error
 
     threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]
-    start = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    spent = time.perf_counter() - start
     for answer in answers:
         if isinstance(answer, Exception):
             raise BenchError(f"One of {clients} clients failed: {answer}")
-    made = sum(int(answer.timings["predicted_n"]) for answer in answers)
     return Together(
         clients,
         repetition,
-        made / spent,
+        joint_speed([answer.stamps for answer in answers]),
         sum(int(answer.timings["draft_n"]) for answer in answers),
         all(a.text == text for a, text in zip(answers, expected, strict=True)),
     )
+
+
+def joint_speed(clients: Sequence[Sequence[tuple[float, int]]]) -> float:
+    """Tokens per second of all, while all of them write; each client's (seconds, tokens so far).
+
+    Raises:
+        BenchError: they never wrote at the same time.
+    """
+    start = max(stamps[0][0] for stamps in clients)
+    end = min(stamps[-1][0] for stamps in clients)
+    if end <= start:
+        raise BenchError("The clients did not write at the same time; let them write more tokens.")
+    made = sum(_so_far(stamps, end) - _so_far(stamps, start) for stamps in clients)
+    return made / (end - start)
+
+
+def _so_far(stamps: Sequence[tuple[float, int]], when: float) -> int:
+    return max((tokens for at, tokens in stamps if at <= when), default=0)
 
 
 def medians(runs: Sequence[Together]) -> dict[int, float]:

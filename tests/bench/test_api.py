@@ -9,10 +9,10 @@ import pytest
 
 from localspec.bench.api import _markdown, _verdicts, main
 from localspec.bench.api_daemon import timed
-from localspec.bench.api_parts import Reissued, Together, Turn
+from localspec.bench.api_parts import Reissued, Together, Turn, joint_speed
 from localspec.bench.runs import BenchError
 
-SMALL = ["--size", "tiny", "--length", "100", "--turns", "2", "--keystrokes", "5", "--tokens", "16"]
+SMALL = ["--size", "tiny", "--length", "100", "--turns", "2", "--keystrokes", "5", "--tokens", "48"]
 
 
 @pytest.mark.slow
@@ -64,6 +64,15 @@ def test_the_first_text_is_what_is_timed() -> None:
     for wrong in ([{"content": ""}], [{"error": {"message": "no"}}]):
         with pytest.raises(BenchError):
             timed(0.0, map(json.dumps, wrong))
+
+
+def test_clients_are_counted_while_all_of_them_write() -> None:
+    early = [(0.0, 1), (1.0, 3), (2.0, 7), (3.0, 9)]
+    late = [(1.0, 1), (2.0, 2), (3.0, 4), (9.0, 20)]
+    assert joint_speed([early]) == 8 / 3
+    assert joint_speed([early, late]) == (6 + 3) / 2
+    with pytest.raises(BenchError):
+        joint_speed([early, [(4.0, 1), (5.0, 2)]])
 
 
 @pytest.mark.parametrize(
