@@ -21,6 +21,7 @@ from localspec.engine.llama import (
     Batch,
     Context,
     ContextSettings,
+    DecodeError,
     Model,
     OutOfMemory,
     Vocab,
@@ -124,6 +125,10 @@ class Pair:
         context = self._target_context(self.parallel, self.parallel * (MAX_DEPTH + 1) + MAX_LIMIT)
         batch = Batch(settings.n_batch)
         self.no_rollback = self._rollback_problem(context)
+        # Greedy tokens are chosen where the logits are, so that no row crosses from a GPU.
+        on_gpu = settings.n_gpu_layers != 0 and bool(gpus())
+        asked = on_gpu if settings.choose_on_device is None else settings.choose_on_device
+        self.chooses_on_device = asked and _chooses_rightly(context, batch)
         progress("profile", 0.0)
         self._notebook = profile.Notebook(
             Path(settings.state_dir) if settings.state_dir else None, self.identity()
@@ -281,12 +286,6 @@ class Pair:
         if self.no_rollback is not None:
             return self.no_rollback
         return "this pair has no draft model"
-
-    @property
-    def chooses_on_device(self) -> bool:
-        """Whether greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""
-        asked = self.settings.choose_on_device
-        return asked if asked is not None else self.settings.n_gpu_layers != 0 and bool(gpus())
 
     def needs_no_logits(self, prepared: Prepared) -> bool:
         """Does the highest logit of each row decide, and nobody look at the row itself?"""
@@ -474,6 +473,21 @@ def _check_vocabularies(target: Model, draft: Model) -> None:
                 break
     if problem:
         raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {problem}.")
+
+
+def _chooses_rightly(context: Context, batch: Batch) -> bool:
+    """Does the device choose what the logits say? Not every backend has every operation."""
+    run = _runner(context, batch)
+    try:
+        context.choose_on_device(0, True)
+        run(2)
+        chosen = [context.chosen(row) for row in range(2)]
+    except DecodeError:
+        return False
+    finally:
+        context.choose_on_device(0, False)
+    run(2)
+    return chosen == [int(context.logits(row).argmax()) for row in range(2)]
 
 
 def _runner(context: Context, batch: Batch, last_only: bool = False) -> Callable[[int], None]:

@@ -127,3 +127,13 @@ def test_tokens_chosen_where_the_logits_are_are_the_same(files: PairFiles, depth
         scored = engine.ask([7, 8, 9], 5, top_logprobs=2, **greedy)
         assert len(scored.logprobs) == 5
         assert scored.tokens == follow(cycle, 9, 5)
+
+
+@pytest.mark.parametrize("answer", [-1, 5])
+def test_a_device_that_chooses_nothing_or_wrongly_is_found_out_at_load(
+    files: PairFiles, answer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama.C, "llama_get_sampled_token_ith", lambda *_: answer)
+    with running(files, choose_on_device=True) as engine:
+        assert not engine.pair.chooses_on_device
+        assert engine.ask([7, 8, 9], 20).tokens == follow(target_cycle(512), 9, 20)
