@@ -180,6 +180,7 @@ class ClientConnection(H11Protocol):
             head = h11.Response(status_code=error.status, headers=headers, reason=reason)
             self.transport.write(self.conn.send(head) or b"")
             self.transport.write(self.conn.send(h11.Data(data=body)) or b"")
+            self.conn.send(h11.EndOfMessage())
         self.transport.close()
 
 

@@ -176,6 +176,7 @@ def test_x3_with_64_descriptors_some_are_refused_and_the_daemon_goes_on(home: Ho
     assert daemon.stop() == 0
 
 
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux tells")
 def test_the_daemon_takes_the_descriptors_it_may_have(home: Home) -> None:
     home.use_fake()
     limit = (128, 512)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import stat
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_d2_no_file_can_be_written_and_serving_goes_on(home: Home) -> None:
     assert daemon.stop() == 0
 
 
-@pytest.mark.skipif("not __import__('os').path.exists('/dev/full')", reason="only Linux has it")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
 def test_d2_a_log_on_a_full_disk(home: Home) -> None:
     home.use_fake()
     home.log.parent.mkdir()

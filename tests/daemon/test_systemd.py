@@ -97,6 +97,7 @@ def test_a_request_that_came_before_the_daemon_is_answered(home: Home, manager: 
     assert second.communicate(timeout=PATIENCE)[0] == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows another process's files")
 def test_the_engine_is_handed_nothing(home: Home, manager: Manager) -> None:
     process = manager.start()
     manager.told()
