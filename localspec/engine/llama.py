@@ -491,8 +491,7 @@ class Context(_Freed):
         self.handle = C.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise _failed(
-                f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}; "
-                "a smaller one needs less memory"
+                f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}"
             )
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
