@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -198,38 +197,7 @@ def test_h5_a_body_that_is_too_large_is_refused_before_it_is_read(api: Home) -> 
     connection.close()
 
 
-# ------------------------------------------------------------------ queue, cancellation
-
-
-def test_l2_one_past_the_queue_is_told_when_to_try_again(home: Home, start_daemon: Start) -> None:
-    start_daemon(parallel=1, queue=1)
-    with home.streaming("forever") as running, ThreadPoolExecutor(1) as pool:
-        running.readline()
-        waiting = pool.submit(home.chat, "say waited")
-        wait_for(lambda: home.status()["waiting"], "a waiting request")
-        refused = home.chat("say more")
-        assert refused.status == 503
-        assert refused.error["code"] == "queue_full"
-        assert int(refused.headers["retry-after"]) > 0
-        running.leave()
-        assert waiting.result().text == "waited"
-
-
-def test_requests_are_served_first_come_first_served(home: Home, start_daemon: Start) -> None:
-    start_daemon(parallel=1)
-    order: list[int] = []
-
-    def ask(number: int) -> None:
-        home.chat(f"say {number}")
-        order.append(number)
-
-    with home.streaming("forever") as running, ThreadPoolExecutor(4) as pool:
-        running.readline()
-        for number in range(4):
-            pool.submit(ask, number)
-            wait_for(lambda: home.status()["waiting"] > number, "its place in the queue")  # noqa: B023
-        running.leave()
-    assert order == [0, 1, 2, 3]
+# ------------------------------------------------------------------ cancellation
 
 
 def test_a_client_that_leaves_frees_its_place_and_stops_the_engine(
