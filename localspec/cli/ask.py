@@ -159,6 +159,7 @@ def stream(
 
 def _close(chunks: Generator[dict[str, Any], None, None], printer: render.Printer) -> None:
     chunks.close()  # the daemon sees it and stops generating
+    render.end_of_thought()  # there may be nothing after it
     printer.close()
 
 

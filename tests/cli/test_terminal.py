@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -36,7 +38,9 @@ def test_markdown_is_drawn_and_stays_inside_the_window(warm: Home, columns: int)
         assert "\x1b[" in shown.raw
         for wanted in ("Title", "bold", "• one", "print('hi')", "end"):
             assert wanted in shown.text
-        assert max(map(len, shown.text.split("\n"))) < columns
+        # What a carriage return overwrote was the spinner's.
+        lines = [line.rsplit("\r", 1)[-1] for line in shown.raw.replace("\r\n", "\n").split("\n")]
+        assert max(len(ESCAPES.sub("", line)) for line in lines) < columns
 
 
 def test_plain_shows_markdown_as_it_is(warm: Home) -> None:
@@ -99,6 +103,53 @@ def test_ctrl_c_while_nothing_has_come_yet(warm: Home) -> None:
         shown._read(0.6)
         shown.interrupt()
         assert shown.wait() == 130
+
+
+def test_ctrl_c_while_it_thinks(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "think") as shown:
+        shown.expect("2 3")
+        shown.interrupt()
+        assert shown.wait() == 130
+        assert shown.raw.endswith("\n")
+        assert "Traceback" not in shown.text
+
+
+def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon("--load-delay", "5")
+    with terminal(home.environment, "ask", "say hello") as shown:
+        shown.expect("loading")
+        shown.interrupt()
+        assert shown.wait() == 130
+        assert shown.raw.rsplit("\r", 1)[-1] == "\x1b[K"
+
+
+@pytest.mark.parametrize("columns", [30, 300])
+@pytest.mark.parametrize("command", ["list --all", "catalogue", "history", "config"])
+def test_tables_stay_inside_the_window(warm: Home, command: str, columns: int) -> None:
+    warm.run("ask", "say " + "a long question " * 20)
+    with terminal(warm.environment, *command.split(), columns=columns) as shown:
+        assert shown.wait() == 0
+        rows = [row for row in shown.text.strip("\n").split("\n") if "are free" not in row]
+        assert len(rows) > 1
+        assert max(map(len, rows)) <= columns
+        assert any("…" in row for row in rows) == (columns == 30 or command == "history")
+
+
+@pytest.mark.parametrize(
+    "command", ["catalogue", "config", "history export", "logs -n 1000", "--help"]
+)
+def test_head_gets_its_line_and_nobody_complains(warm: Home, command: str) -> None:
+    warm.run("ask", "say hi")
+    run = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m localspec {command} | head -1"],
+        env=warm.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert (run.stdout.count("\n"), run.stderr) == (1, "")
 
 
 def test_the_window_may_change_its_size(warm: Home) -> None:

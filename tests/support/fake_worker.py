@@ -5,6 +5,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     say WORD…      answer with these words (the default: the prompt itself)
     slow N         N pieces, one each 20 ms
     forever        pieces until cancelled
+    think          the same, as thoughts
     flood          10 MiB as fast as can be
     stall          answer nothing more, not even pings, but stay alive
     die SIGNAL     two pieces, then die by that signal
@@ -158,7 +159,9 @@ class FakeWorker:
             case "say":
                 words = prompt.split()[1:]
                 yield from (word if index == 0 else f" {word}" for index, word in enumerate(words))
-            case "slow" | "forever":
+            case "slow" | "forever" | "think":
+                if command == "think":
+                    yield "<think>"
                 count = int(argument) if command == "slow" else 1_000_000
                 for index in range(count):
                     yield f"{index} "
