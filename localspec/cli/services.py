@@ -36,8 +36,11 @@ class Manager(Protocol):
     def files(self) -> Mapping[Path, str]:
         """What it needs to know, by the path where it looks for it."""
 
+    def require(self) -> None:
+        """Raise LocalspecError when it does not run here; before anything is changed."""
+
     def install(self) -> None:
-        """Write the files and use them. Raises LocalspecError when there is no such manager."""
+        """Write the files and use them."""
 
     def uninstall(self) -> bool:
         """Stop and forget the service; False when there was none."""
@@ -83,8 +86,10 @@ class Systemd:
             ),
         }
 
+    def require(self) -> None:
+        self._systemctl("show", "--property=Version")
+
     def install(self) -> None:
-        self._systemctl("show", "--property=Version")  # before anything is written
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -136,8 +141,10 @@ class Launchd:
         }
         return {self.file: plistlib.dumps(agent).decode()}
 
-    def install(self) -> None:
+    def require(self) -> None:
         _run("launchctl", "print", self._domain)
+
+    def install(self) -> None:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -136,11 +136,15 @@ def test_without_a_manager_that_is_said_and_nothing_is_written(
 ) -> None:
     machine = Machine(home, *programs)
     home.environment["FAIL"] = "show"
+    home.use_fake()
+    daemon = RunningDaemon(home)
     run = home.run("service", "install")
     assert run.returncode == 1
     assert reason in run.stderr
     assert run.stderr.count("\n") == 1
     assert not machine.units.exists()
+    assert home.status()["pid"] == daemon.pid  # it runs on
+    daemon.stop()
 
 
 def test_names_that_mean_something_to_systemd_are_quoted(linux: Machine) -> None:

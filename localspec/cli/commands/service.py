@@ -35,6 +35,7 @@ def install(only_print: bool) -> int:
         for path, text in chosen.files().items():
             render.line(f"# {path}\n{text}")
         return 0
+    chosen.require()
     client = Client(autostart=False)
     try:
         client.shutdown()
