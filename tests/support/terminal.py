@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-PATIENCE = 10.0  # seconds; only a bug waits so long
+PATIENCE = 30.0  # seconds; only a bug waits so long
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[=>]|\r")
 
 

@@ -27,7 +27,10 @@ def _manager() -> services.Manager:
     return services.manager(paths.socket, always=bool(load_config(paths.config_file).listen))
 
 
-@command.command(help="Install and start it. A daemon that runs is ended first, as `stop` does.")
+@command.command(
+    help="Install and start it. A daemon that runs is ended first, as `stop` does.",
+    epilog="Example: localspec service install",
+)
 @click.option("--print", "only_print", is_flag=True, help="Show what would be written, no more.")
 def install(only_print: bool) -> int:
     chosen = _manager()
@@ -47,14 +50,20 @@ def install(only_print: bool) -> int:
     return 0
 
 
-@command.command(help="Stop and remove it; models, history and configuration stay.")
+@command.command(
+    help="Stop and remove it; models, history and configuration stay.",
+    epilog="Example: localspec service uninstall",
+)
 def uninstall() -> int:
     removed = _manager().uninstall()
     render.line("The service was removed." if removed else "There was no service.")
     return 0
 
 
-@command.command(help="Show whether it is installed and active.")
+@command.command(
+    help="Show whether it is installed and active.",
+    epilog="Example: localspec service status",
+)
 def status() -> int:
     render.line(_manager().state())
     return 0
