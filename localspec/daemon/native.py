@@ -30,9 +30,10 @@ _ALSO |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
 def completion(request: NativeCompletionRequest) -> list[frames.Generate]:
     """One Generate per prompt and choice."""
     _use_samplers(request)
-    return translate.choices(
+    wanted = translate.choices(
         request, translate.prompts(request.prompt), _logprobs(request), **_limits(request)
     )
+    return _ending_early(request, wanted)
 
 
 def infill(request: InfillRequest) -> list[frames.Generate]:
@@ -45,9 +46,10 @@ def infill(request: InfillRequest) -> list[frames.Generate]:
         request.prompt,
         max(request.n_predict or request.max_tokens or 0, 0),
     )
-    return translate.choices(
+    wanted = translate.choices(
         request, [prompt], _logprobs(request), priority="editor", **_limits(request)
     )
+    return _ending_early(request, wanted)
 
 
 def _limits(request: NativeRequest) -> dict[str, Any]:
@@ -66,21 +68,35 @@ def _logprobs(request: NativeRequest) -> int | None:
     return request.n_probs if request.n_probs or request.return_tokens else None
 
 
+def _named(request: NativeRequest) -> set[str] | None:
+    if request.samplers is None:
+        return None
+    return {_ALSO.get(name, name) for name in request.samplers}
+
+
 def _use_samplers(request: NativeRequest) -> None:
     """Switch off what `samplers` leaves out.
 
-    llama.cpp's "infill" sampler weighs endings against text, to say the same thing again while
-    somebody types. The most probable token does that too, and is what drafts agree with most.
+    Where "infill" comes without a temperature, as editors send it, llama-server draws from the few
+    tokens it leaves. The likeliest of them says the same thing again while somebody types.
     """
-    if request.samplers is None:
+    named = _named(request)
+    if named is None:
         return
-    named = {_ALSO.get(name, name) for name in request.samplers}
     for name, fields in _OFF.items():
         if name not in named:
             for field, value in fields.items():
                 setattr(request, field, value)
     if "infill" in named and "temperature" not in named:
         request.temperature = 0.0
+
+
+def _ending_early(request: NativeRequest, wanted: list[frames.Generate]) -> list[frames.Generate]:
+    """The same with the "infill" sampler, where it is asked for."""
+    if "infill" not in (_named(request) or ()):
+        return wanted
+    replace = msgspec.structs.replace
+    return [replace(each, sampling=replace(each.sampling, infill=True)) for each in wanted]
 
 
 class NativeComposer(Composer):
@@ -172,7 +188,9 @@ def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
 
 def settings(request: NativeRequest) -> dict[str, Any]:
     """What was asked for, in llama-server's names; what the model itself decides is left out."""
-    names = [name for name in frames.Sampling.__struct_fields__ if name != "logit_bias"]
+    names = [
+        name for name in frames.Sampling.__struct_fields__ if name not in ("logit_bias", "infill")
+    ]
     asked = {name: getattr(request, name) for name in names}
     predict = translate.max_tokens(request)
     return {

@@ -28,7 +28,9 @@ from localspec.protocol.http import (
 _SEEDS = (1 << 32) - 1
 # Names that are the same on both sides.
 _SAMPLING = tuple(
-    field for field in frames.Sampling.__struct_fields__ if field not in ("seed", "logit_bias")
+    field
+    for field in frames.Sampling.__struct_fields__
+    if field not in ("seed", "logit_bias", "infill")
 )
 
 

@@ -161,6 +161,8 @@ class Vocab:
         self.kind = int(C.llama_vocab_type(self._handle))
         self.bos = int(C.llama_vocab_bos(self._handle))
         self.eos = int(C.llama_vocab_eos(self._handle))
+        turn = int(C.llama_vocab_eot(self._handle))
+        self.end = turn if turn >= 0 else self.eos  # of a turn, or else of the text
         self.add_bos = bool(C.llama_vocab_get_add_bos(self._handle))
         self.add_eos = bool(C.llama_vocab_get_add_eos(self._handle))
         self.fim = FimTokens(

@@ -290,7 +290,8 @@ class Pair:
     def needs_no_logits(self, prepared: Prepared) -> bool:
         """Does the highest logit of each row decide, and nobody look at the row itself?"""
         settings = prepared.sampler.settings
-        touched = settings.penalised or settings.logit_bias or prepared.matcher is not None
+        touched = settings.penalised or settings.infill or bool(settings.logit_bias)
+        touched = touched or prepared.matcher is not None
         asked = prepared.request.top_logprobs is not None
         return settings.greedy and not touched and not asked
 

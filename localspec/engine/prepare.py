@@ -5,15 +5,17 @@ Runs in a thread beside the step loop, so that a slow template or a large gramma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
+from localspec.engine.ending import weigh_endings
 from localspec.engine.generation import Prepared
 from localspec.engine.grammar import Grammars
 from localspec.engine.infill import infill_tokens
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair import Pair
 from localspec.engine.prefixes import Prefix
-from localspec.engine.sampling import Sampler, resolve
+from localspec.engine.sampling import Distribution, Sampler, resolve
 from localspec.engine.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import (
@@ -57,13 +59,17 @@ class Preparer:
         return Prepared(
             request,
             tokens,
-            Sampler(settings, vocab.piece),
+            Sampler(settings, vocab.piece, self._endings() if settings.infill else None),
             matcher,
             expected,
             frozenset(self._control(request.shown)),
             self._rendered[-TAIL:],
             self._saved(request, tokens),
         )
+
+    def _endings(self) -> Callable[[Distribution], Distribution]:
+        vocab = self._pair.vocab
+        return partial(weigh_endings, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
 
     def _saved(self, request: Generate, tokens: list[int]) -> Prefix | None:
         """What an earlier run of the daemon left on disk of this conversation."""

@@ -75,6 +75,7 @@ class Settings:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    infill: bool = False
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
@@ -142,8 +143,17 @@ class Sampler:
     the `match` rule walk through the same stream.
     """
 
-    def __init__(self, settings: Settings, piece: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        piece: Callable[[int], bytes],
+        narrowed: Callable[[Distribution], Distribution] | None = None,
+    ) -> None:
+        """narrowed: what is left of the candidates, after all that the settings say but temperature 0."""
         self.settings = settings
+        self._narrowed = narrowed
+        # Greedy is the likeliest of what is left, so the narrowing must see more than one.
+        self._open = replace(settings, temperature=1.0) if settings.greedy else settings
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed & 0xFFFFFFFFFFFFFFFF))
         self._piece = piece
@@ -174,9 +184,22 @@ class Sampler:
 
     def distribution(self, row: Logits) -> Distribution:
         """The distribution to draw from, of an adjusted row; one certain token when greedy."""
+        greedy = self.settings.greedy
+        if greedy and self._narrowed is None:
+            return _certain(int(row.argmax()))
+        found = self._truncated(row, self._open)
+        if self._narrowed is not None:
+            found = self._narrowed(found)
+        return _certain(int(found.ids[found.probs.argmax()])) if greedy else found
+
+    def sample(self, row: Logits) -> int:
+        """One token from an adjusted row; consumes one uniform number unless greedy."""
         if self.settings.greedy:
-            return Distribution(np.array([int(row.argmax())]), np.ones(1))
-        settings = self.settings
+            return int(self.distribution(row).ids[0]) if self._narrowed else int(row.argmax())
+        return self.distribution(row).pick(self.uniform())
+
+    def _truncated(self, row: Logits, settings: Settings) -> Distribution:
+        """The candidates that top-k, typical, top-p and min-p leave, at a temperature above 0."""
         k = settings.top_k
         if 0 < k < len(row):
             ids = self._top(row, k)
@@ -192,12 +215,6 @@ class Sampler:
         ids = _head(everything, total, settings)
         return _truncated(ids, everything[ids].astype(np.float64), total, settings)
 
-    def sample(self, row: Logits) -> int:
-        """One token from an adjusted row; consumes one uniform number unless greedy."""
-        if self.settings.greedy:
-            return int(row.argmax())
-        return self.distribution(row).pick(self.uniform())
-
     def _top(self, row: Logits, k: int) -> npt.NDArray[np.int64]:
         """Ids of the k highest logits, unordered. Looks only at those near the top: how near is
         remembered from the row before, and widened until there are k, or what is left is NEVER drawn.
@@ -212,6 +229,10 @@ class Sampler:
             ids = ids[np.argpartition(row[ids], -k)[-k:]]
             self._gap = top - float(row[ids].min()) + 1.0  # rows of one text are much alike
         return ids[row[ids] > -np.inf]
+
+
+def _certain(token: int) -> Distribution:
+    return Distribution(np.array([token]), np.ones(1))
 
 
 def _head(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.int64]:

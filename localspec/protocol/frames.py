@@ -79,7 +79,8 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     """Sampling as asked. None: the model's own default (`general.sampling.*`), else the field's.
 
-    temperature 0 is greedy. Names and meanings are llama.cpp's.
+    temperature 0 is greedy. Names and meanings are llama.cpp's. infill: its sampler of that name comes
+    last, which lets a completion end where writing on is not likely.
     """
 
     temperature: float | None = None
@@ -96,6 +97,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     dry_allowed_length: int | None = None
     dry_penalty_last_n: int | None = None
     dry_sequence_breakers: list[str] | None = None
+    infill: bool = False
     seed: int | None = None
     logit_bias: dict[int, float] = {}
     ignore_eos: bool = False

@@ -15,7 +15,8 @@ _MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]
 class NativeRequest(GenerationRequest, kw_only=True):
     """What both share.
 
-    `samplers` names those that work; "infill" among them asks for a stable completion.
+    `samplers` names those that work; "infill" among them ends a completion where
+    writing on is not likely.
     `response_fields` picks fields of the answer by path; the paths become its keys.
     `id_slot` chooses no slot here (the longest cached prefix does); with `user` it tells editors apart.
     """

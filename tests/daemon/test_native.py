@@ -112,6 +112,7 @@ def test_samplers_that_are_not_named_are_switched_off(
     fields = {} if samplers is None else {"samplers": samplers}
     frame = sent(api, temperature=0.7, top_k=40, top_p=0.9 if samplers else 1.0, **fields)
     assert expected.items() <= frame["sampling"].items()
+    assert frame["sampling"].get("infill", False) == ("infill" in (samplers or ()))
 
 
 def test_response_fields_are_found_by_path_and_the_rest_is_silent(api: Home) -> None:
