@@ -174,6 +174,12 @@ def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
 
 def status(value: dict[str, Any]) -> None:
     """`localspec status` for a person."""
+    for row in status_rows(value):
+        line(row)
+
+
+def status_rows(value: dict[str, Any]) -> list[str]:
+    """Its lines."""
     pair, counts = value["pair"], value["counts"]
     up = _span(value["uptime"])
     rows = [
@@ -193,9 +199,7 @@ def status(value: dict[str, Any]) -> None:
         ("log", value["log"]),
         *(("problem", problem) for problem in value["problems"]),
     ]
-    for name, text_ in rows:
-        if text_:
-            line(f"{name:9} {text_}")
+    return [f"{name:9} {text_}" for name, text_ in rows if text_]
 
 
 def _pair(pair: dict[str, Any]) -> str:

@@ -53,6 +53,19 @@ def test_it_goes_on_with_the_last_conversation(warm: Home) -> None:
     assert said(warm) == ["say before", "before", "say after", "after"]
 
 
+def test_a_window_that_becomes_narrow_in_a_talk(warm: Home) -> None:
+    with terminal(warm.environment, "chat", columns=100) as shown:
+        line(shown, "slow 40")
+        shown.expect("10 11")
+        shown.resize(24, 8)
+        shown.expect("›")
+        shown.send("say after it\r")
+        shown.expect("after it")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+    assert said(warm)[1].rstrip().endswith("38 39")
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_chat(warm: Home) -> None:
     with terminal(warm.environment, "chat") as shown:
         line(shown, "forever")

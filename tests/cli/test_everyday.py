@@ -17,7 +17,7 @@ import pytest
 from localspec.cli import settings
 from localspec.cli.app import COMMANDS, app
 from tests.support.daemons import Home, RunningDaemon, temporary_home
-from tests.support.terminal import terminal
+from tests.support.terminal import ESCAPES, terminal
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +178,12 @@ def test_there_is_no_log_before_the_first_start(home: Home) -> None:
 def test_status_goes_on_until_ctrl_c(warm: Home) -> None:
     with terminal(warm.environment, "status", "--watch") as shown:
         shown.expect("requests")
+        shown.resize(40, 12)
         shown.expect("requests")
+        before = len(shown.raw)
+        shown.expect("requests")
+        drawn = re.split(r"[\r\n]", shown.raw[before:])
+        assert max(len(ESCAPES.sub("", line)) for line in drawn) <= 40
         shown.interrupt()
         assert shown.wait() == 130
 

@@ -20,6 +20,7 @@ import pytest
 from localspec.bench.synthetic import Shape, target_cycle, write_model
 from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
 from tests.support.pulling import PullingHome, pulling_home
+from tests.support.terminal import ESCAPES, terminal
 
 
 @pytest.fixture
@@ -149,6 +150,22 @@ def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
     slow.hub.rate = 0
     assert slow.run("pull", "tiny").returncode == 0  # joins it, to its end
     assert slow.hub.sent < 1_100_000  # one transfer of 989 kB
+
+
+@pytest.mark.parametrize("columns", [30, 100])
+def test_ctrl_c_in_a_terminal_leaves_the_bar_on_a_line_of_its_own(
+    slow: PullingHome, columns: int
+) -> None:
+    with terminal(slow.environment, "pull", "tiny", columns=columns) as shown:
+        shown.expect("%")
+        shown.interrupt()
+        assert shown.wait() == 130
+        assert "To watch it: localspec pull tiny" in " ".join(shown.text.split())
+        # Everything that is drawn over itself fits, or it would scroll the window away.
+        raw = shown.raw.replace("^C", "")  # the terminal's own
+        drawn = [part for part in re.split(r"[\r\n]", raw) if "%" in part]
+        assert max(len(ESCAPES.sub("", part)) for part in drawn) <= columns
+    assert pulls(slow)["tiny"]["state"] == "downloading"
 
 
 def test_no_wait_cancel_and_going_on(slow: PullingHome) -> None:

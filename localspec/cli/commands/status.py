@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 
@@ -40,10 +41,17 @@ def _watch(client: Client, as_json: bool) -> None:
             status = None
             reason = error.message
         if in_place:
-            sys.stdout.write("\x1b[H\x1b[J")
-        if status is not None:
+            _redraw(render.status_rows(status) if status is not None else [reason])
+        elif status is not None:
             (render.record if as_json else render.status)(status)
         elif not as_json:
             render.line(reason)
         sys.stdout.flush()
         time.sleep(_EVERY)
+
+
+def _redraw(rows: list[str]) -> None:
+    """The window holds what fits; a longer line would push the first ones out of it."""
+    window = shutil.get_terminal_size()
+    shown = "\n".join(row[: window.columns] for row in rows[: window.lines - 1])
+    sys.stdout.write(f"\x1b[H\x1b[J{shown}\n")
