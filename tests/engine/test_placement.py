@@ -11,6 +11,7 @@ import pytest
 
 from localspec.bench.synthetic import TINY_DRAFT, TINY_TARGET, follow, target_cycle, write_pair
 from localspec.engine import llama, placement
+from localspec.engine.llama import library
 from localspec.engine.pair import Pair
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, Speculative
@@ -60,8 +61,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
     def function(*arguments: Any) -> Any:
         if left[0]:
             left[0] -= 1
-            llama._on_log(4, b"alloc_tensor_range: failed to allocate CPU buffer of size 9\n", None)
-            llama._on_log(4, b"failed to initialize the context\n", None)
+            library._on_log(
+                4, b"alloc_tensor_range: failed to allocate CPU buffer of size 9\n", None
+            )
+            library._on_log(4, b"failed to initialize the context\n", None)
             return None
         return real(*arguments)
 
@@ -105,7 +108,7 @@ def test_a_failure_for_another_reason_is_not_tried_again(
 
     def function(*_: Any) -> None:
         calls.append(1)
-        llama._on_log(4, b"quantized V cache requires flash attention\n", None)
+        library._on_log(4, b"quantized V cache requires flash attention\n", None)
 
     monkeypatch.setattr(llama.C, "llama_init_from_model", function)
     with pytest.raises(LoadFailed, match="requires flash attention"):

@@ -1,0 +1,56 @@
+"""The only folder that touches llama_cpp: typed, thin, every return code checked, everything freed.
+
+llama.cpp ends the process on input it does not expect, so what crosses into C is checked here:
+token ids against the vocabulary, rows against the batch, sequence ids against the context.
+"""
+
+from __future__ import annotations
+
+import llama_cpp.llama_cpp as C
+
+from localspec.engine.llama.context import (
+    Aborted,
+    BadBatch,
+    Batch,
+    Context,
+    ContextSettings,
+    DecodeError,
+    DecodeFatal,
+    Logits,
+    NoKvSlot,
+    State,
+)
+from localspec.engine.llama.library import (
+    OutOfMemory,
+    backend,
+    gpus,
+    initialise,
+    llama_version,
+    system_info,
+)
+from localspec.engine.llama.model import Model
+from localspec.engine.llama.vocab import FimTokens, Vocab, check_tokens
+
+__all__ = [
+    "Aborted",
+    "BadBatch",
+    "Batch",
+    "C",
+    "Context",
+    "ContextSettings",
+    "DecodeError",
+    "DecodeFatal",
+    "FimTokens",
+    "Logits",
+    "Model",
+    "NoKvSlot",
+    "OutOfMemory",
+    "State",
+    "Vocab",
+    "backend",
+    "check_tokens",
+    "gpus",
+    "initialise",
+    "llama_version",
+    "system_info",
+]

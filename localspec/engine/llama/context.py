@@ -1,0 +1,295 @@
+"""Passes: rows in, logits out, and the memory of what was read."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
+
+from localspec.engine.llama.library import cause, failed, forget_errors
+from localspec.engine.llama.model import Freed, Model
+from localspec.errors import LocalspecError
+
+Logits = npt.NDArray[np.float32]
+State = npt.NDArray[np.uint8]  # of one sequence, as llama.cpp writes it
+
+
+class DecodeError(LocalspecError):
+    """llama_decode failed; the subclass says how."""
+
+    code = "decode_failed"
+
+
+class NoKvSlot(DecodeError):
+    """Return code 1: no room in the KV cache for this batch. Nothing was changed."""
+
+
+class Aborted(DecodeError):
+    """Return code 2: the abort callback stopped the pass."""
+
+
+class BadBatch(DecodeError):
+    """Return code -1: llama.cpp refused the batch."""
+
+
+class DecodeFatal(DecodeError):
+    """Return code below -1: the context can no longer be trusted."""
+
+
+class Batch:
+    """The rows of one pass: (token, position, sequence, wants logits). Reused, never reallocated."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._token = (C.llama_token * capacity)()
+        self._pos = (C.llama_pos * capacity)()
+        self._n_seq = (ctypes.c_int32 * capacity)(*([1] * capacity))
+        self._seq = (C.llama_seq_id * capacity)()
+        self._logits = (ctypes.c_int8 * capacity)()
+        pointer = ctypes.POINTER(C.llama_seq_id)
+        step = ctypes.sizeof(C.llama_seq_id)
+        base = ctypes.addressof(self._seq)
+        self._seq_rows = (pointer * capacity)(
+            *(ctypes.cast(base + i * step, pointer) for i in range(capacity))
+        )
+        self.struct = C.llama_batch(
+            n_tokens=0,
+            token=self._token,
+            embd=None,
+            pos=self._pos,
+            n_seq_id=self._n_seq,
+            seq_id=self._seq_rows,
+            logits=self._logits,
+        )
+        self.rows = 0
+
+    def clear(self) -> None:
+        self.rows = 0
+
+    def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
+        """Append a row; returns its index.
+
+        Raises:
+            BadBatch: more rows than the capacity.
+        """
+        row = self.rows
+        if row >= self.capacity:
+            raise BadBatch(f"A batch holds {self.capacity} rows.")
+        self._token[row] = token
+        self._pos[row] = position
+        self._seq[row] = sequence
+        self._logits[row] = logits
+        self.rows = row + 1
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSettings:
+    """One llama_context. n_ctx: cells shared by all sequences; n_outputs: logits rows of a pass.
+
+    n_rollback: recurrent snapshots asked for (read `Context.n_rollback` for what was granted).
+    chooses: sequences may have their greedy tokens chosen on the device (`choose_on_device`).
+    """
+
+    n_ctx: int
+    n_batch: int
+    n_seq: int
+    n_outputs: int
+    n_threads: int
+    type_kv: str = "f16"
+    n_rollback: int = 0
+    flash_attention: str = "auto"
+    chooses: bool = False
+
+
+_FLASH = {
+    "auto": C.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+_KV_TYPES = {"f16": C.GGML_TYPE_F16, "q8_0": C.GGML_TYPE_Q8_0}
+
+
+class Context(Freed):
+    """KV memory and compute buffers of one model, for up to `n_seq` sequences (unified cache)."""
+
+    def __init__(self, model: Model, settings: ContextSettings) -> None:
+        """Create it.
+
+        Raises:
+            OutOfMemory, LoadFailed: a setting this model does not take.
+        """
+        self.handle: Any = None
+        self._choosers: dict[int, Any] = {}  # sequence → its sampler chain, which is ours to free
+        params = C.llama_context_default_params()
+        params.n_ctx = settings.n_ctx
+        # llama.cpp ends the process where there are fewer rows of logits than sequences.
+        n_batch = max(settings.n_batch, settings.n_seq)
+        self.n_outputs = max(min(settings.n_outputs, n_batch), settings.n_seq)
+        params.n_batch = params.n_ubatch = n_batch
+        params.n_seq_max = settings.n_seq
+        params.n_outputs_max = self.n_outputs
+        params.n_threads = settings.n_threads
+        params.n_threads_batch = settings.n_threads
+        params.n_rs_seq = settings.n_rollback
+        params.type_k = params.type_v = _KV_TYPES[settings.type_kv]
+        params.kv_unified = (
+            True  # one sequence may use the whole cache, and one pass holds them all
+        )
+        params.swa_full = True  # sliding windows otherwise cannot roll a draft back
+        params.no_perf = True
+        params.flash_attn_type = _FLASH[settings.flash_attention]
+        if settings.chooses:  # by default one row per sequence may be chosen on the device
+            params.n_outputs_max_per_seq = self.n_outputs
+        forget_errors()
+        self.handle = C.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            raise failed(
+                f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}"
+            )
+        self.model = model
+        self.n_ctx = int(C.llama_n_ctx(self.handle))
+        self.n_seq = settings.n_seq
+        self.n_vocab = model.vocab.size
+        self.n_rollback = int(C.llama_n_rs_seq(self.handle))
+        self._memory = C.llama_get_memory(self.handle)
+
+    def decode(self, batch: Batch) -> None:
+        """One pass over the rows of `batch`; logits are readable until the next one.
+
+        Raises:
+            NoKvSlot, Aborted, BadBatch, DecodeFatal: by llama_decode's return code.
+        """
+        if not batch.rows:
+            raise BadBatch("An empty batch cannot be decoded.")
+        batch.struct.n_tokens = batch.rows
+        code = int(C.llama_decode(self.handle, batch.struct))
+        if code == 0:
+            return
+        if code == 1:
+            raise NoKvSlot(f"No room in the KV cache for {batch.rows} tokens.")
+        if code == 2:
+            raise Aborted("The pass was aborted.")
+        if code == -1:
+            raise BadBatch(f"llama.cpp refused a batch of {batch.rows} rows{cause()}.")
+        raise DecodeFatal(f"llama_decode failed with code {code}{cause()}.")
+
+    def logits(self, row: int) -> Logits:
+        """A view (n_vocab,) of float32 logits of one row of the last pass; valid until the next.
+
+        Raises:
+            BadBatch: that row asked for no logits.
+        """
+        pointer = C.llama_get_logits_ith(self.handle, row)
+        if not pointer:
+            raise BadBatch(f"Row {row} has no logits{cause()}.")
+        address = ctypes.addressof(pointer.contents)
+        buffer = (ctypes.c_float * self.n_vocab).from_address(address)
+        view: Logits = np.ctypeslib.as_array(buffer)
+        return view
+
+    def choose_on_device(self, sequence: int, on: bool) -> bool:
+        """Let the greedy token of each of a sequence's rows be chosen where the logits are.
+
+        Then `chosen` has it, and `logits` has nothing: no row of a large vocabulary crosses from a
+        GPU. Gives whether it is so now. Free where nothing changes.
+        """
+        self._check_sequence(sequence)
+        if on == (sequence in self._choosers):
+            return on
+        if not on:
+            C.llama_set_sampler(self.handle, sequence, None)
+            C.llama_sampler_free(self._choosers.pop(sequence))
+            return False
+        chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        C.llama_sampler_chain_add(chain, C.llama_sampler_init_greedy())
+        if not C.llama_set_sampler(self.handle, sequence, chain):
+            C.llama_sampler_free(chain)
+            return False
+        self._choosers[sequence] = chain
+        return True
+
+    def chosen(self, row: int) -> int:
+        """The greedy token of a row of the last pass, of a sequence with `choose_on_device`.
+
+        Raises:
+            BadBatch: that row asked for no logits, or its sequence chooses nothing.
+        """
+        token = int(C.llama_get_sampled_token_ith(self.handle, row))
+        if token < 0:
+            raise BadBatch(f"No token was chosen for row {row}{cause()}.")
+        return token
+
+    def synchronize(self) -> None:
+        """Wait for the pass: on a GPU llama_decode returns before the work is done."""
+        C.llama_synchronize(self.handle)
+
+    def remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        """Drop positions [start, end) of a sequence; -1 is its end. False: the model cannot."""
+        self._check_sequence(sequence)
+        return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
+
+    def copy(self, source: int, target: int, end: int) -> None:
+        """Make positions [0, end) of `source` part of `target` too (cells are shared)."""
+        self._check_sequence(source)
+        self._check_sequence(target)
+        C.llama_memory_seq_cp(self._memory, source, target, 0, end)
+
+    def length(self, sequence: int) -> int:
+        """Tokens the memory holds for a sequence (its highest position + 1)."""
+        self._check_sequence(sequence)
+        return int(C.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def save(self, sequence: int, *, partial: bool = False) -> State:
+        """The state of one sequence, to be given to `restore`.
+
+        partial: only what cannot be cut (a recurrent state); positions read since are cut by `remove`.
+        """
+        self._check_sequence(sequence)
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        size = int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
+        state: State = np.empty(size, np.uint8)
+        written = int(
+            C.llama_state_seq_get_data_ext(self.handle, _bytes(state), size, sequence, flags)
+        )
+        return state[:written]
+
+    def state_size(self, sequence: int) -> int:
+        """Bytes that `save` would give."""
+        self._check_sequence(sequence)
+        flags = C.LLAMA_STATE_SEQ_FLAGS_NONE
+        return int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
+
+    def restore(self, sequence: int, state: State, *, partial: bool = False) -> bool:
+        """Put a saved state in place of a sequence; False if llama.cpp refuses it."""
+        self._check_sequence(sequence)
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
+        size = state.nbytes
+        read = int(
+            C.llama_state_seq_set_data_ext(self.handle, _bytes(state), size, sequence, flags)
+        )
+        return read == size
+
+    def clear(self) -> None:
+        C.llama_memory_clear(self._memory, True)
+
+    def _check_sequence(self, sequence: int) -> None:
+        if not 0 <= sequence < self.n_seq:
+            raise BadBatch(f"Sequence {sequence} is outside 0…{self.n_seq - 1}.")
+
+    def close(self) -> None:
+        if self.handle:
+            C.llama_free(self.handle)
+            self.handle = None
+            for chain in self._choosers.values():
+                C.llama_sampler_free(chain)
+            self._choosers.clear()
+
+
+def _bytes(state: State) -> Any:
+    """A state as C's functions take it, without a copy."""
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -1,0 +1,100 @@
+"""llama.cpp itself: its start, its log, what it was built for, and why something failed."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import sys
+
+import llama_cpp._ggml as ggml
+import llama_cpp.llama_cpp as C
+
+from localspec.errors import LoadFailed
+
+# Beside what llama.cpp says of a GPU ("cudaMalloc failed: out of memory") its words for main memory.
+_NO_MEMORY = re.compile(
+    r"out of (?:device )?memory|failed to (?:re)?alloc|unable to alloc|OutOfDeviceMemory|bad_alloc"
+)
+
+
+class OutOfMemory(LoadFailed):
+    """The memory of a GPU or of the machine does not hold a model or a context."""
+
+
+_last_error: list[str] = []
+_no_memory: list[str] = []  # the first complaint about memory since a load began
+
+
+@C.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _user: object) -> None:
+    # 3 is warning, 4 error, 5 the continuation of the line before (ggml.h). Less is noise.
+    if level == 4:
+        line = text.decode("utf-8", "replace").strip()
+        _last_error[:] = [line]
+        if not _no_memory and _NO_MEMORY.search(line):
+            _no_memory.append(line)
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def initialise() -> None:
+    """Start llama.cpp once per process; its errors go to stderr, the rest nowhere."""
+    C.llama_log_set(_on_log, ctypes.c_void_p(0))
+    C.llama_backend_init()
+
+
+def forget_errors() -> None:
+    """A load begins."""
+    _last_error.clear()
+    _no_memory.clear()
+
+
+def failed(message: str) -> LoadFailed:
+    """LoadFailed, or OutOfMemory where llama.cpp complained about that."""
+    if _no_memory:
+        return OutOfMemory(f"{message} ({_no_memory[0]}).")
+    return LoadFailed(f"{message}{cause()}.")
+
+
+def cause() -> str:
+    """The last error in brackets, or nothing."""
+    return f" ({_last_error[0]})" if _last_error else ""
+
+
+def llama_version() -> str:
+    """Version of llama-cpp-python, which pins llama.cpp's."""
+    import importlib.metadata
+
+    return importlib.metadata.version("llama-cpp-python")
+
+
+def system_info() -> str:
+    """llama.cpp's own line of CPU features and backends."""
+    text: bytes = C.llama_print_system_info()
+    return text.decode("utf-8", "replace").strip()
+
+
+def gpus() -> list[str]:
+    """The GPUs this build can use, as their drivers call them."""
+    lib = ggml.libggml
+    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
+    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    lib.ggml_backend_dev_description.restype = ctypes.c_char_p
+    lib.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
+    devices = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
+    # 1: a GPU with memory of its own, 2: one that shares the machine's (ggml-backend.h)
+    return [
+        lib.ggml_backend_dev_description(device).decode("utf-8", "replace")
+        for device in devices
+        if lib.ggml_backend_dev_type(device) in (1, 2)
+    ]
+
+
+def backend() -> str:
+    """What passes run on: "cuda", "metal", "vulkan", "gpu" for another, or "cpu"."""
+    if not C.llama_supports_gpu_offload():
+        return "cpu"
+    info = system_info().lower()
+    return next((name for name in ("cuda", "metal", "vulkan") if name in info), "gpu")

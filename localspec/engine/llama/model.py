@@ -1,0 +1,112 @@
+"""One GGUF, loaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import llama_cpp.llama_cpp as C
+
+from localspec.engine.llama.library import failed, forget_errors
+from localspec.engine.llama.vocab import Vocab
+from localspec.errors import LoadFailed
+
+_SPLIT_MODES = {
+    "none": C.LLAMA_SPLIT_MODE_NONE,
+    "layer": C.LLAMA_SPLIT_MODE_LAYER,
+    "row": C.LLAMA_SPLIT_MODE_ROW,
+}
+
+
+class Freed(ABC):
+    """Something of C's that must be freed: `with` does it."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class Model(Freed):
+    """One GGUF, loaded. Close it after every context made from it."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        n_gpu_layers: int = -1,
+        split_mode: str = "layer",
+        main_gpu: int = 0,
+        extra_buffers: bool = True,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load `path`.
+
+        Raises:
+            LoadFailed: the file is missing or llama.cpp cannot read it, with its own reason.
+            OutOfMemory: there is no room for so much of it.
+        """
+        self.handle: Any = None
+        if not Path(path).is_file():
+            raise LoadFailed(f"There is no model file at {path}.")
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.split_mode = _SPLIT_MODES[split_mode]
+        params.main_gpu = main_gpu
+        params.use_extra_bufts = extra_buffers
+
+        @C.llama_progress_callback  # type: ignore[untyped-decorator]
+        def on_progress(fraction: float, _user: object) -> bool:
+            if progress is not None:
+                progress(float(fraction))
+            return True
+
+        params.progress_callback = on_progress
+        forget_errors()
+        self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.handle:
+            raise failed(f"llama.cpp cannot load {path}")
+        self.path = path
+        self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
+        self.n_layer = int(C.llama_model_n_layer(self.handle))
+        self.n_swa = int(C.llama_model_n_swa(self.handle))
+        self.size = int(C.llama_model_size(self.handle))
+        self.n_params = int(C.llama_model_n_params(self.handle))
+        self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
+        self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
+        self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
+        self.vocab = Vocab(self)
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantization, as in "llama 7.6B Q4_K - Medium"."""
+        buffer = ctypes.create_string_buffer(256)
+        C.llama_model_desc(self.handle, buffer, len(buffer))
+        text = buffer.value.decode("utf-8", "replace")
+        # llama.cpp knows the sizes of well-known models only
+        size = self.n_params / 1e6
+        return text.replace("?B", f"{size / 1e3:.1f}B" if size >= 1e3 else f"{size:.1f}M")
+
+    @property
+    def chat_template(self) -> str | None:
+        raw = C.llama_model_chat_template(self.handle, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    def metadata(self, key: str) -> str | None:
+        """A metadata value as text, None where the file has no such key."""
+        buffer = ctypes.create_string_buffer(1024)
+        size = C.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return None if size < 0 else buffer.value.decode("utf-8", "replace")
+
+    def close(self) -> None:
+        if self.handle:
+            C.llama_model_free(self.handle)
+            self.handle = None

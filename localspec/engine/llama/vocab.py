@@ -1,0 +1,161 @@
+"""Text to tokens and back, and the tokens that mean something."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import llama_cpp.llama_cpp as C
+
+from localspec.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from localspec.engine.llama.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class FimTokens:
+    """Fill-in-the-middle token ids; -1 where the model has none."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repo: int
+    separator: int
+
+
+class Vocab:
+    """Text ↔ tokens of one model. Pieces are bytes: a token may hold half a UTF-8 character."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model  # keeps the C model alive as long as its vocabulary is used
+        self._handle = C.llama_model_get_vocab(model.handle)
+        self.size = int(C.llama_vocab_n_tokens(self._handle))
+        self.kind = int(C.llama_vocab_type(self._handle))
+        self.bos = int(C.llama_vocab_bos(self._handle))
+        self.eos = int(C.llama_vocab_eos(self._handle))
+        turn = int(C.llama_vocab_eot(self._handle))
+        self.end = turn if turn >= 0 else self.eos  # of a turn, or else of the text
+        self.add_bos = bool(C.llama_vocab_get_add_bos(self._handle))
+        self.add_eos = bool(C.llama_vocab_get_add_eos(self._handle))
+        self.fim = FimTokens(
+            prefix=int(C.llama_vocab_fim_pre(self._handle)),
+            suffix=int(C.llama_vocab_fim_suf(self._handle)),
+            middle=int(C.llama_vocab_fim_mid(self._handle)),
+            repo=int(C.llama_vocab_fim_rep(self._handle)),
+            separator=int(C.llama_vocab_fim_sep(self._handle)),
+        )
+        self._pieces: dict[int, bytes] = {}
+        self._eog: dict[int, bool] = {}
+
+    @property
+    def handle(self) -> Any:
+        return self._handle
+
+    def check(self, token: int) -> int:
+        """`token` if the vocabulary has it.
+
+        Raises:
+            InvalidRequest: out of range (llama.cpp would abort the process).
+        """
+        if not 0 <= token < self.size:
+            raise InvalidRequest(f"Token id {token} is outside the vocabulary (0…{self.size - 1}).")
+        return token
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Tokens of `text`; BOS and EOS only with `add_special` and the model's own flags.
+
+        Raises:
+            InvalidRequest: a lone surrogate, or more text than llama.cpp can count.
+        """
+        try:
+            raw = text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"The text is not valid Unicode: {error.reason}.") from error
+        if len(raw) > 1 << 30:
+            raise InvalidRequest("The text is longer than 1 GiB.")
+        capacity = len(raw) + 8
+        buffer = (C.llama_token * capacity)()
+        count = int(
+            C.llama_tokenize(
+                self._handle, raw, len(raw), buffer, capacity, add_special, parse_special
+            )
+        )
+        if count < 0:  # the buffer was too small; -count is what it takes
+            capacity = -count
+            buffer = (C.llama_token * capacity)()
+            count = int(
+                C.llama_tokenize(
+                    self._handle, raw, len(raw), buffer, capacity, add_special, parse_special
+                )
+            )
+            if count < 0:
+                raise InvalidRequest("The text could not be tokenized.")
+        return buffer[:count]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Raw bytes of one token; control tokens are empty unless `special`."""
+        key = token * 2 + special
+        known = self._pieces.get(key)
+        if known is not None:
+            return known
+        self.check(token)
+        size = 64
+        buffer = ctypes.create_string_buffer(size)
+        count = int(C.llama_token_to_piece(self._handle, token, buffer, size, 0, special))
+        if count < 0:
+            size = -count
+            buffer = ctypes.create_string_buffer(size)
+            count = int(C.llama_token_to_piece(self._handle, token, buffer, size, 0, special))
+        piece = buffer.raw[: max(count, 0)]
+        self._pieces[key] = piece
+        return piece
+
+    def is_eog(self, token: int) -> bool:
+        """Does this token end a generation?"""
+        known = self._eog.get(token)
+        if known is None:
+            known = bool(C.llama_vocab_is_eog(self._handle, self.check(token)))
+            self._eog[token] = known
+        return known
+
+    def guidance_tokenizer(self) -> Any:
+        """llguidance's view of this vocabulary (an LLTokenizer). About 10 µs per token, once.
+
+        Control tokens are marked with 0xff, as llguidance expects, so that text never matches them.
+        """
+        from llguidance import LLTokenizer
+
+        pieces = []
+        for token in range(self.size):
+            piece = self.piece(token, special=True)
+            attributes = int(C.llama_vocab_get_attr(self._handle, token))
+            control = attributes & C.LLAMA_TOKEN_ATTR_CONTROL
+            marked = (
+                attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED and piece[:1] + piece[-1:] == b"<>"
+            )
+            pieces.append(b"\xff" + piece if control or marked else piece)
+        ends = [token for token in range(self.size) if self.is_eog(token)]
+        function = ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value
+        return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+            tokens=pieces,
+            vocab_ptr=self._handle,
+            tokenize_fptr=function,
+            eos_token=ends or self.eos,
+            slices=None,
+        )
+
+    def text(self, token: int) -> str:
+        """The token as written in the vocabulary, for templates (`<|im_end|>`); "" if none."""
+        if not 0 <= token < self.size:
+            return ""
+        raw = C.llama_vocab_get_text(self._handle, token)
+        return raw.decode("utf-8", "replace") if raw else ""
+
+
+def check_tokens(vocab: Vocab, tokens: Sequence[int]) -> None:
+    """Refuse the first id outside the vocabulary (InvalidRequest)."""
+    for token in tokens:
+        vocab.check(token)
