@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.bench import quiet
+from localspec.bench.command import add_shared, positive, say
 from localspec.bench.runs import WARM_TOKENS
 from localspec.errors import LocalspecError
 from localspec.paths import default_paths
@@ -54,21 +55,12 @@ class Shared:
 
 def main(arguments: list[str]) -> int:
     """Run it. 0: done (what was missed is in the report); 1: a wrong output or a failure; 2: usage."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.llama_server is not None and not os.access(options.llama_server, os.X_OK):
-        parser.error(f"--llama-server: {options.llama_server} is not a program")
+    options = _parser().parse_args(arguments)
     try:
         return _measure(options)
     except (LocalspecError, OSError) as error:
         sys.stderr.write(f"localspec: {error}\n")
         return 1
-
-
-def say(text: str) -> None:
-    """Progress, on standard error."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,26 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--size", choices=["big", "quick", "tiny"], default="big", help="of the pair (big)")
     add("--acceptance", nargs="+", default=["0", "0.7"], metavar="α",
         help="of the pairs for `clients` (0 0.7)")  # fmt: skip
-    add("--length", type=_positive, default=3000, help="tokens of the conversation (3000)")
-    add("--turns", type=_positive, default=9, help="that follow its first (9)")
-    add("--keystrokes", type=_positive, default=200, help="requests cancelled and reissued (200)")
+    add("--length", type=positive, default=3000, help="tokens of the conversation (3000)")
+    add("--turns", type=positive, default=9, help="that follow its first (9)")
+    add("--keystrokes", type=positive, default=200, help="requests cancelled and reissued (200)")
     add("--interval", type=float, default=20.0, help="milliseconds between them (20)")
-    add("--clients", type=_positive, default=4, help="at once (4)")
-    add("--tokens", type=_positive, default=128, help="for each client (128)")
-    add("--repetitions", type=_positive, default=3, help="of `clients` (3)")
-    add("--seed", type=int, default=0, help="of texts and order")
-    add("--threads", type=int, default=0, help="0: one per core")
-    add("--work", type=Path, help="where the pairs are kept (the cache folder)")
-    add("--json", type=Path, metavar="FILE", help="write everything there, raw runs included")
-    add("--llama-server", type=Path, metavar="PATH", help="compare with this llama-server")
+    add("--clients", type=positive, default=4, help="at once (4)")
+    add("--tokens", type=positive, default=128, help="for each client (128)")
+    add("--repetitions", type=positive, default=3, help="of `clients` (3)")
+    add_shared(parser)
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
 
 
 # ------------------------------------------------------------------------------------- parts

@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from localspec.bench.process import Started
 from localspec.bench.runs import BenchError
 from localspec.client.transport import Connection, events
 from localspec.errors import LocalspecError, NoDaemon
@@ -64,7 +64,7 @@ def timed(start: float, data: Iterator[str]) -> Streamed:
     return Streamed(text, first, last, stamps)
 
 
-class Daemon:
+class Daemon(Started):
     """`with Daemon(…)`: a daemon that nobody else uses, its pair loaded.
 
     Settings are LOCALSPEC_* in lower case; `pair` among them.
@@ -84,22 +84,6 @@ class Daemon:
             stderr=subprocess.DEVNULL,
         )
 
-    def __enter__(self) -> Self:
-        try:
-            self._wait()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _value: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._end()
-
     def _wait(self) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
@@ -112,18 +96,8 @@ class Daemon:
             time.sleep(0.02)
         raise BenchError("The daemon did not start; `localspec start` says why.")
 
-    def _end(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def _tidy(self) -> None:
         shutil.rmtree(self._home, ignore_errors=True)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def pids(self) -> list[int]:
         """The daemon's and its engine's."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.bench import quiet
+from localspec.bench.command import add_shared, positive, say
 from localspec.engine import environment
 from localspec.errors import LocalspecError
 from localspec.paths import default_paths
@@ -53,12 +54,6 @@ def main(arguments: list[str]) -> int:
         return 1
 
 
-def say(text: str) -> None:
-    """Progress, on standard error."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
 # ------------------------------------------------------------------------------------- options
 
 
@@ -77,19 +72,14 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--draft-shape", metavar="K=V,…", help="the same for the draft")
     add("--acceptance", nargs="+", metavar="α", help="0.9, bursty, or HIGH/LOW for other bursts")
     add("--depths", default="1,2,3,4,5,6,7,8", help="fixed depths, separated by commas")
-    add("--tokens", type=_positive, default=256, help="to generate (256)")
-    add("--prompt", type=_positive, default=64, help="tokens to read before (64)")
+    add("--tokens", type=positive, default=256, help="to generate (256)")
+    add("--prompt", type=positive, default=64, help="tokens to read before (64)")
     add("--skip", type=int, default=64, help="tokens the second figure leaves out (64)")
-    add("--repetitions", type=_positive, default=3, help="texts per acceptance rate (3)")
-    add("--seed", type=int, default=0, help="of texts and order")
-    add("--threads", type=int, default=0, help="0: one per core")
+    add("--repetitions", type=positive, default=3, help="texts per acceptance rate (3)")
     add("--context", type=int, default=0, help="tokens; 0: as many as a text needs")
     add("--gpu-layers", type=int, default=-1, help="-1: all that fit")
     add("--kv", choices=["f16", "q8_0"], default="f16", help="type of the KV cache")
     add("--no-extra-buffers", action="store_true", help="llama.cpp's repacked CPU kernels off")
-    add("--work", type=Path, help="where the pairs are kept (the cache folder)")
-    add("--json", type=Path, metavar="FILE", help="write everything there, raw runs included")
-    add("--llama-server", type=Path, metavar="PATH", help="compare with this llama-server")
     add("--server-argument", action="append", default=[], metavar="ARG",
         help="hand it this as well (may be repeated)")  # fmt: skip
     add("--rounds", type=int, default=0, metavar="N",
@@ -99,14 +89,8 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--target", type=Path, help="with --record: a real pair's target, and")
     add("--draft", type=Path, help="with --record: its draft")
     add("--text", type=Path, help="with --record and --target: a file with the prompt")
+    add_shared(parser)
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
-    return value
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
@@ -134,8 +118,6 @@ def plan_of(options: argparse.Namespace) -> Plan:
     depths = sorted({int(part) for part in options.depths.split(",")})
     if depths[0] < 1 or depths[-1] > 16:
         raise ValueError("--depths: from 1 to 16")
-    if options.llama_server is not None and not os.access(options.llama_server, os.X_OK):
-        raise ValueError(f"--llama-server: {options.llama_server} is not a program")
     return Plan(
         work=(options.work or default_paths().cache / "bench").absolute(),
         sizes=_sizes(options),
@@ -264,7 +246,7 @@ def _replay_parser() -> argparse.ArgumentParser:
     add("--costs", choices=["trace", *EXAMPLE_COSTS], default="trace",
         help="those measured when the trace was recorded, or those of an example machine")  # fmt: skip
     add("--depths", default="1,2,3,4,5,6,7,8", help="fixed depths to compare with")
-    add("--passes", type=_positive, default=3, help="times auto reads the trace, learning (3)")
+    add("--passes", type=positive, default=3, help="times auto reads the trace, learning (3)")
     add("--json", type=Path, metavar="FILE")
     return parser
 

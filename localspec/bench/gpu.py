@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from localspec import machine
 from localspec.bench import engine, quiet
-from localspec.bench.engine import say
+from localspec.bench.command import say
 from localspec.bench.runs import PLAIN, Setting
 from localspec.engine import environment
 from localspec.errors import InvalidRequest, LocalspecError

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from localspec.bench.api_daemon import Streamed, timed
+from localspec.bench.process import Started
 from localspec.bench.runs import WARM_TOKENS, BenchError, Run, Setting
 from localspec.bench.workloads import Text
 from localspec.client.transport import events
@@ -61,13 +61,13 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
 
 
-class Running:
+class Running(Started):
     """A started llama-server; leaving it ends the process."""
 
     def __init__(self, server: Server, setting: Setting) -> None:
         self._setting = setting
         self._port = _free_port()
-        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed in stop)
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed in _tidy)
         self._process = subprocess.Popen(
             server.command(setting.depth or 0, self._port),
             stdin=subprocess.DEVNULL,
@@ -75,26 +75,6 @@ class Running:
             stderr=subprocess.STDOUT,
             env=_environment(),
         )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def __enter__(self) -> Self:
-        try:
-            self._wait()
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _value: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
-        self._stop()
 
     def _wait(self) -> None:
         deadline = time.monotonic() + LOAD_S
@@ -110,14 +90,7 @@ class Running:
             time.sleep(0.1)
         raise BenchError(f"llama-server was not ready after {LOAD_S:.0f} s: {self._last_line()}")
 
-    def _stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(20)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+    def _tidy(self) -> None:
         self._log.close()
 
     def _last_line(self) -> str:
