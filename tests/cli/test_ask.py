@@ -5,24 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localspec.cli import extract
-from tests.support.daemons import Home, RunningDaemon, temporary_home
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Home]:
-    """One daemon for all tests of this file."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
+from tests.support.daemons import Home
 
 
 def asked(home: Home, *arguments: str, **options: Any) -> Any:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from localspec.cli.chat import complete, unquoted
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.daemons import Home, wait_for
 from tests.support.terminal import Terminal, terminal
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Home]:
-    """One daemon for all tests of this file."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
 
 
 def said(home: Home) -> list[str]:

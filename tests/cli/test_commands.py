@@ -7,22 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 import localspec
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Home]:
-    """One daemon for all tests that leave nothing behind."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
+from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
 def test_ask_prints_the_answer_and_nothing_else(warm: Home) -> None:

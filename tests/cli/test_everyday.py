@@ -16,19 +16,8 @@ import pytest
 
 from localspec.cli import settings
 from localspec.cli.app import COMMANDS, app
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home
 from tests.support.terminal import ESCAPES, terminal
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Home]:
-    """One daemon for all tests of this file."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
-
 
 # ------------------------------------------------------------------ history
 

@@ -5,24 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from localspec.cli import markdown
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon
 from tests.support.terminal import ESCAPES, terminal
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[Home]:
-    """One daemon for all tests of this file."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
-
 
 TEXT = (
     "# Title\n\nA **bold** word and `code`.\n\n- one\n- two\n\n```python\nprint('hi')\n```\n\nend"
