@@ -23,19 +23,25 @@ def nvidia_gpus(host: Host) -> list[Gpu]:
     """The NVIDIA GPUs the driver can use now."""
     if not host.which("nvidia-smi"):
         return []
-    asked = host.run(
-        ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
-    )
-    if asked.code == 0:
-        rows = [[cell.strip() for cell in line.split(",")] for line in asked.out.splitlines()]
+    rows = _rows(host, "name,compute_cap,driver_version", "csv,noheader")
+    if rows is not None:
         return [
             Gpu(name, capability if re.fullmatch(r"\d+\.\d+", capability) else "", driver)
-            for name, capability, driver in (row for row in rows if len(row) == 3)
+            for name, capability, driver in rows
         ]
     # A driver before 510 does not know compute_cap.
     listed = host.run(["nvidia-smi", "-L"])
     names = re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", listed.out, re.MULTILINE)
     return [Gpu(name, "", "") for name in names] if listed.code == 0 else []
+
+
+def _rows(host: Host, columns: str, form: str) -> list[list[str]] | None:
+    """What nvidia-smi says of each GPU, whole rows only; None where it does not know a column."""
+    asked = host.run(["nvidia-smi", f"--query-gpu={columns}", f"--format={form}"])
+    if asked.code != 0:
+        return None
+    rows = [[cell.strip() for cell in line.split(",")] for line in asked.out.splitlines()]
+    return [row for row in rows if len(row) == columns.count(",") + 1]
 
 
 def driver_cuda(host: Host) -> str:
@@ -117,13 +123,11 @@ def nvidia_memory(host: Host) -> list[GpuMemory]:
     """How much of each NVIDIA GPU's memory is free now; one that does not say is left out."""
     if not host.which("nvidia-smi"):
         return []
-    query = "--query-gpu=name,memory.free,memory.total"
-    asked = host.run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
-    rows = [[cell.strip() for cell in line.split(",")] for line in asked.out.splitlines()]
+    rows = _rows(host, "name,memory.free,memory.total", "csv,noheader,nounits")
     return [
-        GpuMemory(row[0], int(row[1]), int(row[2]))
-        for row in rows
-        if asked.code == 0 and len(row) == 3 and row[1].isdigit() and row[2].isdigit()
+        GpuMemory(name, int(free), int(total))
+        for name, free, total in rows or ()
+        if free.isdigit() and total.isdigit()
     ]
 
 
