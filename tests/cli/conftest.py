@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, scripted_home
 
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Home]:
-    """One daemon with the scripted engine for all tests of a file that leave nothing behind."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
+    """One daemon for all tests of a file that leave nothing behind."""
+    with scripted_home() as home:
         yield home
-        daemon.stop()

@@ -18,21 +18,10 @@ from tests.support.daemons import (
     Home,
     RunningDaemon,
     UnixConnection,
-    temporary_home,
     wait_for,
 )
 
 Start = Callable[..., RunningDaemon]
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Home]:
-    """One daemon for all tests that leave nothing behind."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
 
 
 @pytest.fixture

@@ -5,24 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Iterator
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home
 
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 BODY = b'{"content":"a"}'
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\nf\r\n" + BODY + b"\r\n0\r\n\r\n"
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Home]:
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
 
 
 def answer(home: Home, data: bytes) -> tuple[int, bytes]:

@@ -6,22 +6,10 @@ import json
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Home]:
-    """One daemon for all tests that do not care what others kept."""
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
+from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
 def ask(home: Home, text: str, conversation: str = "new", **fields: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from tests.support.daemons import (
     Home,
     RunningDaemon,
     UnixConnection,
-    temporary_home,
     wait_for,
 )
 
@@ -24,15 +23,6 @@ RECORDED = [
     for file in sorted((Path(__file__).parent / "requests").glob("*.json"))
     for name, case in json.loads(file.read_text()).items()
 ]
-
-
-@pytest.fixture(scope="module")
-def api() -> Iterator[Home]:
-    with temporary_home() as home:
-        home.use_fake()
-        daemon = RunningDaemon(home)
-        yield home
-        daemon.stop()
 
 
 def infill(home: Home, command: str = "say x", **fields: Any) -> Any:

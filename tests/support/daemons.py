@@ -242,3 +242,13 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def scripted_home() -> Iterator[Home]:
+    """A home whose daemon runs, with the scripted engine."""
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()

@@ -1,0 +1,16 @@
+"""What the tests of the daemon share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.daemons import Home, scripted_home
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    """One daemon for all tests of a file that leave nothing behind."""
+    with scripted_home() as home:
+        yield home
