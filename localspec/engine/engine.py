@@ -230,6 +230,8 @@ class Engine:
     def _make_room(self, lane: Lane) -> None:
         """The context is full of running requests: the one that came last ends here."""
         gen = lane.active[-1]
+        for other in lane.active:  # what was drafted for this pass is not verified any more
+            lane.slots.roll_back(other.slot, other.slot.n_target)
         if gen.generated == 0:
             lane.active.remove(gen)
             lane.slots.clear(gen.slot)
@@ -240,8 +242,6 @@ class Engine:
             self._fail(gen.id, full)
             return
         gen.finish = "length"
-        for other in lane.active:
-            lane.slots.roll_back(other.slot, other.slot.n_target)
         self._finish(lane, gen)
 
     # ------------------------------------------------------------------------ verify and commit

@@ -236,6 +236,24 @@ def test_prompts_that_do_not_fit_together_are_answered_or_told(
             assert answer.failed.code == "context_length_exceeded"
 
 
+def test_a_prompt_that_is_refused_does_not_disturb_an_answer_that_drafts(
+    contextual_files: PairFiles, load: Load
+) -> None:
+    """What the answer had drafted for the pass that found no room is drafted anew."""
+    engine = load(contextual_files, n_ctx=256)
+    prompt = prompts(1, 60)[0]
+    answering = engine.start(prompt, 150, GREEDY, drafting(3))
+    engine.engine.step()
+    while engine.generation(answering).generated < 20:
+        engine.engine.step()
+    refused = engine.start([(3 * at) % 500 for at in range(200)], 8)
+    engine.finish()
+    assert engine.answers[refused].failed.code == "context_length_exceeded"
+    answer = engine.answers[answering]
+    assert_own_text(engine, prompt, answer.tokens, alone(engine, prompt, 150))
+    assert answer.done.speculation.drafted > 150
+
+
 def test_idle_caches_make_room_for_a_long_prompt(contextual_files: PairFiles, load: Load) -> None:
     engine = load(contextual_files, n_ctx=256)
     for prompt in prompts(4, 50):
