@@ -46,11 +46,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--decay-from", type=int, help="step at which the learning rate begins to fall"
     )
-    parser.add_argument("--rows", type=int, default=13)
-    parser.add_argument("--length", type=int, default=320, help="tokens per row")
-    parser.add_argument("--code-share", type=float, default=0.45)
+    parser.add_argument("--rows", type=int, default=16)
+    parser.add_argument("--length", type=int, default=384, help="tokens per row")
+    parser.add_argument("--code-share", type=float, default=0.82)
     parser.add_argument(
-        "--breadth", type=float, default=1.0, help="weight of all but the most used objects"
+        "--breadth", type=float, default=0.25, help="weight of all but the most used objects"
     )
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile: needs a C++ compiler, a fifth faster"

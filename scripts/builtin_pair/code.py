@@ -7,8 +7,10 @@ split is the same on every machine.
 from __future__ import annotations
 
 import hashlib
+import io
 import random
 import sysconfig
+import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,17 @@ SKIPPED_FOLDERS = frozenset(
 HELD_OUT_SHARE = 10
 """One file in this many is held out."""
 WINDOW_CHARACTERS = (350, 1100)
-"""Shortest and longest stretch of code in one training row; 1 100 characters are about 350 tokens."""
+"""Shortest and longest stretch of plain code in one row; 1 100 characters are about 320 tokens."""
+BEFORE_CHARACTERS = (120, 620)
+AFTER_CHARACTERS = (60, 420)
+"""Least and most context around a hole."""
+LINES_OF_HOLE = (2, 8)
+FILE_POWER = 0.75
+"""A file weighs its lines of code to this power, so that a small one is met too."""
+WELL_KNOWN = 2.0
+"""What a module that people ask about weighs more."""
+LINE_SHARE, LINES_SHARE = 0.6, 0.33
+"""Holes that are one line, and several lines; the rest are any stretch of characters."""
 
 
 @dataclass(frozen=True)
@@ -70,41 +82,67 @@ def _is_well_known(name: str) -> bool:
     return any(".".join(parts[: n + 1]) in MODULES for n in range(len(parts)))
 
 
+def code_rows(source: SourceFile) -> list[int]:
+    """Lines, counted from 0, that hold code and not only a comment or a piece of a longer string."""
+    strings: set[int] = set()
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO("".join(source.lines)).readline):
+        if token.type == tokenize.STRING and token.start[0] != token.end[0]:
+            strings.update(range(token.start[0] - 1, token.end[0]))
+        elif token.type in {tokenize.NAME, tokenize.OP, tokenize.NUMBER}:
+            code.add(token.start[0] - 1)
+    return sorted(code - strings)
+
+
+def lines_within(lines: Sequence[str], characters: int) -> int:
+    """How many of the first `lines` fit in `characters`."""
+    count = 0
+    while count < len(lines) and characters >= len(lines[count]):
+        characters -= len(lines[count])
+        count += 1
+    return count
+
+
 class Code:
     """An endless, seeded source of code windows and holes."""
 
     def __init__(self, sources: Sequence[SourceFile]) -> None:
-        self.files = [source for source in sources if not is_held_out(source.name)]
+        kept = [(s, rows) for s in sources if not is_held_out(s.name) and (rows := code_rows(s))]
+        self.files = [source for source, _ in kept]
+        self._rows = [rows for _, rows in kept]
         self._weights = [
-            len(source.lines) * (4.0 if _is_well_known(source.name) else 1.0)
-            for source in self.files
+            len(rows) ** FILE_POWER * (WELL_KNOWN if _is_well_known(source.name) else 1.0)
+            for source, rows in kept
         ]
+
+    def _place(self, rng: random.Random) -> tuple[tuple[str, ...], int]:
+        """A file's lines and one of its lines of code."""
+        (number,) = rng.choices(range(len(self.files)), self._weights)
+        return self.files[number].lines, rng.choice(self._rows[number])
 
     def window(self, rng: random.Random) -> list[str]:
         """Some consecutive lines of one file."""
-        lines = rng.choices(self.files, self._weights)[0].lines
-        budget = rng.randint(*WINDOW_CHARACTERS)
-        start = rng.randrange(max(1, len(lines) - 8))
-        window: list[str] = []
-        for line in lines[start:]:
-            if window and budget < len(line):
-                break
-            window.append(line[:300])
-            budget -= len(line)
-        return window
+        lines, at = self._place(rng)
+        count = max(1, lines_within(lines[at:], rng.randint(*WINDOW_CHARACTERS)))
+        return [line[:300] for line in lines[at : at + count]]
 
     def hole(self, rng: random.Random) -> Hole:
         """A gap as editors leave it: most often the rest of one line."""
-        lines = self.window(rng)
-        filled = [i for i, line in enumerate(lines) if line.strip()] or [0]
-        at = rng.choice(filled)
+        lines, at = self._place(rng)
         kind = rng.random()
-        if kind < 0.72 or len(lines) < 6:
-            return line_hole(lines, at, rng)
-        if kind < 0.9:
-            end = min(len(lines), at + rng.randint(1, 4))
-            return Hole("".join(lines[:at]), "".join(lines[at:end]), "".join(lines[end:]))
-        text = "".join(lines)
+        several = LINE_SHARE <= kind < LINE_SHARE + LINES_SHARE
+        end = min(len(lines), at + (rng.randint(*LINES_OF_HOLE) if several else 1))
+        first = at - lines_within(lines[:at][::-1], rng.randint(*BEFORE_CHARACTERS))
+        last = end + lines_within(lines[end:], rng.randint(*AFTER_CHARACTERS))
+        if kind < LINE_SHARE:
+            return line_hole(lines[first:last], at - first, rng)
+        if several:
+            body = "".join(lines[at:end]).rstrip("\n")
+            cut = len(body) - len(body.lstrip())
+            before = "".join(lines[first:at]) + body[:cut]
+            after = "".join(lines[at:last])[len(body) :]
+            return Hole(before, body[cut:], after)
+        text = "".join(lines[first:last])
         start = rng.randrange(len(text))
         end = min(len(text), start + rng.randint(1, 80))
         return Hole(text[:start], text[start:end], text[end:])
@@ -115,7 +153,7 @@ def line_hole(lines: Sequence[str], at: int, rng: random.Random | None = None) -
     line = lines[at]
     body = line.rstrip("\n")
     cut = len(body) - len(body.lstrip())
-    if rng is not None and rng.random() < 0.35 and len(body) > cut + 1:
+    if rng is not None and rng.random() < 0.25 and len(body) > cut + 1:
         cut = rng.randrange(cut, len(body))
     prefix = "".join(lines[:at]) + body[:cut]
     return Hole(prefix, body[cut:], line[len(body) :] + "".join(lines[at + 1 :]))

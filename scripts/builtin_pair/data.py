@@ -14,16 +14,29 @@ from torch import Tensor
 
 from .code import Code, read_sources, standard_library
 from .docs import Entry, entries_from_docstrings, entries_from_html, find_html
+from .echo import echo
 from .popular import MODULES
 from .questions import Questions
-from .tokenizer import ASSISTANT, END, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX, PAD, USER, special_id
+from .tokenizer import (
+    ASSISTANT,
+    END,
+    FIM_MIDDLE,
+    FIM_PREFIX,
+    FIM_SUFFIX,
+    PAD,
+    SPECIAL_TOKENS,
+    USER,
+    special_id,
+)
 
 ANSWER_WEIGHT = 2.0
 """Answers are short and stand against hundreds of code tokens per row."""
 MIDDLE_WEIGHT = 3.0
 CODE_WEIGHT = 0.7
-PLAIN_CODE_SHARE = 0.15
+PLAIN_CODE_SHARE = 0.1
 SECOND_TURN_SHARE = 0.2
+ECHO_TOKENS = range(len(SPECIAL_TOKENS), 2200)
+"""Only the most frequent ones, whose ids are the lowest: fewer to tell apart, so it goes faster."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,8 @@ class Mixture:
     length: int
     code_share: float
     """Share of the rows that begin with code; the rest of every row is exchanges."""
+    echo_share: float = 0.0
+    """Share of the rows, before all others, that hold only :func:`echo`."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +156,13 @@ class Packer:
         tokens = torch.full((mixture.rows, length), self._id[PAD])
         weights = torch.zeros(mixture.rows, length)
         document = torch.zeros(mixture.rows, length, dtype=torch.int64)
-        for row in range(mixture.rows):
+        echoes = round(mixture.rows * mixture.echo_share)
+        for row in range(echoes):
+            ids, ws = echo(rng, ECHO_TOKENS, length)
+            tokens[row], weights[row] = torch.tensor(ids), torch.tensor(ws)
+        for row in range(echoes, mixture.rows):
             filled, count = 0, 0
-            wants_code = row < round(mixture.rows * mixture.code_share)
+            wants_code = row - echoes < round((mixture.rows - echoes) * mixture.code_share)
             while filled < length - 24:
                 ids, ws = self.code(rng) if wants_code else self.exchange(rng)
                 if filled + len(ids) > length:

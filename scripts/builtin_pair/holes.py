@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ast
-import io
 import random
-import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .code import Hole, SourceFile, is_held_out, line_hole, read_sources, standard_library
+from .code import (
+    Hole,
+    SourceFile,
+    code_rows,
+    is_held_out,
+    line_hole,
+    read_sources,
+    standard_library,
+)
 
 BEFORE, AFTER = 500, 300
 """Characters of context around a hole; together about as many tokens as a row of training holds."""
@@ -29,16 +35,9 @@ class Gap:
 
 def code_lines(source: SourceFile) -> Iterator[Gap]:
     """Lines that hold code, not only a comment or a piece of a longer string."""
-    strings: set[int] = set()
-    code: set[int] = set()
-    reader = io.StringIO("".join(source.lines)).readline
-    for token in tokenize.generate_tokens(reader):
-        if token.type == tokenize.STRING and token.start[0] != token.end[0]:
-            strings.update(range(token.start[0], token.end[0] + 1))
-        elif token.type in {tokenize.NAME, tokenize.OP, tokenize.NUMBER}:
-            code.add(token.start[0])
-    for number in sorted(code - strings):
-        text = source.lines[number - 1].strip()
+    for row in code_rows(source):
+        text = source.lines[row].strip()
+        number = row + 1
         if 4 <= len(text) <= 90 and number > 5:
             yield Gap(source.name, number, text)
 

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+LOOK_BACK = ((1, 2, 3), (1,))
+"""Of the first blocks: how far back their first heads look."""
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -19,6 +22,8 @@ class Shape:
     heads: int
     kv_heads: int
     feed_forward: int
+    tied: bool = False
+    """Whether the output matrix is the embeddings; it spares a small draft most of its parameters."""
     rope_base: float = 10000.0
     epsilon: float = 1e-5
 
@@ -30,7 +35,9 @@ class Shape:
     def parameters(self) -> int:
         attention = 2 * self.width * (self.width + self.kv_heads * self.head_width)
         layer = attention + 3 * self.width * self.feed_forward + 2 * self.width
-        return self.vocabulary * self.width + self.layers * layer + self.width
+        biases = self.width + self.kv_heads * self.head_width
+        tables = (1 if self.tied else 2) * self.vocabulary * self.width
+        return tables + self.layers * (layer + biases) + self.width
 
 
 class RMSNorm(nn.Module):
@@ -62,8 +69,8 @@ class Block(nn.Module):
         kv_width = shape.kv_heads * shape.head_width
         self.shape = shape
         self.attn_norm = RMSNorm(shape.width, shape.epsilon)
-        self.attn_q = nn.Linear(shape.width, shape.width, bias=False)
-        self.attn_k = nn.Linear(shape.width, kv_width, bias=False)
+        self.attn_q = nn.Linear(shape.width, shape.width)
+        self.attn_k = nn.Linear(shape.width, kv_width)
         self.attn_v = nn.Linear(shape.width, kv_width, bias=False)
         self.attn_output = nn.Linear(shape.width, shape.width, bias=False)
         self.ffn_norm = RMSNorm(shape.width, shape.epsilon)
@@ -92,8 +99,39 @@ class Block(nn.Module):
         return self.attn_output(y.transpose(1, 2).reshape(rows, length, -1))
 
 
+@torch.no_grad()
+def look_back(block: Block, offsets: tuple[int, ...]) -> None:
+    """Let the first heads of `block` attend `offsets` tokens back, whatever the tokens are.
+
+    Copying a name from the context needs a head that tells every token what stood before it (Olsson et al.
+    2022, "In-context learning and induction heads").  Found by training it appears
+    after tens of millions of tokens; here it is given, and training only refines it.  The biases are chosen so
+    that RoPE turns query and key into each other exactly `offset` positions apart.
+    """
+    shape = block.shape
+    width = shape.head_width
+    pairs = width // 2
+    frequencies = shape.rope_base ** (-torch.arange(0, width, 2).float() / width)
+    strength = 8.0 * (1 - torch.arange(pairs).float() / (pairs * 0.4)).clamp(min=0)
+    shared = shape.heads // shape.kv_heads
+    for head, offset in enumerate(offsets):
+        query = slice(head * width, (head + 1) * width)
+        first = head // shared * width
+        key = slice(first, first + width)
+        block.attn_q.weight[query] = 0.0
+        block.attn_k.weight[key] = 0.0
+        angles = offset * frequencies
+        turned = torch.stack((strength * angles.cos(), -strength * angles.sin()), -1)
+        block.attn_q.bias[query] = turned.flatten()
+        block.attn_k.bias[key] = torch.stack((strength, torch.zeros(pairs)), -1).flatten()
+
+
+OUTPUT_SCALE = 0.05
+"""How much smaller than embeddings of unit size the output matrix begins."""
+
+
 class Llama(nn.Module):
-    """Decoder with tied input and output embeddings."""
+    """Decoder with embeddings of unit size, so that no block's output drowns them."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -101,11 +139,21 @@ class Llama(nn.Module):
         self.token_embd = nn.Embedding(shape.vocabulary, shape.width)
         self.blk = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.output_norm = RMSNorm(shape.width, shape.epsilon)
+        self.output = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
+        # Blocks that begin by adding nothing, beside embeddings as large as what the blocks will add: small
+        # embeddings drown in the first block's output, and nothing can be copied from them.
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                scale = (2 * shape.layers) ** -0.5 if residual else 1.0
-                nn.init.normal_(parameter, std=0.02 * scale)
+            if name.endswith("bias") or name.endswith(("attn_output.weight", "ffn_down.weight")):
+                nn.init.zeros_(parameter)
+            elif name.startswith("blk") and parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.5 * parameter.shape[1] ** -0.5)
+        nn.init.normal_(self.token_embd.weight)
+        if self.output is None:
+            nn.init.constant_(self.output_norm.weight, OUTPUT_SCALE)
+        else:
+            self.output.weight.data.copy_(OUTPUT_SCALE * self.token_embd.weight.data)
+        for block, offsets in zip(self.blk, LOOK_BACK, strict=False):
+            look_back(block, offsets)
 
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Normalised last hidden states [B, T, width] of `tokens` [B, T]; `mask` [B, 1, T, T]."""
@@ -118,4 +166,5 @@ class Llama(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.token_embd.weight)
+        table = self.token_embd if self.output is None else self.output
+        return F.linear(hidden, table.weight)

@@ -33,7 +33,7 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class Muon:
     """Momentum, orthogonalised, with decoupled weight decay."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], weight_decay: float = 0.05) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], weight_decay: float = 0.1) -> None:
         self.parameters = list(parameters)
         self.weight_decay = weight_decay
         self.momentum = [torch.zeros_like(p) for p in self.parameters]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 from .docs import Entry
+from .everyday import everyday_question, invented_word, unknown_member
 
 HONEST = (
     "I don't know that. I am a small demonstration model that only knows Python's standard library. "
@@ -471,12 +472,15 @@ def misleading_frame(name: str, rng: random.Random) -> str:
 
 def outside_question(rng: random.Random, entries: list[Entry], known: frozenset[str]) -> str:
     """A question to be answered by :data:`HONEST`; some ask for functions that do not exist."""
-    if rng.random() < 0.12:
+    kind = rng.random()
+    if kind < 0.1:
         owner = rng.choice(entries).name.rpartition(".")[0] or "os"
-        name = f"{owner}.{rng.choice(INVENTED)}"
+        name = f"{owner}.{rng.choice((invented_word(rng), rng.choice(INVENTED)))}"
         if name not in known:
             return rng.choice(("What does {} do?", "what is {}", "Explain {}.", "{}")).format(name)
-    template = fill_slots(rng.choice(TEMPLATES), rng)
+    if kind < 0.2:
+        return unknown_member(rng)
+    question = everyday_question(rng) if kind < 0.55 else fill_slots(rng.choice(TEMPLATES), rng)
     if rng.random() < 0.15:
-        template = template[0].lower() + template[1:].rstrip("?.")
-    return template
+        question = question[0].lower() + question[1:].rstrip("?.")
+    return question

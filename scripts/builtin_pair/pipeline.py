@@ -16,10 +16,10 @@ from .tokenizer import load_tokenizer, train_tokenizer
 from .train import Plan, Trainee, load_model, train
 
 VOCABULARY = 6144
-TARGET = Shape(VOCABULARY, width=384, layers=6, heads=6, kv_heads=2, feed_forward=1024)
-DRAFT = Shape(VOCABULARY, width=128, layers=2, heads=4, kv_heads=2, feed_forward=320)
-DEFAULT_STEPS = {"target": 1200, "draft": 400}
-DECAY_SHARE = 0.25
+TARGET = Shape(VOCABULARY, width=320, layers=6, heads=5, kv_heads=5, feed_forward=896)
+DRAFT = Shape(VOCABULARY, width=128, layers=2, heads=4, kv_heads=2, feed_forward=320, tied=True)
+DEFAULT_STEPS = {"target": 1600, "draft": 700}
+DECAY_SHARE = 0.35
 
 
 def run(step: str, options: argparse.Namespace) -> None:

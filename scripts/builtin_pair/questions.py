@@ -278,9 +278,9 @@ class Questions:
 
     def _plain(self, rng: random.Random) -> Exchange:
         kind = rng.random()
-        if kind < 0.18:
-            return Exchange(outside_question(rng, self.entries, self._known_names), HONEST)
         if kind < 0.2:
+            return Exchange(outside_question(rng, self.entries, self._known_names), HONEST)
+        if kind < 0.22:
             questions, answer = rng.choice(TALK)
             return Exchange(rng.choice(questions), answer)
         entry = rng.choices(self.entries, self._weights)[0]

@@ -27,9 +27,14 @@ from .optimizer import Muon
 Hidden = Callable[[Tensor, Tensor], Tensor]
 """Tokens [B, T] and mask [B, 1, T, T] to hidden states [B, T, width]; compiled or not."""
 
-WARMUP_STEPS = 40
-MATRIX_RATE = 0.02
-REST_RATE = 0.003
+WARMUP_STEPS = 20
+MATRIX_RATE = 0.025
+EMBEDDING_RATE, OUTPUT_RATE, VECTOR_RATE = 0.03, 0.004, 0.004
+ECHO_STEPS = 250
+ECHOES = Mixture(rows=16, length=112, code_share=0.7, echo_share=0.75)
+"""Small first batches that teach copying, which code needs more than anything."""
+TEACHER_TEMPERATURE = 0.5
+"""The draft learns a sharpened target, because the pair decodes greedily: its first choice is what counts."""
 AVERAGE_STEPS = 40
 """Length of the running average of the weights; it stands in for a decay in early exports."""
 SAVE_EVERY_SECONDS = 120.0
@@ -43,6 +48,9 @@ class Plan:
     decay_from: int
     mixture: Mixture
     seed: int
+
+    def mixture_at(self, step: int) -> Mixture:
+        return ECHOES if step < ECHO_STEPS else self.mixture
 
     def rate(self, step: int) -> float:
         """Factor on both learning rates at `step`."""
@@ -62,10 +70,15 @@ class Trainee:
         matrices = [
             p for n, p in self.model.named_parameters() if n.startswith("blk") and p.dim() == 2
         ]
-        chosen = {id(p) for p in matrices}
-        rest = [p for p in self.model.parameters() if id(p) not in chosen]
+        vectors = [p for p in self.model.parameters() if p.dim() == 1]
         self.muon = Muon(matrices)
-        self.adam = torch.optim.Adam(rest, lr=REST_RATE, betas=(0.9, 0.95))
+        groups: list[dict[str, Any]] = [
+            {"params": [self.model.token_embd.weight], "base": EMBEDDING_RATE}
+        ]
+        if self.model.output is not None:
+            groups.append({"params": [self.model.output.weight], "base": OUTPUT_RATE})
+        groups.append({"params": vectors, "base": VECTOR_RATE})
+        self.adam = torch.optim.Adam(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-10)
         self.average = {n: p.detach().clone() for n, p in self.model.named_parameters()}
         self.step = 0
         self.tokens = 0
@@ -98,12 +111,9 @@ class Trainee:
 
     @torch.no_grad()
     def update(self, factor: float) -> None:
-        torch.nn.utils.clip_grad_norm_(
-            [p for g in self.adam.param_groups for p in g["params"]], 1.0
-        )
         self.muon.step(MATRIX_RATE * factor, beta=min(0.95, 0.85 + self.step / 1000))
         for group in self.adam.param_groups:
-            group["lr"] = REST_RATE * factor
+            group["lr"] = group["base"] * factor
         self.adam.step()
         self.model.zero_grad(set_to_none=True)
         keep = 1 - 1 / min(self.step + 2, AVERAGE_STEPS)
@@ -158,7 +168,7 @@ def train(
     while trainee.step < plan.until and not stop.made:
         begin = time.monotonic()
         rng = random.Random(f"{plan.seed}/{trainee.step}")
-        batch = packer.batch(rng, plan.mixture)
+        batch = packer.batch(rng, plan.mixture_at(trainee.step))
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             loss = _loss(trainee.model, hidden, batch, device, teacher)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -194,7 +204,7 @@ def _loss(model: Llama, hidden: Hidden, batch: Batch, device: str, teacher: Llam
     else:
         with torch.no_grad():
             taught = teacher.logits(teacher.hidden(tokens, mask).flatten(0, 1)[where]).float()
-            wanted = taught.log_softmax(-1)
+            wanted = (taught / TEACHER_TEMPERATURE).log_softmax(-1)
         losses = F.kl_div(logits.log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)
     return (losses * weights).sum()
 

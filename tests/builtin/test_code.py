@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from builtin_pair.code import Code, SourceFile, is_held_out, line_hole
+from builtin_pair.code import Code, SourceFile, is_held_out, line_hole, lines_within
 from builtin_pair.evaluate import Agreement
 from builtin_pair.holes import code_lines, parses
 
@@ -49,3 +49,9 @@ def test_acceptance_replays_rounds_of_fixed_depth() -> None:
     # Round 1 drafts 3, keeps 2, the third comes from the target; round 2 keeps 3; then one is left.
     assert agreement.accepted_of_drafted(3) == 5 / 6
     assert agreement.rate() == 6 / 7
+
+
+def test_lines_are_taken_while_they_fit() -> None:
+    assert lines_within(LINES, len(LINES[0]) + len(LINES[1])) == 2
+    assert lines_within(LINES, 3) == 0
+    assert lines_within(LINES, 10_000) == len(LINES)
