@@ -134,26 +134,21 @@ class Code:
         end = min(len(lines), at + (rng.randint(*LINES_OF_HOLE) if several else 1))
         first = at - lines_within(lines[:at][::-1], rng.randint(*BEFORE_CHARACTERS))
         last = end + lines_within(lines[end:], rng.randint(*AFTER_CHARACTERS))
-        if kind < LINE_SHARE:
-            return line_hole(lines[first:last], at - first, rng)
-        if several:
-            body = "".join(lines[at:end]).rstrip("\n")
-            cut = len(body) - len(body.lstrip())
-            before = "".join(lines[first:at]) + body[:cut]
-            after = "".join(lines[at:last])[len(body) :]
-            return Hole(before, body[cut:], after)
+        if several or kind < LINE_SHARE:
+            return line_hole(lines[first:last], at - first, end - at, None if several else rng)
         text = "".join(lines[first:last])
         start = rng.randrange(len(text))
         end = min(len(text), start + rng.randint(1, 80))
         return Hole(text[:start], text[start:end], text[end:])
 
 
-def line_hole(lines: Sequence[str], at: int, rng: random.Random | None = None) -> Hole:
-    """The rest of line `at`, from its first letter, or (with `rng`) sometimes from its middle."""
-    line = lines[at]
-    body = line.rstrip("\n")
+def line_hole(
+    lines: Sequence[str], at: int, count: int = 1, rng: random.Random | None = None
+) -> Hole:
+    """`count` lines from `at` on, from the first letter, or (with `rng`) sometimes from the middle."""
+    body = "".join(lines[at : at + count]).rstrip("\n")
     cut = len(body) - len(body.lstrip())
     if rng is not None and rng.random() < 0.25 and len(body) > cut + 1:
         cut = rng.randrange(cut, len(body))
     prefix = "".join(lines[:at]) + body[:cut]
-    return Hole(prefix, body[cut:], line[len(body) :] + "".join(lines[at + 1 :]))
+    return Hole(prefix, body[cut:], "".join(lines[at:])[len(body) :])

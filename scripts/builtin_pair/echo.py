@@ -1,7 +1,7 @@
 """Random tokens that come again: text in which copying is all that helps.
 
-Code repeats its own names, so a model must learn to copy before anything else is worth learning.  From code alone
-that takes tens of millions of tokens; from this, after `model.look_back`, three hundred thousand.
+Code repeats its own names, so a model must learn to copy before anything else is worth learning.  The first
+pair had not learnt it from 4.6 M tokens of code and prose; from this, after `model.look_back`, 0.4 M are enough.
 """
 
 from __future__ import annotations

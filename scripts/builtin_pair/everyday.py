@@ -7,6 +7,7 @@ taught it that list.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 
 NOUNS: tuple[str, ...] = tuple(
     """apartment aunt baby balcony banana bank barber basement bathtub beach beard bed beer bicycle blanket boat
@@ -77,6 +78,18 @@ VOWELS = "a e i o u a e i o u ai ea ee ie oo ou y".split()
 ENDS = "b ck d ff g k l ll m n nd ng nt p r rd rk rm rn rt s sh ss st t th x".split()
 
 
+WORDS = {"noun": NOUNS, "doing": DOINGS, "quality": QUALITIES, "when": WHENS}
+
+
+def fill_slots(template: str, slots: Mapping[str, Sequence[str]], rng: random.Random) -> str:
+    """`template` with every "{slot}" replaced by one of its words."""
+    for slot, values in slots.items():
+        mark = "{" + slot + "}"
+        while mark in template:
+            template = template.replace(mark, rng.choice(values), 1)
+    return template
+
+
 def invented_word(rng: random.Random) -> str:
     """A word that can be spoken and means nothing."""
     word = ""
@@ -87,13 +100,7 @@ def invented_word(rng: random.Random) -> str:
 
 def everyday_question(rng: random.Random) -> str:
     """A sentence from life in which nothing belongs to programming."""
-    words = {
-        "{noun}": NOUNS, "{doing}": DOINGS, "{quality}": QUALITIES, "{when}": WHENS,
-    }  # fmt: skip
-    question = rng.choice(FRAMES)
-    for mark, choices in words.items():
-        while mark in question:
-            question = question.replace(mark, rng.choice(choices), 1)
+    question = fill_slots(rng.choice(FRAMES), WORDS, rng)
     while "{name}" in question:
         question = question.replace("{name}", invented_word(rng), 1)
     while "{Name}" in question:

@@ -14,6 +14,7 @@ from .code import (
     code_rows,
     is_held_out,
     line_hole,
+    lines_within,
     read_sources,
     standard_library,
 )
@@ -81,11 +82,8 @@ def load_gap(gap: Gap, root: Path) -> tuple[list[str], Hole] | None:
     at = gap.line - 1
     if at >= len(lines) or lines[at].strip() != gap.text:
         return None
-    first, last = at, at + 1
-    while first > 0 and sum(map(len, lines[first - 1 : at])) <= BEFORE:
-        first -= 1
-    while last < len(lines) and sum(map(len, lines[at + 1 : last + 1])) <= AFTER:
-        last += 1
+    first = at - lines_within(lines[:at][::-1], BEFORE)
+    last = at + 1 + lines_within(lines[at + 1 :], AFTER)
     return lines, line_hole(lines[first:last], at - first)
 
 

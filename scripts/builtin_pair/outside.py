@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 from .docs import Entry
-from .everyday import everyday_question, invented_word, unknown_member
+from .everyday import everyday_question, fill_slots, invented_word, unknown_member
 
 HONEST = (
     "I don't know that. I am a small demonstration model that only knows Python's standard library. "
@@ -455,19 +455,11 @@ INVENTED = (
 )  # fmt: skip
 
 
-def fill_slots(template: str, rng: random.Random) -> str:
-    for slot, values in SLOTS.items():
-        mark = "{" + slot + "}"
-        while mark in template:
-            template = template.replace(mark, rng.choice(values), 1)
-    return template
-
-
 def misleading_frame(name: str, rng: random.Random) -> str:
     """A known name in a sentence of another subject: the name decides, not the words around it."""
     template = rng.choice([template for template in TEMPLATES if "{" in template])
     first = template[template.index("{") : template.index("}") + 1]
-    return fill_slots(template.replace(first, name, 1), rng)
+    return fill_slots(template.replace(first, name, 1), SLOTS, rng)
 
 
 def outside_question(rng: random.Random, entries: list[Entry], known: frozenset[str]) -> str:
@@ -480,7 +472,9 @@ def outside_question(rng: random.Random, entries: list[Entry], known: frozenset[
             return rng.choice(("What does {} do?", "what is {}", "Explain {}.", "{}")).format(name)
     if kind < 0.2:
         return unknown_member(rng)
-    question = everyday_question(rng) if kind < 0.55 else fill_slots(rng.choice(TEMPLATES), rng)
+    question = (
+        everyday_question(rng) if kind < 0.55 else fill_slots(rng.choice(TEMPLATES), SLOTS, rng)
+    )
     if rng.random() < 0.15:
         question = question[0].lower() + question[1:].rstrip("?.")
     return question
