@@ -141,7 +141,7 @@ class Generation:
         for at, token in enumerate(tokens):
             self.slot.tokens.append(token)
             count += 1
-            if self._vocab.is_eog(token) and not self.request.sampling.ignore_eos:
+            if self._vocab.is_eog(token):
                 self.finish = "stop"
                 break
             piece = self._vocab.piece(token, special=token in self._shown)

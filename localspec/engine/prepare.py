@@ -5,7 +5,9 @@ Runs in a thread beside the step loop, so that a slow template or a large gramma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from localspec.engine.ending import weigh_endings
@@ -15,7 +17,7 @@ from localspec.engine.infill import infill_tokens
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair import Pair
 from localspec.engine.prefixes import Prefix
-from localspec.engine.sampling import Distribution, Sampler, resolve
+from localspec.engine.sampling import Distribution, Sampler, Settings, resolve
 from localspec.engine.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import (
@@ -23,6 +25,7 @@ from localspec.protocol.frames import (
     Generate,
     InfillPrompt,
     Prompt,
+    Sampling,
     TextPrompt,
     TokenPrompt,
 )
@@ -50,7 +53,7 @@ class Preparer:
             vocab.check(token)
         self._rendered = ""
         tokens = self.tokens(request.prompt)
-        settings = resolve(request.sampling, self._pair.defaults)
+        settings = self._settings(request.sampling)
         matcher = self._grammars.compile(request.constraint) if request.constraint else None
         prediction = request.speculative.prediction
         expected = (
@@ -66,6 +69,14 @@ class Preparer:
             self._rendered[-TAIL:],
             self._saved(request, tokens),
         )
+
+    def _settings(self, asked: Sampling) -> Settings:
+        settings = resolve(asked, self._pair.defaults)
+        if not asked.ignore_eos:
+            return settings
+        # as llama-server does: an end is never the likeliest, rather than passed over when it comes
+        never = dict.fromkeys(self._pair.vocab.ends, -math.inf)
+        return replace(settings, logit_bias={**settings.logit_bias, **never})
 
     def _endings(self) -> Callable[[Distribution], Distribution]:
         vocab = self._pair.vocab

@@ -180,6 +180,8 @@ class Sampler:
                 _dry(row, history, settings, self._piece)
         if mask is not None:
             row[~mask] = -np.inf
+            if row.max() == -np.inf:  # the grammar leaves only what a bias forbids: it goes before
+                row[mask] = 0.0
         return row
 
     def distribution(self, row: Logits) -> Distribution:

@@ -64,7 +64,7 @@ def test_a_newer_completion_of_the_same_editor_ends_the_older_one(served: Home) 
     """And what the older one left in the cache does not show in the newer one's answer."""
     truth = infill(served)["content"]
     older = UnixConnection(served.socket)
-    endless = {**HOLE, "n_predict": -1, "ignore_eos": True}
+    endless = {**HOLE, **BEST, "n_predict": -1, "ignore_eos": True}
     older.request("POST", "/infill", json.dumps(endless))
     until(lambda: running(served) == 1, "the older completion")
     assert infill(served)["content"] == truth
@@ -77,7 +77,7 @@ def test_a_newer_completion_of_the_same_editor_ends_the_older_one(served: Home) 
 def test_a_connection_dropped_while_the_prompt_is_read_or_text_is_written_frees_its_place(
     served: Home,
 ) -> None:
-    endless = {**HOLE, "ignore_eos": True, "n_predict": -1}
+    endless = {**HOLE, **BEST, "n_predict": -1, "ignore_eos": True}
     for place in ({"input_prefix": ABOVE * 3, "cache_prompt": False}, {}):
         leaving = UnixConnection(served.socket)
         leaving.request("POST", "/infill", json.dumps({**endless, **place}))

@@ -226,7 +226,17 @@ def test_eos_ends_an_answer_inside_accepted_drafts(models: Path, depth: int, len
         ignoring = Sampling(temperature=0.0, ignore_eos=True)
         longer = engine.ask([BOS, 0], 40, ignoring, drafting(depth))
         assert len(longer.tokens) == 40
-        assert longer.tokens[: length + 1] == answer.tokens
+        assert longer.tokens[:length] == answer.tokens[:length]
+        assert not any(map(first.is_eog, longer.tokens))
+
+
+def test_an_end_that_the_sampler_for_holes_sets_ends_even_an_answer_that_ignores_ends(
+    contextual: Running,
+) -> None:
+    """Nothing is likely here, so it sets one; it used to be passed over, again and again."""
+    answer = contextual.ask("a", 40, Sampling(infill=True, ignore_eos=True))
+    assert answer.done.finish_reason == "stop"
+    assert answer.tokens == [contextual.pair.vocab.end]
 
 
 @pytest.mark.parametrize("depth", [0, 1, 5, 15])

@@ -166,6 +166,18 @@ REFUSED = (
 )
 
 
+@pytest.mark.parametrize("speculative", [PLAIN, drafting(4)])
+def test_an_answer_that_ignores_ends_stops_where_its_language_does(
+    contextual: Running, speculative: Any
+) -> None:
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    answer = contextual.constrained(
+        "regex", "[A-F]{4}", max_tokens=40, sampling=endless, speculative=speculative
+    )
+    assert answer.done.finish_reason == "stop"
+    assert re.fullmatch("[A-F]{4}", answer.text)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_grammar_is_refused_before_it_runs(contextual: Running, name: str) -> None:
     kind, source = HOSTILE[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as C
@@ -121,6 +122,11 @@ class Vocab:
             self._eog[token] = known
         return known
 
+    @cached_property
+    def ends(self) -> list[int]:
+        """Every token that ends a generation."""
+        return [token for token in range(self.size) if self.is_eog(token)]
+
     def guidance_tokenizer(self) -> Any:
         """llguidance's view of this vocabulary (an LLTokenizer). About 10 µs per token, once.
 
@@ -137,13 +143,12 @@ class Vocab:
                 attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED and piece[:1] + piece[-1:] == b"<>"
             )
             pieces.append(b"\xff" + piece if control or marked else piece)
-        ends = [token for token in range(self.size) if self.is_eog(token)]
         function = ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value
         return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
             tokens=pieces,
             vocab_ptr=self._handle,
             tokenize_fptr=function,
-            eos_token=ends or self.eos,
+            eos_token=self.ends or self.eos,
             slices=None,
         )
 
