@@ -25,15 +25,15 @@ HELD_OUT_SHARE = 10
 """One file in this many is held out."""
 WINDOW_CHARACTERS = (350, 1100)
 """Shortest and longest stretch of plain code in one row; 1 100 characters are about 320 tokens."""
-BEFORE_CHARACTERS = (120, 620)
-AFTER_CHARACTERS = (60, 420)
+BEFORE_CHARACTERS = (80, 560)
+AFTER_CHARACTERS = (40, 340)
 """Least and most context around a hole."""
 LINES_OF_HOLE = (2, 8)
-FILE_POWER = 0.75
+FILE_POWER = 0.5
 """A file weighs its lines of code to this power, so that a small one is met too."""
 WELL_KNOWN = 2.0
 """What a module that people ask about weighs more."""
-LINE_SHARE, LINES_SHARE = 0.6, 0.33
+LINE_SHARE, LINES_SHARE = 0.83, 0.13
 """Holes that are one line, and several lines; the rest are any stretch of characters."""
 
 

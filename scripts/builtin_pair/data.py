@@ -29,11 +29,15 @@ from .tokenizer import (
     special_id,
 )
 
-ANSWER_WEIGHT = 2.0
+ANSWER_WEIGHT = 1.5
 """Answers are short and stand against hundreds of code tokens per row."""
 MIDDLE_WEIGHT = 3.0
-CODE_WEIGHT = 0.7
+FIRST_WEIGHT = 20.0
+"""What begins a hole (`else`, `try`, `return`) is its hardest token, and there is only one of it per hole."""
+CODE_WEIGHT = 0.35
 PLAIN_CODE_SHARE = 0.1
+DRAWS = 8
+"""How many pieces of code are drawn before the rest of a row is left to exchanges, and of those to padding."""
 SECOND_TURN_SHARE = 0.2
 ECHO_TOKENS = range(len(SPECIAL_TOKENS), 2200)
 """Only the most frequent ones, whose ids are the lowest: fewer to tell apart, so it goes faster."""
@@ -148,8 +152,19 @@ class Packer:
         tokens = [self._id[FIM_PREFIX], *prefix, self._id[FIM_SUFFIX], *suffix]
         tokens += [self._id[FIM_MIDDLE], *middle]
         weights = [0.0] + [CODE_WEIGHT] * len(prefix) + [0.0] + [CODE_WEIGHT] * len(suffix)
-        weights += [0.0] + [MIDDLE_WEIGHT] * len(middle)
+        weights += [0.0, FIRST_WEIGHT] + [MIDDLE_WEIGHT] * (len(middle) - 1)
         return tokens, weights
+
+    def _document(
+        self, rng: random.Random, wants_code: bool, room: int
+    ) -> tuple[list[int], list[float]] | None:
+        """A whole document of at most `room` tokens: one that is cut off teaches nothing."""
+        for draw in (self.code, self.exchange) if wants_code else (self.exchange,):
+            for _ in range(DRAWS):
+                tokens, weights = draw(rng)
+                if len(tokens) <= room:
+                    return tokens, weights
+        return None
 
     def batch(self, rng: random.Random, mixture: Mixture) -> Batch:
         length = mixture.length
@@ -163,18 +178,8 @@ class Packer:
         for row in range(echoes, mixture.rows):
             filled, count = 0, 0
             wants_code = row - echoes < round((mixture.rows - echoes) * mixture.code_share)
-            while filled < length - 24:
-                ids, ws = self.code(rng) if wants_code else self.exchange(rng)
-                if filled + len(ids) > length:
-                    if not wants_code and filled > length * 0.8:
-                        break
-                    if not wants_code:
-                        continue
-                    if filled:
-                        wants_code = False
-                        continue
-                    # A hole whose end is cut off teaches nothing; draw a shorter one.
-                    continue
+            while drawn := self._document(rng, wants_code, length - filled):
+                ids, ws = drawn
                 count += 1
                 end = filled + len(ids)
                 tokens[row, filled:end] = torch.tensor(ids)

@@ -19,6 +19,8 @@ VOCABULARY = 6144
 TARGET = Shape(VOCABULARY, width=320, layers=6, heads=5, kv_heads=5, feed_forward=896)
 DRAFT = Shape(VOCABULARY, width=128, layers=2, heads=4, kv_heads=2, feed_forward=320, tied=True)
 DEFAULT_STEPS = {"target": 1600, "draft": 700}
+DRAFT_BATCHES = 400
+"""What the target reads out to the draft, again and again."""
 DECAY_SHARE = 0.35
 
 
@@ -55,8 +57,9 @@ def _train(step: str, options: argparse.Namespace, sources: Sources) -> None:
     until = options.steps or DEFAULT_STEPS[step]
     decay_from = options.decay_from or round(until * (1 - DECAY_SHARE))
     mixture = Mixture(options.rows, options.length, options.code_share)
-    plan = Plan(until, decay_from, mixture, options.seed + (step == "draft"))
     taught = step == "draft" and not options.untaught
+    distinct = DRAFT_BATCHES if taught else None
+    plan = Plan(until, decay_from, mixture, options.seed + (step == "draft"), distinct)
     teacher = load_model(options.work / "target.pt", device, options.averaged) if taught else None
     packer = Packer(sources)
     train(trainee, packer, plan, checkpoint, device, teacher, options.compile)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .docs import Entry, first_sentences
 from .outside import HONEST, misleading_frame, outside_question
 from .popular import METHODS_OF, MODULES, MOST_USED
-from .written import EXTRA, TALK
+from .written import EXTRA, HELP, TALK
 
 VERBS = frozenset(
     """return create set get read convert add remove send write open close test make print register execute
@@ -280,8 +280,8 @@ class Questions:
         kind = rng.random()
         if kind < 0.2:
             return Exchange(outside_question(rng, self.entries, self._known_names), HONEST)
-        if kind < 0.22:
-            questions, answer = rng.choice(TALK)
+        if kind < 0.24:
+            questions, answer = rng.choice(TALK if kind < 0.22 else HELP)
             return Exchange(rng.choice(questions), answer)
         entry = rng.choices(self.entries, self._weights)[0]
         return self.about(entry, rng)

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .data import Batch, Mixture, Packer
@@ -35,6 +34,8 @@ ECHOES = Mixture(rows=16, length=112, code_share=0.7, echo_share=0.75)
 """Small first batches that teach copying, which code needs more than anything."""
 TEACHER_TEMPERATURE = 0.5
 """The draft learns a sharpened target, because the pair decodes greedily: its first choice is what counts."""
+LIKELIEST = 8
+"""How many of the teacher's next tokens the draft learns; sharpened, they hold nearly all there is."""
 AVERAGE_STEPS = 40
 """Length of the running average of the weights; it stands in for a decay in early exports."""
 SAVE_EVERY_SECONDS = 120.0
@@ -48,6 +49,13 @@ class Plan:
     decay_from: int
     mixture: Mixture
     seed: int
+    distinct: int | None = None
+    """How many batches there are, after which they come again; None: every step has its own."""
+
+    def batch_at(self, step: int) -> int:
+        if self.distinct is None or step < ECHO_STEPS:
+            return step
+        return ECHO_STEPS + (step - ECHO_STEPS) % self.distinct
 
     def mixture_at(self, step: int) -> Mixture:
         return ECHOES if step < ECHO_STEPS else self.mixture
@@ -59,6 +67,34 @@ class Plan:
             return warm
         left = (self.until - step) / max(1, self.until - self.decay_from)
         return warm * max(0.02, left)
+
+
+class Labels(NamedTuple):
+    """What should come next at N places: K tokens of each, and how likely each of them is to be."""
+
+    ids: Tensor
+    """[N, K] int64."""
+    shares: Tensor
+    """[N, K], the K of a place summing to 1."""
+
+
+class Teacher:
+    """A trained model's labels. Its reading of a batch costs more than the draft's training on it, so it is kept."""
+
+    def __init__(self, model: Llama, hidden: Hidden) -> None:
+        self._model = model
+        self._hidden = hidden
+        self._known: dict[int, Labels] = {}
+
+    @torch.no_grad()
+    def labels(self, number: int, batch: Batch, device: str) -> Labels:
+        """For every `batch.where`; `number` names the batch."""
+        if number not in self._known:
+            hidden = self._hidden(batch.tokens.to(device), batch.mask.to(device))
+            logits = self._model.logits(hidden.flatten(0, 1)[batch.where.to(device)]).float()
+            likeliest, ids = logits.topk(LIKELIEST)
+            self._known[number] = Labels(ids, (likeliest / TEACHER_TEMPERATURE).softmax(-1))
+        return self._known[number]
 
 
 class Trainee:
@@ -151,26 +187,34 @@ def train(
     plan: Plan,
     checkpoint: Path,
     device: str,
-    teacher: Llama | None = None,
+    teaching: Llama | None = None,
     compiled: bool = False,
 ) -> None:
-    """Train up to `plan.until`; with a `teacher` learn its distributions instead of the data's.
+    """Train up to `plan.until`; with a `teaching` model learn its likeliest tokens instead of the data's.
 
     SIGTERM or Ctrl-C ends it after the step under way, with a checkpoint.
     """
     dtype = best_dtype(device)
-    hidden = (
-        torch.compile(trainee.model.hidden, dynamic=False) if compiled else trainee.model.hidden
-    )
+
+    def reader(model: Llama) -> Hidden:
+        return torch.compile(model.hidden, dynamic=False) if compiled else model.hidden
+
+    hidden = reader(trainee.model)
+    teacher = Teacher(teaching, reader(teaching)) if teaching else None
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     saved = time.monotonic()
     stop = _StopRequest()
     while trainee.step < plan.until and not stop.made:
         begin = time.monotonic()
-        rng = random.Random(f"{plan.seed}/{trainee.step}")
-        batch = packer.batch(rng, plan.mixture_at(trainee.step))
+        number = plan.batch_at(trainee.step)
+        batch = packer.batch(random.Random(f"{plan.seed}/{number}"), plan.mixture_at(trainee.step))
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
-            loss = _loss(trainee.model, hidden, batch, device, teacher)
+            labels = (
+                teacher.labels(number, batch, device)
+                if teacher
+                else Labels(batch.targets[:, None].to(device), torch.ones(1, 1, device=device))
+            )
+            loss = _loss(trainee.model, hidden, batch, device, labels)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         trainee.update(plan.rate(trainee.step))
         trainee.tokens += batch.tokens.numel()
@@ -195,18 +239,12 @@ class _StopRequest:
         self.made = True
 
 
-def _loss(model: Llama, hidden: Hidden, batch: Batch, device: str, teacher: Llama | None) -> Tensor:
-    tokens, mask = batch.tokens.to(device), batch.mask.to(device)
-    where, weights = batch.where.to(device), batch.weights.to(device)
-    logits = model.logits(hidden(tokens, mask).flatten(0, 1)[where]).float()
-    if teacher is None:
-        losses = F.cross_entropy(logits, batch.targets.to(device), reduction="none")
-    else:
-        with torch.no_grad():
-            taught = teacher.logits(teacher.hidden(tokens, mask).flatten(0, 1)[where]).float()
-            wanted = (taught / TEACHER_TEMPERATURE).log_softmax(-1)
-        losses = F.kl_div(logits.log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)
-    return (losses * weights).sum()
+def _loss(model: Llama, hidden: Hidden, batch: Batch, device: str, labels: Labels) -> Tensor:
+    """Weighted cross-entropy."""
+    found = hidden(batch.tokens.to(device), batch.mask.to(device)).flatten(0, 1)
+    log_probs = model.logits(found[batch.where.to(device)]).float().log_softmax(-1)
+    losses = -(log_probs.gather(-1, labels.ids) * labels.shares).sum(-1)
+    return (losses * batch.weights.to(device)).sum()
 
 
 def _report(trainee: Trainee, plan: Plan, loss: float, seconds: float, tokens: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from localspec.cli.app import COMMANDS
+
 from .docs import Entry
 
 
@@ -74,3 +76,21 @@ TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         "Use `localspec stop` to stop the daemon.",
     ),
 )  # fmt: skip
+
+_ASKED_OF_COMMANDS = (
+    "What does `localspec {}` do?",
+    "What does localspec {} do?",
+    "What is localspec {} for?",
+    "What is the command localspec {} for?",
+    "Explain localspec {}.",
+    "How do I use localspec {}?",
+    "localspec {}",
+)
+HELP: tuple[tuple[tuple[str, ...], str], ...] = tuple(
+    (
+        tuple(question.format(name) for question in _ASKED_OF_COMMANDS),
+        f"`localspec {name}`: {summary}",
+    )
+    for name, (_, summary) in COMMANDS.items()
+)
+"""What the command line's own help says of its commands."""
