@@ -13,6 +13,7 @@ from builtin_pair.docs import Entry, entries_from_docstrings, first_sentences, p
 from builtin_pair.outside import HONEST, TEMPLATES, outside_question
 
 import localspec
+from localspec.cli.app import COMMANDS
 
 EVALUATION = Path(localspec.__file__).parent / "builtin" / "evaluation"
 COPYTREE = Entry(
@@ -52,6 +53,13 @@ def test_a_what_question_names_the_object_in_its_answer() -> None:
     rng = random.Random(1)
     for _ in range(50):
         assert "copytree" in source.about(COPYTREE, rng).answer
+
+
+def test_every_command_of_the_program_is_asked_about() -> None:
+    source = q.Questions([COPYTREE])
+    rng = random.Random(4)
+    answers = {source.draw(rng).answer for _ in range(12_000)}
+    assert {f"`localspec {name}`: {summary}" for name, (_, summary) in COMMANDS.items()} <= answers
 
 
 def test_invented_functions_are_answered_honestly() -> None:
