@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
 
@@ -10,8 +12,13 @@ from localspec.engine.llama import Batch, Context, ContextSettings, Model
 NEAR_TIE = 1e-3
 
 
-def worst_gap(path: str, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """The largest amount by which another token's logit beat the answer's, reading it one by one."""
+def worst_gap(
+    path: str, prompt: Sequence[int], answer: Sequence[int], banned: Iterable[int] = ()
+) -> float:
+    """The largest amount by which another token's logit beat the answer's, reading it one by one.
+
+    The tokens `banned` could not be chosen, as the tokens that end an answer with `ignore_eos`.
+    """
     text = [*prompt, *answer]
     settings = ContextSettings(n_ctx=len(text) + 8, n_batch=64, n_seq=1, n_outputs=1, n_threads=1)
     worst = 0.0
@@ -22,6 +29,7 @@ def worst_gap(path: str, prompt: Sequence[int], answer: Sequence[int]) -> float:
             batch.add(token, position, 0, True)
             context.decode(batch)
             if position >= len(prompt) - 1:
-                row = context.logits(0)
+                row = np.array(context.logits(0))
+                row[list(banned)] = -np.inf
                 worst = max(worst, float(row.max() - row[text[position + 1]]))
     return worst
