@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from .docs import Entry, first_sentences
+from .examples import example
 from .outside import HONEST, misleading_frame, outside_question
 from .popular import METHODS_OF, MODULES, MOST_USED
 from .written import EXTRA, HELP, TALK
@@ -298,11 +299,10 @@ class Questions:
             return Exchange(rng.choice(RETURNS).format(name), statement(subject, found))
         if 0.2 <= facet < 0.28 and (found := sentence_with(entry, r"\b[Rr]aise[sd]?\b")):
             return Exchange(rng.choice(RAISES).format(name), statement(subject, found))
-        if 0.28 <= facet < 0.33 and entry.examples and len(entry.examples[0]) < 320:
-            code = f"```python\n{entry.examples[0]}\n```"
-            return Exchange(rng.choice(EXAMPLE).format(name), code)
+        if 0.28 <= facet < 0.37 and (code := example(entry)):
+            return Exchange(rng.choice(EXAMPLE).format(name), f"```python\n{code}\n```")
         phrase = verb_phrase(entry)
-        if 0.33 <= facet < 0.52 and phrase:
+        if 0.37 <= facet < 0.55 and phrase:
             return self._which(entry, phrase, rng)
         if rng.random() < MISLEADING_SHARE and "." in entry.name and entry.kind != "term":
             return Exchange(misleading_frame(name, rng), self.summary(entry))
