@@ -126,14 +126,20 @@ class Code:
         count = max(1, lines_within(lines[at:], rng.randint(*WINDOW_CHARACTERS)))
         return [line[:300] for line in lines[at : at + count]]
 
-    def hole(self, rng: random.Random) -> Hole:
-        """A gap as editors leave it: most often the rest of one line."""
+    def hole(self, rng: random.Random, reach: float = 1.0) -> Hole:
+        """A gap as editors leave it: most often the rest of one line.
+
+        `reach` widens the most context there is around it.
+        """
+        (least_before, most_before), (least_after, most_after) = BEFORE_CHARACTERS, AFTER_CHARACTERS
+        before = rng.randint(least_before, round(most_before * reach))
+        after = rng.randint(least_after, round(most_after * reach))
         lines, at = self._place(rng)
         kind = rng.random()
         several = LINE_SHARE <= kind < LINE_SHARE + LINES_SHARE
         end = min(len(lines), at + (rng.randint(*LINES_OF_HOLE) if several else 1))
-        first = at - lines_within(lines[:at][::-1], rng.randint(*BEFORE_CHARACTERS))
-        last = end + lines_within(lines[end:], rng.randint(*AFTER_CHARACTERS))
+        first = at - lines_within(lines[:at][::-1], before)
+        last = end + lines_within(lines[end:], after)
         if several or kind < LINE_SHARE:
             return line_hole(lines[first:last], at - first, end - at, None if several else rng)
         text = "".join(lines[first:last])

@@ -60,6 +60,8 @@ class Mixture:
     """Share of the rows that begin with code; the rest of every row is exchanges."""
     echo_share: float = 0.0
     """Share of the rows, before all others, that hold only :func:`echo`."""
+    reach: float = 1.0
+    """How much more context than usual is around a hole."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,11 @@ class Packer:
             weights += [0.0] * len(question) + [ANSWER_WEIGHT] * len(answer)
         return tokens, weights
 
-    def code(self, rng: random.Random) -> tuple[list[int], list[float]]:
+    def code(self, rng: random.Random, reach: float) -> tuple[list[int], list[float]]:
         if rng.random() < PLAIN_CODE_SHARE:
             plain = self._encode("".join(self.sources.code.window(rng)))
             return plain, [CODE_WEIGHT] * len(plain)
-        hole = self.sources.code.hole(rng)
+        hole = self.sources.code.hole(rng, reach)
         prefix, suffix = self._encode(hole.prefix), self._encode(hole.suffix)
         middle = [*self._encode(hole.middle), self._id[END]]
         tokens = [self._id[FIM_PREFIX], *prefix, self._id[FIM_SUFFIX], *suffix]
@@ -156,12 +158,12 @@ class Packer:
         return tokens, weights
 
     def _document(
-        self, rng: random.Random, wants_code: bool, room: int
+        self, rng: random.Random, wants_code: bool, reach: float, room: int
     ) -> tuple[list[int], list[float]] | None:
         """A whole document of at most `room` tokens: one that is cut off teaches nothing."""
-        for draw in (self.code, self.exchange) if wants_code else (self.exchange,):
+        for is_code in (True, False) if wants_code else (False,):
             for _ in range(DRAWS):
-                tokens, weights = draw(rng)
+                tokens, weights = self.code(rng, reach) if is_code else self.exchange(rng)
                 if len(tokens) <= room:
                     return tokens, weights
         return None
@@ -178,7 +180,7 @@ class Packer:
         for row in range(echoes, mixture.rows):
             filled, count = 0, 0
             wants_code = row - echoes < round((mixture.rows - echoes) * mixture.code_share)
-            while drawn := self._document(rng, wants_code, length - filled):
+            while drawn := self._document(rng, wants_code, mixture.reach, length - filled):
                 ids, ws = drawn
                 count += 1
                 end = filled + len(ids)

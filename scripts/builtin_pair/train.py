@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -32,6 +32,9 @@ EMBEDDING_RATE, OUTPUT_RATE, VECTOR_RATE = 0.03, 0.004, 0.004
 ECHO_STEPS = 250
 ECHOES = Mixture(rows=16, length=112, code_share=0.7, echo_share=0.75)
 """Small first batches that teach copying, which code needs more than anything."""
+LONG_EVERY = 4
+LONG_LENGTH, LONG_REACH = 1024, 3.5
+"""Every so many steps the rows are as long as the context, for editors send all the code that fits."""
 TEACHER_TEMPERATURE = 0.5
 """The draft learns a sharpened target, because the pair decodes greedily: its first choice is what counts."""
 LIKELIEST = 8
@@ -58,7 +61,12 @@ class Plan:
         return ECHO_STEPS + (step - ECHO_STEPS) % self.distinct
 
     def mixture_at(self, step: int) -> Mixture:
-        return ECHOES if step < ECHO_STEPS else self.mixture
+        if step < ECHO_STEPS:
+            return ECHOES
+        if step % LONG_EVERY:
+            return self.mixture
+        rows = self.mixture.rows * self.mixture.length // LONG_LENGTH
+        return replace(self.mixture, rows=rows, length=LONG_LENGTH, reach=LONG_REACH)
 
     def rate(self, step: int) -> float:
         """Factor on both learning rates at `step`."""
@@ -207,7 +215,7 @@ def train(
     while trainee.step < plan.until and not stop.made:
         begin = time.monotonic()
         number = plan.batch_at(trainee.step)
-        batch = packer.batch(random.Random(f"{plan.seed}/{number}"), plan.mixture_at(trainee.step))
+        batch = packer.batch(random.Random(f"{plan.seed}/{number}"), plan.mixture_at(number))
         with torch.autocast(device, dtype, enabled=dtype is not torch.float32):
             labels = (
                 teacher.labels(number, batch, device)
