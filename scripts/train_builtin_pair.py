@@ -62,6 +62,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help="draft: learn from the data while there is no target",
     )
     parser.add_argument("--short", action="store_true", help="evaluate a sample only")
+    parser.add_argument(
+        "--reach", type=float, default=1.0, help="evaluate holes in so many times more context"
+    )
     return parser.parse_args(arguments)
 
 
@@ -70,7 +73,7 @@ def main(arguments: list[str]) -> int:
     if options.step == "evaluate":
         from builtin_pair.evaluate import evaluate, print_report
 
-        return print_report(evaluate(options.out, short=options.short))
+        return print_report(evaluate(options.out, options.short, options.reach))
     from builtin_pair import pipeline  # torch, which only training needs
 
     for step in STEPS[:-1] if options.step == "all" else (options.step,):

@@ -14,7 +14,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from .code import standard_library
+from .code import Hole, standard_library
 from .holes import Gap, load_gap, parses
 
 CONTEXT = 1024
@@ -153,10 +153,12 @@ class Pair:
         return self._run(prompt, ANSWER_TOKENS, agreement)
 
     def fill(self, prefix: str, suffix: str, agreement: Agreement) -> str:
-        """One line for the hole between `prefix` and `suffix`."""
+        """One line for the hole between `prefix` and the beginning of `suffix`; what fits is read."""
         before, after, middle = self._fim
-        encode = self.target.encode
-        prompt = [before, *encode(prefix), after, *encode(suffix), middle]
+        room = CONTEXT - LINE_TOKENS - 4  # and the token that ends the line
+        following = self.target.encode(suffix)[: room // 3]
+        preceding = self.target.encode(prefix)[len(following) - room :]
+        prompt = [before, *preceding, after, *following, middle]
         return self._run(prompt, LINE_TOKENS, agreement).split("\n")[0]
 
     def close(self) -> None:
@@ -164,8 +166,8 @@ class Pair:
         self.draft.close()
 
 
-def evaluate(folder: Path, short: bool = False) -> Report:
-    """All of issue's measures; `short` looks at a fifth of each list."""
+def evaluate(folder: Path, short: bool = False, reach: float = 1.0) -> Report:
+    """Every measure; `short` looks at a fifth of each list, `reach` widens the context of holes."""
     begin = time.monotonic()
     pair, report = Pair(folder), Report()
     stride = 5 if short else 1
@@ -182,14 +184,16 @@ def evaluate(folder: Path, short: bool = False) -> Report:
     holes = tomllib.loads((data / "holes.toml").read_text("utf-8"))
     for table, score in (("trained", report.trained_exact), ("held_out", report.held_out_exact)):
         for item in holes[table][::stride]:
-            _fill_one(pair, Gap(**item), score, report)
+            gap = Gap(**item)
+            _fill_one(pair, load_gap(gap, standard_library(), reach), gap, score, report)
     pair.close()
     report.seconds = time.monotonic() - begin
     return report
 
 
-def _fill_one(pair: Pair, gap: Gap, score: Score, report: Report) -> None:
-    loaded = load_gap(gap, standard_library())
+def _fill_one(
+    pair: Pair, loaded: tuple[list[str], Hole] | None, gap: Gap, score: Score, report: Report
+) -> None:
     if loaded is None:
         report.missing_holes += 1
         return

@@ -73,8 +73,11 @@ def write_gaps(path: Path, trained: list[Gap], held_out: list[Gap]) -> None:
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
-def load_gap(gap: Gap, root: Path) -> tuple[list[str], Hole] | None:
-    """The file's lines and the hole, or None where this Python has other text on that line."""
+def load_gap(gap: Gap, root: Path, reach: float = 1.0) -> tuple[list[str], Hole] | None:
+    """The file's lines and the hole, or None where this Python has other text on that line.
+
+    `reach` widens the context around the hole.
+    """
     try:
         lines = (root / gap.file).read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, UnicodeDecodeError):
@@ -82,8 +85,8 @@ def load_gap(gap: Gap, root: Path) -> tuple[list[str], Hole] | None:
     at = gap.line - 1
     if at >= len(lines) or lines[at].strip() != gap.text:
         return None
-    first = at - lines_within(lines[:at][::-1], BEFORE)
-    last = at + 1 + lines_within(lines[at + 1 :], AFTER)
+    first = at - lines_within(lines[:at][::-1], round(BEFORE * reach))
+    last = at + 1 + lines_within(lines[at + 1 :], round(AFTER * reach))
     return lines, line_hole(lines[first:last], at - first)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 from builtin_pair.code import Code, SourceFile, is_held_out, line_hole, lines_within
 from builtin_pair.evaluate import Agreement
-from builtin_pair.holes import code_lines, parses
+from builtin_pair.holes import Gap, code_lines, load_gap, parses
 
 LINES = ["def f(x):\n", '    """Say\n', "    if it is.\n", '    """\n', "    return x + 1\n"]
 
@@ -24,6 +25,30 @@ def test_every_hole_puts_the_file_together_again() -> None:
     for _ in range(200):
         hole = source.hole(rng)
         assert hole.prefix + hole.middle + hole.suffix in text
+
+
+def test_reach_widens_the_context_of_a_hole() -> None:
+    source = Code([SourceFile("shutil.py", tuple(LINES * 100))])
+
+    def longest(reach: float) -> int:
+        rng = random.Random(0)
+        holes = [source.hole(rng, reach) for _ in range(200)]
+        return max(len(hole.prefix) for hole in holes)
+
+    assert longest(1.0) <= 600 < 1500 < longest(3.5)
+
+
+def test_a_gap_is_a_line_in_as_much_of_its_file_as_asked(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("".join(LINES * 100), encoding="utf-8")
+    gap = Gap("m.py", 250, "return x + 1")
+    near, wide = (load_gap(gap, tmp_path, reach) for reach in (1.0, 2.0))
+    assert near is not None
+    assert wide is not None
+    assert near[1].middle == wide[1].middle == gap.text
+    assert wide[1].prefix.endswith(near[1].prefix)
+    assert 450 < len(near[1].prefix) <= 504 < 950 < len(wide[1].prefix) <= 1004
+    assert len(near[1].suffix) <= 301 < 550 < len(wide[1].suffix) <= 601
+    assert load_gap(Gap("m.py", 250, "return x"), tmp_path) is None
 
 
 def test_held_out_files_are_not_trained_on() -> None:
