@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,13 +20,20 @@ from localspec.engine.llama import (
     Batch,
     Context,
     ContextSettings,
-    DecodeError,
     Model,
     OutOfMemory,
     Vocab,
     backend,
     gpus,
     llama_version,
+)
+from localspec.engine.models import (
+    check_vocabularies,
+    chooses_rightly,
+    open_model,
+    physical_cores,
+    runner,
+    threads_for,
 )
 from localspec.engine.prefixes import Exchange, Prefix, Prefixes
 from localspec.engine.profile import CostProfile, CostTable
@@ -38,7 +44,6 @@ from localspec.protocol.frames import EngineSettings, Generate, PairFiles, PairI
 
 DEFAULT_CONTEXT = 8192  # tokens, where the settings leave it to us and the model allows it
 ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
-SMALL = 4_000_000  # parameters
 SAVING_S = 6.0  # for saving conversations at the end; the daemon waits a little longer
 Progress = Callable[[str, float], None]
 Notice = Callable[[str], None]
@@ -102,7 +107,7 @@ class Pair:
         threads = settings.n_threads or physical_cores()
         self._threads = threads
         self._target = self._open.enter_context(
-            _load(files.target, settings, lambda f: progress("target", f))
+            open_model(files.target, settings, lambda f: progress("target", f))
         )
         self._layers = self._target.n_layer
         # The draft on one GPU, whole: its steps are too short to be shared.
@@ -110,13 +115,15 @@ class Pair:
             settings, n_gpu_layers=settings.draft_gpu_layers, split_mode="none"
         )
         self._draft = (
-            self._open.enter_context(_load(files.draft, placed, lambda f: progress("draft", f)))
+            self._open.enter_context(
+                open_model(files.draft, placed, lambda f: progress("draft", f))
+            )
             if files.draft
             else None
         )
         self.vocab: Vocab = self._target.vocab
         if self._draft is not None:
-            _check_vocabularies(self._target, self._draft)
+            check_vocabularies(self._target, self._draft)
         trained = self._target.n_ctx_train
         self.n_ctx = min(settings.n_ctx or DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
         fixed_state = self._target.recurrent or self._target.hybrid
@@ -128,7 +135,7 @@ class Pair:
         # Greedy tokens are chosen where the logits are, so that no row crosses from a GPU.
         on_gpu = settings.n_gpu_layers != 0 and bool(gpus())
         asked = on_gpu if settings.choose_on_device is None else settings.choose_on_device
-        self.chooses_on_device = asked and _chooses_rightly(context, batch)
+        self.chooses_on_device = asked and chooses_rightly(context, batch)
         progress("profile", 0.0)
         self._notebook = profile.Notebook(
             Path(settings.state_dir) if settings.state_dir else None, self.identity()
@@ -136,7 +143,7 @@ class Pair:
         known = self._notebook.read()
         table = profile.table_from(known.get("target_ms"))
         if table is None:
-            table = profile.measure_widths(_runner(context, batch), profile.BUDGET_S * 0.7)
+            table = profile.measure_widths(runner(context, batch), profile.BUDGET_S * 0.7)
         target_costs = CostTable(table)
         self.drafter, draft_costs = self._make_drafter(profile.table_from(known.get("draft_ms")))
         overhead = known.get("overhead_ms")
@@ -169,7 +176,7 @@ class Pair:
                 n_batch=self.settings.n_batch,
                 n_seq=sequences,
                 n_outputs=outputs,
-                n_threads=_threads_for(self._target, self._threads),
+                n_threads=threads_for(self._target, self._threads),
                 type_kv=self.settings.type_kv,
                 n_rollback=ROLLBACK if recurrent else 0,
                 flash_attention=self.settings.flash_attention,
@@ -187,7 +194,7 @@ class Pair:
                 n_batch=self.settings.n_batch,
                 n_seq=self.parallel + 2,  # one for the exact lane, one to look in with
                 n_outputs=max(self.parallel + 1, 16),
-                n_threads=_threads_for(draft, self._threads),
+                n_threads=threads_for(draft, self._threads),
                 type_kv=self.settings.type_kv,
                 n_rollback=ROLLBACK if recurrent else 0,
                 flash_attention=self.settings.flash_attention,
@@ -214,7 +221,7 @@ class Pair:
         batch = Batch(self.settings.n_batch)
         if known is None:
             deadline = time.monotonic() + profile.BUDGET_S * 0.3
-            run = _runner(context, batch, last_only=True)
+            run = runner(context, batch, last_only=True)
             known = profile.measure(run, (1, READING, 2, 4, 16), deadline)
         costs = CostTable(known)
         scratch = self.parallel + 1
@@ -315,10 +322,10 @@ class Pair:
         Only while nothing runs; what sequence 0 of either held is forgotten.
         """
         self.shared.slots.clear(next(iter(self.shared.slots)))
-        target = _runner(self.shared.context, self.shared.batch)
+        target = runner(self.shared.context, self.shared.batch)
         if self._draft_context is None:
             return target, None
-        return target, _runner(self._draft_context, Batch(self.settings.n_batch), last_only=True)
+        return target, runner(self._draft_context, Batch(self.settings.n_batch), last_only=True)
 
     def busy_s(self) -> float:
         """Seconds spent inside llama.cpp's passes so far."""
@@ -416,90 +423,5 @@ class Pair:
         self._open.close()
 
 
-def physical_cores() -> int:
-    """Cores this process may use; hyper-threads do not help matrix products."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    logical = allowed or 1
-    try:
-        pairs = set()
-        for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list"):
-            pairs.add(cpu.read_text().strip())
-        return max(1, min(logical, len(pairs) or logical))
-    except OSError:
-        return logical
-
-
 def _same(prefix: Prefix) -> Prefix:
     return prefix
-
-
-def _threads_for(model: Model, threads: int) -> int:
-    """Small models are faster on one thread: waiting for the other ones costs more than they do."""
-    return 1 if model.n_params < SMALL else threads
-
-
-def _load(path: str, settings: EngineSettings, progress: Callable[[float], None]) -> Model:
-    model = Model(
-        path,
-        n_gpu_layers=settings.n_gpu_layers,
-        split_mode=settings.split_mode,
-        main_gpu=settings.main_gpu,
-        extra_buffers=settings.extra_buffers,
-        progress=progress,
-    )
-    if model.has_encoder or model.vocab.size == 0:
-        model.close()
-        raise LoadFailed(f"{path} is not a model that generates text.")
-    return model
-
-
-def _check_vocabularies(target: Model, draft: Model) -> None:
-    """llama.cpp's floor for a pair (common_speculative_are_compatible); a pull checks far more."""
-    a, b = target.vocab, draft.vocab
-    problem = None
-    if a.kind != b.kind:
-        problem = "the tokenizers are of different kinds"
-    elif abs(a.size - b.size) > 128:
-        problem = f"the vocabularies have {a.size} and {b.size} tokens"
-    elif (a.add_bos, a.add_eos) != (b.add_bos, b.add_eos):
-        problem = "they add BOS or EOS differently"
-    elif (a.bos, a.eos) != (b.bos, b.eos):
-        problem = f"BOS and EOS are {a.bos}, {a.eos} in the one and {b.bos}, {b.eos} in the other"
-    else:
-        for token in range(5, min(a.size, b.size)):
-            if a.text(token) != b.text(token):
-                problem = (
-                    f"token {token} is {a.text(token)!r} in the one, {b.text(token)!r} in the other"
-                )
-                break
-    if problem:
-        raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {problem}.")
-
-
-def _chooses_rightly(context: Context, batch: Batch) -> bool:
-    """Does the device choose what the logits say? Not every backend has every operation."""
-    run = _runner(context, batch)
-    try:
-        context.choose_on_device(0, True)
-        run(2)
-        chosen = [context.chosen(row) for row in range(2)]
-    except DecodeError:
-        return False
-    finally:
-        context.choose_on_device(0, False)
-    run(2)
-    return chosen == [int(context.logits(row).argmax()) for row in range(2)]
-
-
-def _runner(context: Context, batch: Batch, last_only: bool = False) -> Callable[[int], None]:
-    """A pass of a given width over an empty sequence, for measuring."""
-
-    def run(width: int) -> None:
-        batch.clear()
-        for at in range(width):
-            batch.add(at % 7, at, 0, not last_only or at == width - 1)
-        context.decode(batch)
-        context.synchronize()
-        context.remove(0, 0)
-
-    return run

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from localspec.bench.synthetic import Shape, target_cycle, write_model
+from localspec.engine import models as opening
 from localspec.engine import pair
 from localspec.engine.llama import Context, Model
 from localspec.errors import LoadFailed
@@ -35,7 +36,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Model | Context]:
             found.append(self)
             super().__init__(*args, **more)
 
-    monkeypatch.setattr(pair, "Model", NotedModel)
+    monkeypatch.setattr(opening, "Model", NotedModel)
     monkeypatch.setattr(pair, "Context", NotedContext)
     return found
 

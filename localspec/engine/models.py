@@ -1,0 +1,99 @@
+"""The models of a pair: opened, compared with each other, and tried before they are used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from localspec.engine.llama import Batch, Context, DecodeError, Model
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import EngineSettings
+
+SMALL = 4_000_000  # parameters
+
+
+def physical_cores() -> int:
+    """Cores this process may use; hyper-threads do not help matrix products."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    logical = allowed or 1
+    try:
+        pairs = set()
+        for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list"):
+            pairs.add(cpu.read_text().strip())
+        return max(1, min(logical, len(pairs) or logical))
+    except OSError:
+        return logical
+
+
+def threads_for(model: Model, threads: int) -> int:
+    """Small models are faster on one thread: waiting for the other ones costs more than they do."""
+    return 1 if model.n_params < SMALL else threads
+
+
+def open_model(path: str, settings: EngineSettings, progress: Callable[[float], None]) -> Model:
+    """The model, its weights where the settings want them. Raises LoadFailed if it generates no text."""
+    model = Model(
+        path,
+        n_gpu_layers=settings.n_gpu_layers,
+        split_mode=settings.split_mode,
+        main_gpu=settings.main_gpu,
+        extra_buffers=settings.extra_buffers,
+        progress=progress,
+    )
+    if model.has_encoder or model.vocab.size == 0:
+        model.close()
+        raise LoadFailed(f"{path} is not a model that generates text.")
+    return model
+
+
+def check_vocabularies(target: Model, draft: Model) -> None:
+    """llama.cpp's floor for a pair (common_speculative_are_compatible); a pull checks far more."""
+    a, b = target.vocab, draft.vocab
+    problem = None
+    if a.kind != b.kind:
+        problem = "the tokenizers are of different kinds"
+    elif abs(a.size - b.size) > 128:
+        problem = f"the vocabularies have {a.size} and {b.size} tokens"
+    elif (a.add_bos, a.add_eos) != (b.add_bos, b.add_eos):
+        problem = "they add BOS or EOS differently"
+    elif (a.bos, a.eos) != (b.bos, b.eos):
+        problem = f"BOS and EOS are {a.bos}, {a.eos} in the one and {b.bos}, {b.eos} in the other"
+    else:
+        for token in range(5, min(a.size, b.size)):
+            if a.text(token) != b.text(token):
+                problem = (
+                    f"token {token} is {a.text(token)!r} in the one, {b.text(token)!r} in the other"
+                )
+                break
+    if problem:
+        raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {problem}.")
+
+
+def chooses_rightly(context: Context, batch: Batch) -> bool:
+    """Does the device choose what the logits say? Not every backend has every operation."""
+    run = runner(context, batch)
+    try:
+        context.choose_on_device(0, True)
+        run(2)
+        chosen = [context.chosen(row) for row in range(2)]
+    except DecodeError:
+        return False
+    finally:
+        context.choose_on_device(0, False)
+    run(2)
+    return chosen == [int(context.logits(row).argmax()) for row in range(2)]
+
+
+def runner(context: Context, batch: Batch, last_only: bool = False) -> Callable[[int], None]:
+    """A pass of a given width over an empty sequence, for measuring."""
+
+    def run(width: int) -> None:
+        batch.clear()
+        for at in range(width):
+            batch.add(at % 7, at, 0, not last_only or at == width - 1)
+        context.decode(batch)
+        context.synchronize()
+        context.remove(0, 0)
+
+    return run
