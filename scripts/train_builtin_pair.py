@@ -46,6 +46,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--decay-from", type=int, help="step at which the learning rate begins to fall"
     )
+    parser.add_argument(
+        "--peak", type=float, default=1.0, help="factor on the learning rates until they fall"
+    )
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--length", type=int, default=384, help="tokens per row")
     parser.add_argument("--code-share", type=float, default=0.82)

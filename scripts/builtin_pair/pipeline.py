@@ -59,7 +59,9 @@ def _train(step: str, options: argparse.Namespace, sources: Sources) -> None:
     mixture = Mixture(options.rows, options.length, options.code_share)
     taught = step == "draft" and not options.untaught
     distinct = DRAFT_BATCHES if taught else None
-    plan = Plan(until, decay_from, mixture, options.seed + (step == "draft"), distinct)
+    plan = Plan(
+        until, decay_from, mixture, options.seed + (step == "draft"), distinct, options.peak
+    )
     teacher = load_model(options.work / "target.pt", device, options.averaged) if taught else None
     packer = Packer(sources)
     train(trainee, packer, plan, checkpoint, device, teacher, options.compile)

@@ -54,6 +54,8 @@ class Plan:
     seed: int
     distinct: int | None = None
     """How many batches there are, after which they come again; None: every step has its own."""
+    peak: float = 1.0
+    """Factor on both learning rates until they fall: a trained model that goes on at 1 unlearns first."""
 
     def batch_at(self, step: int) -> int:
         if self.distinct is None or step < ECHO_STEPS:
@@ -70,7 +72,7 @@ class Plan:
 
     def rate(self, step: int) -> float:
         """Factor on both learning rates at `step`."""
-        warm = min(1.0, (step + 1) / WARMUP_STEPS)
+        warm = self.peak * min(1.0, (step + 1) / WARMUP_STEPS)
         if step < self.decay_from:
             return warm
         left = (self.until - step) / max(1, self.until - self.decay_from)
