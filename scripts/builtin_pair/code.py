@@ -27,7 +27,7 @@ WINDOW_CHARACTERS = (350, 1100)
 """Shortest and longest stretch of plain code in one row; 1 100 characters are about 320 tokens."""
 BEFORE_CHARACTERS = (80, 560)
 AFTER_CHARACTERS = (40, 340)
-"""Least and most context around a hole."""
+"""Least and most context around a hole; short ones are drawn more often, so that more holes fit a row."""
 LINES_OF_HOLE = (2, 8)
 FILE_POWER = 0.5
 """A file weighs its lines of code to this power, so that a small one is met too."""
@@ -103,6 +103,11 @@ def lines_within(lines: Sequence[str], characters: int) -> int:
     return count
 
 
+def _skewed(rng: random.Random, least: int, most: int) -> int:
+    """From `least` to `most`, half of the draws in the lowest quarter."""
+    return least + round((most - least) * rng.random() ** 2)
+
+
 class Code:
     """An endless, seeded source of code windows and holes."""
 
@@ -132,8 +137,8 @@ class Code:
         `reach` widens the most context there is around it.
         """
         (least_before, most_before), (least_after, most_after) = BEFORE_CHARACTERS, AFTER_CHARACTERS
-        before = rng.randint(least_before, round(most_before * reach))
-        after = rng.randint(least_after, round(most_after * reach))
+        before = _skewed(rng, least_before, round(most_before * reach))
+        after = _skewed(rng, least_after, round(most_after * reach))
         lines, at = self._place(rng)
         kind = rng.random()
         several = LINE_SHARE <= kind < LINE_SHARE + LINES_SHARE

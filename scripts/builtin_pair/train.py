@@ -32,7 +32,7 @@ EMBEDDING_RATE, OUTPUT_RATE, VECTOR_RATE = 0.03, 0.004, 0.004
 ECHO_STEPS = 250
 ECHOES = Mixture(rows=16, length=112, code_share=0.7, echo_share=0.75)
 """Small first batches that teach copying, which code needs more than anything."""
-LONG_EVERY = 4
+LONG_EVERY = 8
 LONG_LENGTH, LONG_REACH = 1024, 3.5
 """Every so many steps the rows are as long as the context, for editors send all the code that fits."""
 TEACHER_TEMPERATURE = 0.5
