@@ -13,6 +13,7 @@ from .docs import Entry, first_sentences
 from .examples import example
 from .outside import HONEST, misleading_frame, outside_question
 from .popular import METHODS_OF, MODULES, MOST_USED
+from .tasks import TASKS
 from .written import EXTRA, HELP, TALK
 
 VERBS = frozenset(
@@ -166,6 +167,8 @@ TAILS = (
 )  # fmt: skip
 DRESSED_SHARE = 0.25
 """Questions with a lead-in, a tail or careless typing, so that the names in them decide."""
+TASK_SHARE = 0.7
+"""Of the questions for the function that does something: those in people's words, where there are such."""
 MISLEADING_SHARE = 0.1
 """Dotted names asked about in sentences of other subjects."""
 MODULE_FORMS = (
@@ -301,9 +304,13 @@ class Questions:
             return Exchange(rng.choice(RAISES).format(name), statement(subject, found))
         if 0.28 <= facet < 0.37 and (code := example(entry)):
             return Exchange(rng.choice(EXAMPLE).format(name), f"```python\n{code}\n```")
-        phrase = verb_phrase(entry)
-        if 0.37 <= facet < 0.55 and phrase:
-            return self._which(entry, phrase, rng)
+        tasks = TASKS.get(entry.name, ())
+        if 0.37 <= facet < (0.63 if tasks else 0.55):
+            phrase = verb_phrase(entry)
+            if tasks and (phrase is None or rng.random() < TASK_SHARE):
+                return self._which(entry, rng.choice(tasks), rng)
+            if phrase:
+                return self._which(entry, shortened(phrase, rng), rng)
         if rng.random() < MISLEADING_SHARE and "." in entry.name and entry.kind != "term":
             return Exchange(misleading_frame(name, rng), self.summary(entry))
         return Exchange(rng.choice(WHAT).format(name), self.summary(entry))
@@ -321,9 +328,11 @@ class Questions:
             return statement(entry.name[0].upper() + entry.name[1:], text)
         return statement(subject_of(entry), text)
 
-    def _which(self, entry: Entry, phrase: str, rng: random.Random) -> Exchange:
-        asked = shortened(phrase, rng)
-        answer = "Use " + self.summary(entry).replace(" ", ": it ", 1)
+    def _which(self, entry: Entry, asked: str, rng: random.Random) -> Exchange:
+        """An exchange that asks for what does `asked`, an imperative."""
+        subject, summary = subject_of(entry), self.summary(entry)
+        told = summary.removeprefix(subject)
+        answer = f"Use {subject}{told if told.startswith(':') else ': it' + told}"
         if rng.random() < 0.25:
             words = asked.split(" ")
             at = 1 if words[0].endswith("ly") else 0

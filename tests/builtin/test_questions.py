@@ -11,6 +11,8 @@ import pytest
 from builtin_pair import questions as q
 from builtin_pair.docs import Entry, entries_from_docstrings, first_sentences, parse_html
 from builtin_pair.outside import HONEST, TEMPLATES, outside_question
+from builtin_pair.popular import MOST_USED
+from builtin_pair.tasks import TASKS
 
 import localspec
 from localspec.cli.app import COMMANDS
@@ -55,6 +57,22 @@ def test_a_what_question_names_the_object_in_its_answer() -> None:
         assert "copytree" in source.about(COPYTREE, rng).answer
 
 
+def test_a_task_in_peoples_words_is_answered_with_the_object() -> None:
+    drawn = q.Questions([COPYTREE])
+    exchanges = [drawn.about(COPYTREE, random.Random(n)) for n in range(300)]
+    asked = [e for e in exchanges if "duplicate a whole folder" in e.question]
+    assert asked
+    assert {e.answer.split(":")[0] for e in asked} == {"Use `shutil.copytree()`"}
+    assert all(e.answer.startswith("Use `shutil.copytree()`: it recursively copies") for e in asked)
+
+
+def test_tasks_are_of_the_most_used_objects_and_one_object_each() -> None:
+    assert set(TASKS) <= set(MOST_USED)
+    phrases = [phrase for phrases in TASKS.values() for phrase in phrases]
+    assert len(phrases) == len(set(phrases))
+    assert all(phrase == phrase.strip() and " " in phrase for phrase in phrases)
+
+
 def test_every_command_of_the_program_is_asked_about() -> None:
     source = q.Questions([COPYTREE])
     rng = random.Random(4)
@@ -79,6 +97,10 @@ def test_evaluation_phrasings_are_not_among_the_templates() -> None:
     trained = {skeleton(phrase, "{}") for group in templates for phrase in group}
     for item in tomllib.loads((EVALUATION / "questions.toml").read_text("utf-8"))["question"]:
         assert skeleton(item["ask"], item["about"]) not in trained, item["ask"]
+        tasks = {
+            skeleton(form.format(t), "{}") for form in q.WHICH for t in TASKS.get(item["about"], ())
+        }
+        assert skeleton(item["ask"], "{}") not in tasks, item["ask"]
 
 
 def test_evaluation_asks_no_outside_question_that_is_trained() -> None:
