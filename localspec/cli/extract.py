@@ -40,5 +40,7 @@ def code(answer: dict[str, Any], *, last: bool, kept: bool) -> str:
     where = "to read it: localspec history show last" if kept else f"it was:\n{text}"
     why = ""
     if answer.get("model") == "builtin":
-        why = " (the small pair that comes with localspec seldom writes code)"
+        why = (
+            " (the small pair that comes with localspec writes code only when asked for an example)"
+        )
     raise LocalspecError(f"The answer has no code block{why}; {where}")

@@ -60,10 +60,13 @@ def test_it_says_that_it_knows_nothing_else(pair: Pair, question: str) -> None:
 
 def test_short_evaluation_stays_above_its_floor(short_report: Report) -> None:
     """Floors lie below the figures of the model card, because the sample is small."""
-    assert (
-        short_report.missing_holes < short_report.trained_exact.total
-        or not short_report.parse.total
-    )
-    assert short_report.questions.share >= 0.5, short_report.questions.misses
+    assert short_report.questions.share >= 0.7, short_report.questions.misses
     assert short_report.outside.share >= 0.75, short_report.outside.misses
-    assert short_report.on_questions.rate() >= 0.6
+    assert short_report.on_questions.rate() >= 0.75
+
+
+def test_short_evaluation_of_code_stays_above_its_floor(short_report: Report) -> None:
+    if not short_report.parse.total:
+        pytest.skip("this Python's standard library has other lines where the holes are")
+    assert short_report.parse.share >= 0.6, short_report.parse.misses
+    assert short_report.on_code.rate() >= 0.5

@@ -41,7 +41,10 @@ REFUSED = {
     "localspec rm coder-7b": (1, "coder-7b"),
     "localspec chat": (2, "A chat needs a terminal"),
     "localspec status --watch": (130, ""),
-    'localspec ask -x "parse ISO dates" > dates.py': (1, "seldom writes code"),
+    'localspec ask -x "parse ISO dates" > dates.py': (
+        1,
+        "writes code only when asked for an example",
+    ),
 }
 NOT_ALONE = {  # what comes before
     "localspec start --listen 127.0.0.1:8012": "localspec stop; ",
