@@ -231,6 +231,15 @@ def shortened(phrase: str, rng: random.Random) -> str:
     return " ".join(phrase.split()[:16])
 
 
+def task(entry: Entry, rng: random.Random) -> str | None:
+    """What `entry` does, as an imperative of people or of the documentation; None where neither has one."""
+    tasks = TASKS.get(entry.name)
+    phrase = verb_phrase(entry)
+    if tasks and (phrase is None or rng.random() < TASK_SHARE):
+        return rng.choice(tasks)
+    return shortened(phrase, rng) if phrase else None
+
+
 def dressed(question: str, rng: random.Random) -> str:
     """`question` with something around it that does not change what is asked."""
     if rng.random() < 0.3:
@@ -304,13 +313,9 @@ class Questions:
             return Exchange(rng.choice(RAISES).format(name), statement(subject, found))
         if 0.28 <= facet < 0.37 and (code := example(entry)):
             return Exchange(rng.choice(EXAMPLE).format(name), f"```python\n{code}\n```")
-        tasks = TASKS.get(entry.name, ())
-        if 0.37 <= facet < (0.63 if tasks else 0.55):
-            phrase = verb_phrase(entry)
-            if tasks and (phrase is None or rng.random() < TASK_SHARE):
-                return self._which(entry, rng.choice(tasks), rng)
-            if phrase:
-                return self._which(entry, shortened(phrase, rng), rng)
+        which_until = 0.63 if entry.name in TASKS else 0.55
+        if 0.37 <= facet < which_until and (asked := task(entry, rng)):
+            return self._which(entry, asked, rng)
         if rng.random() < MISLEADING_SHARE and "." in entry.name and entry.kind != "term":
             return Exchange(misleading_frame(name, rng), self.summary(entry))
         return Exchange(rng.choice(WHAT).format(name), self.summary(entry))
