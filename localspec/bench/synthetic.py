@@ -128,7 +128,7 @@ def _rescaled(matrix: Tensor, factor: float, quant: Quant) -> Tensor:
 
 def vocabulary(n_vocab: int) -> list[str]:
     """256 byte tokens in GPT-2's spelling, generated words, then the special tokens."""
-    from gguf.vocab import bytes_to_unicode  # type: ignore[attr-defined,unused-ignore]
+    from gguf.vocab import bytes_to_unicode
 
     table: dict[int, str] = bytes_to_unicode()
     tokens = [table[b] for b in range(256)]

@@ -52,6 +52,7 @@ def _matching(pattern: str) -> list[str]:
     path = os.path.expanduser(pattern)  # noqa: PTH111 - "-" and "" are not paths
     if path == "-" or Path(path).exists() or not _WILD.search(path):
         return [path]
+    # Path.glob takes no absolute pattern.
     found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207
     if not found:
         raise UsageError(f"No file matches '{pattern}'.")

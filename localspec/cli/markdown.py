@@ -13,13 +13,13 @@ import re
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from localspec.cli import render
 from localspec.cli.extract import FENCE
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 WIDEST = 100  # columns; longer lines are hard to read
 _REDRAW = 0.05  # seconds between two drawings of the same block
@@ -131,12 +131,12 @@ def drawn(block: str, width: int) -> list[str]:
     from rich.markdown import Heading, Markdown
 
     class LeftHeading(Heading):
-        def __rich_console__(self, console: object, options: object) -> object:  # type: ignore[override]
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             self.text.justify = "left"
             yield self.text
 
     class Document(Markdown):
-        elements = {**Markdown.elements, "heading_open": LeftHeading}  # noqa: RUF012
+        elements: ClassVar = {**Markdown.elements, "heading_open": LeftHeading}
 
     _buffer.seek(0)
     _buffer.truncate()

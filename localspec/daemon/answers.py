@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -42,7 +43,7 @@ class Collected:
     done: frames.Done | None = None
 
 
-class Composer:
+class Composer(ABC):
     """What both shapes share: identity, usage, timings."""
 
     prefix = "cmpl"
@@ -115,24 +116,25 @@ class Composer:
                 self.feed(index, event)
                 return self.closing(index, event)
 
+    @abstractmethod
     def opening(self, index: int) -> Sequence[object]:
         """The first chunk of a choice, if the shape has one."""
-        raise NotImplementedError
 
     def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
         """Chunks of text; call it before `feed`, which moves the offset."""
-        raise NotImplementedError
+        raise NotImplementedError  # not abstract: a chat overrides `chunks` and needs none
 
+    @abstractmethod
     def closing(self, index: int, done: frames.Done) -> Sequence[object]:
         """The last chunks of a choice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self) -> object:
         """Everything in one answer."""
-        raise NotImplementedError
 
     def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
-        raise NotImplementedError
+        """These choices as one chunk or, not `streamed`, as the answer."""
+        raise NotImplementedError  # not abstract: llama-server's shape has no such object
 
     def _ended(self, completion: Completion, done: list[frames.Done]) -> Completion:
         """Add timings and our own key. Of several choices, `timings` adds up."""
