@@ -18,7 +18,8 @@ from localspec.errors import (
 LIMIT = 3
 WINDOW = 600.0  # seconds
 
-# A kernel compiled for another CPU, or wrongly, ends a process in one of these ways (FACTS: AMX).
+# A kernel compiled for another CPU, or wrongly, ends a process in one of these ways. Seen with
+# the AMX kernels of some compilers, see machine/host.py.
 KERNEL_SIGNALS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
 
 Ending = Literal["crash", "watchdog", "unload"]

@@ -34,7 +34,7 @@ def other_daemon(home: Home) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_u1_an_idle_daemon_of_another_version_is_replaced(
+def test_an_idle_daemon_of_another_version_is_replaced(
     home: Home, other_daemon: subprocess.Popen[bytes]
 ) -> None:
     run = home.run("ask", "say hello")
@@ -43,7 +43,7 @@ def test_u1_an_idle_daemon_of_another_version_is_replaced(
     assert home.status()["version"] == localspec.__version__
 
 
-def test_u1_a_busy_daemon_of_another_version_is_left_alone(
+def test_a_busy_daemon_of_another_version_is_left_alone(
     home: Home, other_daemon: subprocess.Popen[bytes]
 ) -> None:
     with home.streaming("forever") as stream:

@@ -156,7 +156,7 @@ def test_a_bad_request_is_refused_in_openais_shape(api: Home, fields: Any, param
     assert isinstance(answer.error["code"], str)
 
 
-def test_h12_nan_is_refused_with_the_fields_name(api: Home) -> None:
+def test_nan_is_refused_with_the_fields_name(api: Home) -> None:
     answer = api.request("POST", "/v1/chat/completions", b'{"temperature": NaN}')
     assert answer.status == 400
     assert answer.error["message"] == "'temperature' must be a finite number, not nan."
@@ -175,7 +175,7 @@ def test_unknown_paths_and_methods_get_openais_error_body(api: Home) -> None:
     assert answer.error["code"] == "method_not_allowed"
 
 
-def test_h5_a_body_that_is_too_large_is_refused_before_it_is_read(api: Home) -> None:
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(api: Home) -> None:
     connection = UnixConnection(api.socket)
     connection.putrequest("POST", "/v1/chat/completions")
     connection.putheader("Content-Length", str(1 << 30))

@@ -34,14 +34,18 @@ def answer(home: Home, data: bytes) -> tuple[int, bytes]:
     ("data", "status"),
     [
         pytest.param(
-            HEAD + b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n" + BODY, 400, id="h2"
+            HEAD + b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n" + BODY, 400, id="two lengths"
         ),
         # Two programs may read these in two ways, and one would find a second request in the rest.
-        pytest.param(HEAD + b"Content-Length: 15\r\n" + CHUNKED, 400, id="h1"),
-        pytest.param(HEAD + b"X-A: a\r\n b\r\nContent-Length: 15\r\n\r\n" + BODY, 400, id="h3"),
-        pytest.param(HEAD + b" X-A: a\r\nContent-Length: 15\r\n\r\n" + BODY, 400, id="h3, first"),
+        pytest.param(HEAD + b"Content-Length: 15\r\n" + CHUNKED, 400, id="a length and chunks"),
+        pytest.param(
+            HEAD + b"X-A: a\r\n b\r\nContent-Length: 15\r\n\r\n" + BODY, 400, id="a folded header"
+        ),
+        pytest.param(
+            HEAD + b" X-A: a\r\nContent-Length: 15\r\n\r\n" + BODY, 400, id="a folded first header"
+        ),
         pytest.param(b"POST /tokenize HTTP/1.1\r\nX-A: a\x00b\r\n\r\n", 400, id="NUL in a header"),
-        pytest.param(HEAD + b"X-A: " + b"a" * 1_000_000 + b"\r\n\r\n", 431, id="h6"),
+        pytest.param(HEAD + b"X-A: " + b"a" * 1_000_000 + b"\r\n\r\n", 431, id="a header of 1 MB"),
         pytest.param(b"hello\r\n\r\n", 400, id="nonsense"),
     ],
 )
@@ -52,7 +56,7 @@ def test_it_is_refused_in_openais_shape(api: Home, data: bytes, status: int) -> 
     assert api.status()["draining"] is False
 
 
-def test_h4_a_bad_chunk_ends_the_connection(api: Home) -> None:
+def test_a_bad_chunk_ends_the_connection(api: Home) -> None:
     status, _ = answer(api, HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY)
     assert status == 400
     assert api.request("GET", "/health").status == 200
@@ -87,7 +91,7 @@ def test_chunks_alone_are_read(api: Home) -> None:
         pytest.param(b'{"text": ' * 10_000 + b"1" + b"}" * 10_000, id="nested objects"),
     ],
 )
-def test_h10_what_is_no_text_is_refused(api: Home, content: bytes) -> None:
+def test_what_is_no_text_is_refused(api: Home, content: bytes) -> None:
     body = b'{"messages": [{"role": "user", "content": ' + content + b"}]}"
     for target in ("/v1/chat/completions", "/apply-template"):
         found = api.request("POST", target, body)

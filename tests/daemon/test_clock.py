@@ -1,4 +1,4 @@
-"""C1: the wall clock may jump; what waits, waits by the clock that cannot be set."""
+"""The wall clock may jump; what waits, waits by the clock that cannot be set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WALL_CLOCK = {
 }
 
 
-def test_c1_every_wait_is_as_long_as_it_should_be(home: Home) -> None:
+def test_every_wait_is_as_long_as_it_should_be(home: Home) -> None:
     home.use_fake(watchdog=1, idle_unload=0.2, parallel=1)
     daemon = RunningDaemon(home, program=JUMPING)
     with home.streaming("slow 30") as stream:  # neither the watchdog nor a deadline cuts it off
@@ -50,7 +50,7 @@ def test_c1_every_wait_is_as_long_as_it_should_be(home: Home) -> None:
     assert daemon.stop() == 0
 
 
-def test_c1_the_wall_clock_is_read_for_dates_alone() -> None:
+def test_the_wall_clock_is_read_for_dates_alone() -> None:
     package = Path(__file__).parents[2] / "localspec"
     reads = re.compile(r"\btime\.time\(|\bfrom time import .*\btime\b|\bdatetime\.(?:utc)?now\(")
     wrong = [

@@ -82,7 +82,7 @@ def dribble(connected: socket.socket, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
-def test_h7_a_client_that_dribbles_is_told_and_left(
+def test_a_client_that_dribbles_is_told_and_left(
     part: str, home: Home, impatient: Callable[[], socket.socket]
 ) -> None:
     with impatient() as slow:
@@ -98,7 +98,7 @@ def test_h7_a_client_that_dribbles_is_told_and_left(
     assert "Traceback" not in home.log.read_text()
 
 
-def test_h7_one_that_goes_on_sending_what_was_refused_is_left(
+def test_one_that_goes_on_sending_what_was_refused_is_left(
     home: Home, impatient: Callable[[], socket.socket]
 ) -> None:
     with impatient() as slow:
@@ -107,7 +107,7 @@ def test_h7_one_that_goes_on_sending_what_was_refused_is_left(
         assert everything(slow).startswith(b"HTTP/1.1 413 ")
 
 
-def test_h7_one_that_does_not_read_its_stream_loses_its_place(
+def test_one_that_does_not_read_its_stream_loses_its_place(
     home: Home, impatient: Callable[[], socket.socket]
 ) -> None:
     request = {"messages": [{"role": "user", "content": "flood"}], "stream": True}
@@ -141,7 +141,7 @@ def taken(home: Home) -> bool:
         return False
 
 
-def test_x3_with_64_descriptors_some_are_refused_and_the_daemon_goes_on(home: Home) -> None:
+def test_with_64_descriptors_some_are_refused_and_the_daemon_goes_on(home: Home) -> None:
     home.use_fake()
     limit = (64, 64)
     daemon = RunningDaemon(
@@ -187,7 +187,7 @@ def test_the_daemon_takes_the_descriptors_it_may_have(home: Home) -> None:
     daemon.stop()
 
 
-def test_h14_another_user_is_dropped_before_a_byte_is_read(home: Home) -> None:
+def test_another_user_is_dropped_before_a_byte_is_read(home: Home) -> None:
     home.use_fake()
     daemon = RunningDaemon(home, program=STRANGER)
     with socket.socket(socket.AF_UNIX) as connected:

@@ -178,7 +178,7 @@ def test_what_was_kept_outlives_the_daemon_and_is_for_its_user_alone(
     assert said(home, name) == [("user", "say hello"), ("assistant", "hello")]
 
 
-def test_u2_a_newer_file_is_refused_untouched_and_answers_still_come(
+def test_a_newer_file_is_refused_untouched_and_answers_still_come(
     home: Home, daemon: RunningDaemon
 ) -> None:
     file = home.root / "data" / "conversations.sqlite"

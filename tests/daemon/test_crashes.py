@@ -40,7 +40,7 @@ def test_only_faults_of_the_processor_point_to_the_kernels() -> None:
         assert not death.by_kernels
 
 
-def test_p5_three_crashes_within_ten_minutes_set_a_pair_aside() -> None:
+def test_three_crashes_within_ten_minutes_set_a_pair_aside() -> None:
     history = CrashHistory()
     for now in (0.0, 300.0, 601.0):  # the first is forgotten by then
         history.record("a", now, "why")

@@ -22,7 +22,7 @@ def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(home: Home) -
         os.umask(before)
 
 
-def test_d7_what_is_no_socket_is_never_removed(home: Home) -> None:
+def test_what_is_no_socket_is_never_removed(home: Home) -> None:
     (home.root / "file").write_text("precious")
     (home.root / "link").symlink_to(home.root / "file")
     for name in ("file", "link"):
@@ -31,7 +31,7 @@ def test_d7_what_is_no_socket_is_never_removed(home: Home) -> None:
     assert (home.root / "file").read_text() == "precious"
 
 
-def test_p8_a_socket_that_somebody_answers_on_is_not_taken(home: Home) -> None:
+def test_a_socket_that_somebody_answers_on_is_not_taken(home: Home) -> None:
     path = home.root / "s"
     with listener.bind(path) as first:
         first.listen()

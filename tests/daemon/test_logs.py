@@ -84,7 +84,7 @@ def serve(home: Home) -> None:
     assert home.chat("say again").text == "again"
 
 
-def test_d2_no_file_can_be_written_and_serving_goes_on(home: Home) -> None:
+def test_no_file_can_be_written_and_serving_goes_on(home: Home) -> None:
     home.use_fake("--first-decode", "SIGSEGV")  # safe mode helps, and cannot be remembered
     none = (0, 0)
     daemon = RunningDaemon(home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, none))
@@ -95,7 +95,7 @@ def test_d2_no_file_can_be_written_and_serving_goes_on(home: Home) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
-def test_d2_a_log_on_a_full_disk(home: Home) -> None:
+def test_a_log_on_a_full_disk(home: Home) -> None:
     home.use_fake()
     home.log.parent.mkdir()
     home.log.symlink_to("/dev/full")
@@ -104,7 +104,7 @@ def test_d2_a_log_on_a_full_disk(home: Home) -> None:
     assert daemon.stop() == 0
 
 
-def test_d2_a_state_folder_that_cannot_be_made(home: Home) -> None:
+def test_a_state_folder_that_cannot_be_made(home: Home) -> None:
     home.use_fake()
     for name in ("state", "data", "cache"):
         (home.root / name).write_text("a file where the folder should be")

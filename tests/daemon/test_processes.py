@@ -1,4 +1,4 @@
-"""What happens when processes die: the worker's, the daemon's. Cases of RELIABILITY by number."""
+"""What happens when processes die: the worker's, the daemon's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.daemons import Home, RunningDaemon, alive, wait_for
 Start = Callable[..., RunningDaemon]
 
 
-def test_p1_a_worker_killed_mid_stream_ends_the_answer_with_an_error_and_the_next_one_works(
+def test_a_worker_killed_mid_stream_ends_the_answer_with_an_error_and_the_next_one_works(
     home: Home, daemon: RunningDaemon
 ) -> None:
     with home.streaming("forever") as response:
@@ -44,7 +44,7 @@ def test_a_death_is_explained_with_the_workers_last_words(
     assert "the last words of the engine" in answer.error["message"]
 
 
-def test_p2_a_stopped_worker_is_ended_by_the_watchdog(home: Home, start_daemon: Start) -> None:
+def test_a_stopped_worker_is_ended_by_the_watchdog(home: Home, start_daemon: Start) -> None:
     daemon = start_daemon(watchdog=1)
     assert home.chat("say warm").status == 200
     os.kill(daemon.worker_pid(), signal.SIGSTOP)
@@ -54,7 +54,7 @@ def test_p2_a_stopped_worker_is_ended_by_the_watchdog(home: Home, start_daemon: 
     assert home.chat("say again").text == "again"
 
 
-def test_p3_a_killed_daemon_takes_its_worker_along_and_the_next_takes_the_socket(
+def test_a_killed_daemon_takes_its_worker_along_and_the_next_takes_the_socket(
     home: Home, start_daemon: Start
 ) -> None:
     first = start_daemon()
@@ -64,12 +64,12 @@ def test_p3_a_killed_daemon_takes_its_worker_along_and_the_next_takes_the_socket
         first.process.kill()
         first.process.communicate()
     wait_for(lambda: not alive(worker), "the worker's end")
-    assert home.socket.exists()  # P8: stale, and replaced
+    assert home.socket.exists()  # stale, and replaced by the next daemon
     start_daemon()
     assert home.chat("say hello").text == "hello"
 
 
-def test_p4_sigterm_lets_a_running_answer_finish_and_exits_with_0(
+def test_sigterm_lets_a_running_answer_finish_and_exits_with_0(
     home: Home, daemon: RunningDaemon
 ) -> None:
     with home.streaming("slow 20") as response:
@@ -99,7 +99,7 @@ asyncio.run(run())
 """
 
 
-def test_p4_an_answer_that_takes_longer_than_the_grace_time_ends_with_an_error(home: Home) -> None:
+def test_an_answer_that_takes_longer_than_the_grace_time_ends_with_an_error(home: Home) -> None:
     home.use_fake()
     process = subprocess.Popen([sys.executable, "-c", IMPATIENT], env=home.environment)
     wait_for(lambda: autostart.listens(str(home.socket)), "the daemon")
@@ -120,7 +120,7 @@ def test_an_idle_daemon_ends_cleanly_on(
     assert not home.socket.exists()
 
 
-def test_p5_a_pair_that_crashed_three_times_is_set_aside_until_reset(
+def test_a_pair_that_crashed_three_times_is_set_aside_until_reset(
     home: Home, daemon: RunningDaemon
 ) -> None:
     for _ in range(3):
@@ -135,7 +135,7 @@ def test_p5_a_pair_that_crashed_three_times_is_set_aside_until_reset(
     assert home.chat("say hello").text == "hello"
 
 
-def test_p6_no_memory_is_said_and_not_tried_again(home: Home, daemon: RunningDaemon) -> None:
+def test_no_memory_is_said_and_not_tried_again(home: Home, daemon: RunningDaemon) -> None:
     answer = home.chat("starve")
     assert answer.status == 500
     assert answer.error["code"] == "out_of_memory"
@@ -145,7 +145,7 @@ def test_p6_no_memory_is_said_and_not_tried_again(home: Home, daemon: RunningDae
     assert home.status()["counts"]["worker_starts"] == 2
 
 
-def test_p7_a_second_daemon_says_that_one_is_running(home: Home, daemon: RunningDaemon) -> None:
+def test_a_second_daemon_says_that_one_is_running(home: Home, daemon: RunningDaemon) -> None:
     second = home.spawn_daemon()
     output, _ = second.communicate(timeout=30)
     assert second.returncode == 1
@@ -153,7 +153,7 @@ def test_p7_a_second_daemon_says_that_one_is_running(home: Home, daemon: Running
     assert home.chat("say hello").status == 200
 
 
-def test_p8_a_stale_socket_is_replaced(home: Home, start_daemon: Start) -> None:
+def test_a_stale_socket_is_replaced(home: Home, start_daemon: Start) -> None:
     home.socket.parent.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(home.socket))
@@ -161,7 +161,7 @@ def test_p8_a_stale_socket_is_replaced(home: Home, start_daemon: Start) -> None:
     assert home.chat("say hello").status == 200
 
 
-def test_p9_a_lock_file_with_the_pid_of_a_living_process_stops_nobody(
+def test_a_lock_file_with_the_pid_of_a_living_process_stops_nobody(
     home: Home, start_daemon: Start
 ) -> None:
     home.socket.parent.mkdir(mode=0o700)
@@ -170,7 +170,7 @@ def test_p9_a_lock_file_with_the_pid_of_a_living_process_stops_nobody(
     assert home.status()["pid"] != os.getpid()
 
 
-def test_d7_a_link_in_place_of_the_lock_is_refused(home: Home) -> None:
+def test_a_link_in_place_of_the_lock_is_refused(home: Home) -> None:
     home.socket.parent.mkdir(mode=0o700)
     victim = home.root / "victim"
     victim.write_text("precious")
@@ -183,7 +183,7 @@ def test_d7_a_link_in_place_of_the_lock_is_refused(home: Home) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGILL"])
-def test_p10_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
+def test_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
     name: str, home: Home, start_daemon: Start
 ) -> None:
     first = start_daemon("--first-decode", name)
@@ -201,7 +201,7 @@ def test_p10_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
     assert home.status()["counts"]["worker_deaths"] == 0
 
 
-def test_p10_streamed_the_second_try_is_not_seen(home: Home, start_daemon: Start) -> None:
+def test_streamed_the_second_try_is_not_seen(home: Home, start_daemon: Start) -> None:
     start_daemon("--first-decode", "SIGSEGV")
     with home.streaming("say a b") as response:
         lines = response.read().splitlines()
@@ -211,7 +211,7 @@ def test_p10_streamed_the_second_try_is_not_seen(home: Home, start_daemon: Start
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "a b"
 
 
-def test_p10_safe_mode_that_does_not_help_is_tried_once_and_not_remembered(
+def test_safe_mode_that_does_not_help_is_tried_once_and_not_remembered(
     home: Home, start_daemon: Start
 ) -> None:
     start_daemon("--always", "SIGSEGV")
@@ -231,7 +231,7 @@ def test_a_later_segmentation_fault_is_no_reason_for_safe_mode(
     assert home.status()["safe_mode"] is False
 
 
-def test_r5_twenty_clients_at_once_start_one_daemon(home: Home) -> None:
+def test_twenty_clients_at_once_start_one_daemon(home: Home) -> None:
     home.use_fake()
     with ThreadPoolExecutor(20) as pool:
         runs = list(pool.map(lambda _: home.run("ask", "say hello"), range(20)))
@@ -239,7 +239,7 @@ def test_r5_twenty_clients_at_once_start_one_daemon(home: Home) -> None:
     assert home.log.read_text().count("listens on") == 1
 
 
-def test_c3_a_pair_unloaded_after_an_idle_time_is_loaded_again(
+def test_a_pair_unloaded_after_an_idle_time_is_loaded_again(
     home: Home, start_daemon: Start
 ) -> None:
     daemon = start_daemon(idle_unload=0.05)

@@ -72,7 +72,7 @@ def test_a_client_that_leaves_frees_the_slot(real: Home) -> None:
     assert answer.status == 200, answer.body
 
 
-def test_x4_an_endless_answer_ends_with_the_context(real: Home) -> None:
+def test_an_endless_answer_ends_with_the_context(real: Home) -> None:
     answer = real.chat(QUESTION, temperature=0, ignore_eos=True, max_tokens=2**31 - 1)
     assert answer.status == 200, answer.body
     assert answer.json["choices"][0]["finish_reason"] == "length"
@@ -84,7 +84,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_its_limit(real: Home) -> No
     assert answer.error["code"] == "context_length_exceeded"
 
 
-def test_h11_token_ids_out_of_range_are_refused(real: Home) -> None:
+def test_token_ids_out_of_range_are_refused(real: Home) -> None:
     for target, body in (
         ("/v1/completions", {"prompt": [2**31 - 1]}),
         ("/detokenize", {"tokens": [2**31 - 1]}),
@@ -109,7 +109,7 @@ def test_h11_token_ids_out_of_range_are_refused(real: Home) -> None:
     ],
     ids=lambda fields: f"{fields}"[:40],
 )
-def test_h13_a_hostile_grammar_is_refused_or_obeyed(real: Home, fields: dict[str, object]) -> None:
+def test_a_hostile_grammar_is_refused_or_obeyed(real: Home, fields: dict[str, object]) -> None:
     before = real.status()["counts"]["worker_deaths"]
     answer = real.chat(QUESTION, temperature=0, max_tokens=4, **fields)
     assert answer.status in (200, 400), answer.body
@@ -133,9 +133,7 @@ def test_logprobs_belong_to_the_tokens_of_the_text(real: Home) -> None:
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
 
 
-def test_p1_a_killed_engine_is_explained_and_replaced(
-    home: Home, real_daemon: RunningDaemon
-) -> None:
+def test_a_killed_engine_is_explained_and_replaced(home: Home, real_daemon: RunningDaemon) -> None:
     with home.streaming(QUESTION, **long_stream(home)) as stream:
         stream.readline()
         os.kill(real_daemon.worker_pid(), signal.SIGKILL)
@@ -144,7 +142,7 @@ def test_p1_a_killed_engine_is_explained_and_replaced(
     assert answer.status == 200, answer.body
 
 
-def test_p3_a_killed_daemon_takes_the_engine_along(home: Home) -> None:
+def test_a_killed_daemon_takes_the_engine_along(home: Home) -> None:
     daemon = RunningDaemon(home)
     with home.streaming(QUESTION, **long_stream(home)) as stream:
         stream.readline()
@@ -154,7 +152,7 @@ def test_p3_a_killed_daemon_takes_the_engine_along(home: Home) -> None:
     wait_for(lambda: not alive(worker), "the engine's end")
 
 
-def test_p4_a_drained_daemon_finishes_its_answer(home: Home, real_daemon: RunningDaemon) -> None:
+def test_a_drained_daemon_finishes_its_answer(home: Home, real_daemon: RunningDaemon) -> None:
     fields = {**GREEDY, "ignore_eos": True, "max_tokens": 200}
     with home.streaming(QUESTION, **fields) as stream:
         stream.readline()
@@ -167,15 +165,15 @@ def test_p4_a_drained_daemon_finishes_its_answer(home: Home, real_daemon: Runnin
     ("template", "reason"),
     [
         pytest.param(
-            "{{ ''.__class__.__mro__[1].__subclasses__()[0] }}", "sandbox", id="t1-code-execution"
+            "{{ ''.__class__.__mro__[1].__subclasses__()[0] }}", "sandbox", id="code-execution"
         ),
         pytest.param(
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             "longer than 2 seconds",
-            id="t2-endless-loops",
+            id="endless-loops",
         ),
-        pytest.param("{{ 'a' * 500000000 }}", "template", id="t3-half-a-gigabyte"),
-        pytest.param("{% if %}", "line 1", id="t4-syntax-error"),
+        pytest.param("{{ 'a' * 500000000 }}", "template", id="half-a-gigabyte"),
+        pytest.param("{% if %}", "line 1", id="syntax-error"),
     ],
 )
 def test_a_template_that_misbehaves_is_a_bad_request_and_completions_work(

@@ -37,7 +37,7 @@ def test_a_broken_file_counts_as_none_and_is_replaced(file: Path, content: bytes
     assert memory.recall() == "SIGSEGV"
 
 
-def test_u2_a_file_of_a_newer_release_is_left_untouched(file: Path) -> None:
+def test_a_file_of_a_newer_release_is_left_untouched(file: Path) -> None:
     file.parent.mkdir()
     content = json.dumps({"version": 2, "reasons": {"this": "x"}})
     file.write_text(content)
@@ -48,7 +48,7 @@ def test_u2_a_file_of_a_newer_release_is_left_untouched(file: Path) -> None:
     assert file.read_text() == content
 
 
-def test_d2_a_disk_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     Memory(tmp_path / "state" / "safe-mode.json", "this").remember("SIGSEGV")
 

@@ -97,7 +97,7 @@ def test_saving_can_be_switched_off(home: Home) -> None:
     assert not states(home)
 
 
-def test_d2_a_disk_that_cannot_be_written_stops_no_answer(home: Home) -> None:
+def test_a_disk_that_cannot_be_written_stops_no_answer(home: Home) -> None:
     (home.root / "cache").mkdir()
     (home.root / "cache" / "conversations").write_text("in the way")
     begin(home)

@@ -39,7 +39,7 @@ def test_a_load_that_fails_says_why(home: Home, start_daemon: Start) -> None:
     assert json.loads(answer.events[-2])["error"]["code"] == "load_failed"
 
 
-def test_r3_a_stream_finishes_on_the_old_pair_and_the_next_answer_comes_from_the_new(
+def test_a_stream_finishes_on_the_old_pair_and_the_next_answer_comes_from_the_new(
     home: Home, daemon: RunningDaemon
 ) -> None:
     other = other_pair(home)
@@ -72,7 +72,7 @@ def test_whoever_waits_for_a_swap_and_leaves_holds_nobody_up(
         assert home.chat("say still here").text == "still here"
 
 
-def test_r1_loads_and_unloads_at_once_leave_a_daemon_that_answers(
+def test_loads_and_unloads_at_once_leave_a_daemon_that_answers(
     home: Home, start_daemon: Start
 ) -> None:
     start_daemon("--load-delay", "0.02")

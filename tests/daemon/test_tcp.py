@@ -107,7 +107,7 @@ def test_health_is_open_and_no_more(api: Served) -> None:
         "0x7f000001:{port}",
     ],
 )
-def test_h9_a_foreign_host_is_refused_even_with_the_token(api: Served, host: str) -> None:
+def test_a_foreign_host_is_refused_even_with_the_token(api: Served, host: str) -> None:
     port = api.url.rpartition(":")[2]
     for path in ("/v1/models", "/health"):
         answer = api.get(path, host=host.format(port=port))
@@ -123,7 +123,7 @@ def test_the_names_of_this_machine_are_welcome(api: Served, host: str) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://localhost:1", "https://{host}", "vscode://x"]
 )
-def test_h8_a_foreign_origin_is_refused_even_with_the_token(api: Served, origin: str) -> None:
+def test_a_foreign_origin_is_refused_even_with_the_token(api: Served, origin: str) -> None:
     host = api.url.removeprefix("http://")
     answer = api.get("/v1/models", origin=origin.format(host=host))
     assert (answer.status, answer.error["code"]) == (403, "forbidden")

@@ -173,7 +173,7 @@ def test_fields_that_are_wrong_together_are_refused(fields: Any, param: str) -> 
     ("prompt", "param"),
     [([1, "a"], "prompt"), ([[]], "prompt[0]"), ([[-1]], "prompt[0]"), (["a"] * 17, "prompt")],
 )
-def test_h11_prompts_that_are_none_are_refused(prompt: Any, param: str) -> None:
+def test_prompts_that_are_none_are_refused(prompt: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(prompt=prompt)
     assert caught.value.param == param

@@ -36,7 +36,7 @@ def fresh(engine: Running, prompt: list[int], *args: object, **more: object) -> 
     return engine.ask(prompt, *args, **more)
 
 
-# ---------------------------------------------------------------------------- S1–S3: the same text
+# ------------------------------------------------------------------ the same text, drafts or not
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.4, 0.75, 1.0])

@@ -120,7 +120,7 @@ def refused(disk: Disk, content: bytes) -> str:
     return said
 
 
-def test_u2_a_newer_file_is_refused_and_left_alone(disk: Disk) -> None:
+def test_a_newer_file_is_refused_and_left_alone(disk: Disk) -> None:
     disk.save("ab12")
     content = bytearray(disk.file("ab12").read_bytes())
     struct.pack_into("<I", content, 8, VERSION + 1)
@@ -159,7 +159,7 @@ def test_only_an_id_becomes_a_path(disk: Disk, name: str) -> None:
     assert not disk.folder.exists()
 
 
-def test_d2_a_disk_that_takes_no_more_leaves_nothing_half(disk: Disk) -> None:
+def test_a_disk_that_takes_no_more_leaves_nothing_half(disk: Disk) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

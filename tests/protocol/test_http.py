@@ -48,7 +48,7 @@ def refusal(fields: dict[str, Any] | bytes) -> BadBody:
         ("top_logprobs", 21, "must be at most 20"),
     ],
 )
-def test_h12_a_field_of_the_wrong_type_or_size_is_named_with_its_limit(
+def test_a_field_of_the_wrong_type_or_size_is_named_with_its_limit(
     field: str, value: Any, words: str
 ) -> None:
     error = refusal({field: value})
@@ -88,13 +88,13 @@ def test_fields_inside_other_fields_are_named_by_their_path(
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_h12_a_number_that_is_none_is_refused_by_name(value: str) -> None:
+def test_a_number_that_is_none_is_refused_by_name(value: str) -> None:
     error = refusal(f'{{"dry_base": 1, "temperature": {value}}}'.encode())
     assert error.param == "temperature"
     assert "must be a finite number" in error.message
 
 
-def test_h12_a_nested_nan_is_refused_by_path() -> None:
+def test_a_nested_nan_is_refused_by_path() -> None:
     assert refusal(b'{"logit_bias": {"7": NaN}}').param == "logit_bias.7"
 
 
@@ -117,7 +117,7 @@ def test_h12_a_nested_nan_is_refused_by_path() -> None:
         (json.dumps({"messages": MESSAGES}).encode() + b" x", None, "not valid JSON"),
     ],
 )
-def test_h10_text_that_is_no_text_and_json_that_is_no_json_are_refused(
+def test_text_that_is_no_text_and_json_that_is_no_json_are_refused(
     body: bytes, param: str | None, words: str
 ) -> None:
     error = refusal(body)

@@ -1,4 +1,4 @@
-"""The header reader against whole, broken and hostile files (G1–G5, G10, G12)."""
+"""The header reader against whole, broken and hostile files."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
 
 
 def test_every_cut_is_noticed() -> None:
-    """G4, at every 61st byte instead of every kilobyte: the file is small."""
+    """At every 61st byte, so that cuts fall into every part of the header and the weights."""
     data = model(tokens=50).data()
     for end in range(0, len(data) - 1, 61):
         refused(data[:end])
@@ -159,7 +159,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed() -> None:
 
 
 def test_a_thousand_mutants_neither_hang_nor_eat_memory(tmp_path: Path) -> None:
-    """G12: a clean error or a header that holds together, quickly, in little memory."""
+    """A clean error or a header that holds together, quickly, in little memory."""
     file = model(tokens=60).put("llama.x", U64, 1)
     data, header = file.data(), len(file.header())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""Values that would end llama.cpp, or make a model useless without a word (G5–G9, G11)."""
+"""Values that would end llama.cpp, or make a model useless without a word."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_vocabulary_without_weights_is_no_model(tmp_path: Path) -> None:
 
 
 def test_zeros_at_the_end_are_noticed(tmp_path: Path) -> None:
-    """G9: what a download leaves that reserved its space and stopped."""
+    """What a download leaves that reserved its space and stopped."""
     path = model().write(tmp_path / "m.gguf")
     check_weights(path)
     data = path.read_bytes()

@@ -70,7 +70,7 @@ def refused_early(
 def test_a_mismatched_pair_is_refused_by_its_headers(
     hub: TestHub, puller: Puller, pair: Pair
 ) -> None:
-    """Must show 2: less than 1 % of the weights, the first difference named."""
+    """Less than 1 % of the weights, the first difference named."""
     draft = model(layers=1).token(17, "seventeen")
     message = refused_early(hub, puller, pair, model(layers=4), draft, NotMatched)
     assert message == (
@@ -96,7 +96,7 @@ def test_too_little_memory_is_refused(hub: TestHub, puller: Puller, pair: Pair) 
 def test_too_little_disk_is_refused(
     hub: TestHub, puller: Puller, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D1 before the start: bytes needed and bytes free."""
+    """Before the start, in numbers: bytes needed and bytes free."""
     real = os.statvfs
 
     def full(path: object) -> os.statvfs_result:
@@ -141,7 +141,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Must show 4, N11: no socket is opened."""
+    """No socket is opened."""
     from localspec.registry.details import show
 
     puller.pull("p", pair)
@@ -165,7 +165,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
 def test_two_pulls_of_one_file_are_one_transfer(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
 ) -> None:
-    """N8: two pairs that share both files, pulled at once by two pullers."""
+    """Two pairs that share both files, pulled at once by two pullers."""
     hub.rate = 8e6
     pulls = [Pulls(puller), Pulls(Puller(store, puller.hub, QUICK))]
     started = [each.start(name, pair) for each, name in zip(pulls, "pq", strict=True)]

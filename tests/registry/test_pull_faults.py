@@ -1,4 +1,4 @@
-"""Pulls against a hub and a disk that misbehave on demand (N2–N10, D1, D6, D7)."""
+"""Pulls against a hub and a disk that misbehave on demand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_broken_line_is_taken_up_where_it_broke(
 def test_a_server_without_ranges_is_read_from_the_start(
     puller: Puller, faults: Faults, store: Store, pair: Pair
 ) -> None:
-    """N2: restart, no append."""
+    """The file is begun again, and nothing is appended to what was there."""
     faults.ignore_range = True
     faults.close_after = [10_000]
     puller.pull("p", pair)
@@ -57,7 +57,7 @@ def test_a_server_without_ranges_is_read_from_the_start(
 def test_corruption_of_the_same_size_is_noticed(
     puller: Puller, faults: Faults, store: Store, pair: Pair
 ) -> None:
-    """N3, N9: nothing installed; the whole draft is kept for the next try."""
+    """Nothing is installed; the whole draft is kept for the next try."""
     faults.corrupt = True
     with pytest.raises(HashMismatch, match=r"own/target/target\.gguf came damaged"):
         puller.pull("p", pair)
@@ -71,7 +71,6 @@ def test_corruption_of_the_same_size_is_noticed(
 def test_one_file_fails_the_other_is_kept(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
 ) -> None:
-    """N9."""
     faults.statuses = [(404, "")] * 50
     with pytest.raises(HubError):
         puller.pull("p", pair)
@@ -87,7 +86,7 @@ def test_one_file_fails_the_other_is_kept(
 def test_a_file_that_changes_is_started_again(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, gets: int
 ) -> None:
-    """N4: never a mixture of two files."""
+    """Never a mixture of two files."""
     faults.change_after = gets
     record = puller.pull("p", pair)
     now = hub.files["own/target", "target.gguf"]
@@ -100,7 +99,6 @@ def test_a_file_that_changes_is_started_again(
 def test_a_captive_portal_is_named(
     puller: Puller, faults: Faults, store: Store, pair: Pair, where: str
 ) -> None:
-    """N5."""
     setattr(faults, where, True)
     with pytest.raises(WebPage, match="open a browser, log in"):
         puller.pull("p", pair)
@@ -110,7 +108,7 @@ def test_a_captive_portal_is_named(
 def test_a_busy_server_is_given_the_time_it_asks_for(
     puller: Puller, faults: Faults, store: Store, pair: Pair
 ) -> None:
-    """N6, on metadata and on content."""
+    """On metadata and on content."""
     faults.head_statuses = [(503, ""), (429, "")]
     faults.statuses = [(503, "1"), (429, "")]
     begin = time.monotonic()
@@ -131,7 +129,7 @@ def test_a_server_that_stays_busy_is_given_up(
 def test_a_stalled_line_is_given_up_and_tried_again(
     puller: Puller, faults: Faults, store: Store, pair: Pair
 ) -> None:
-    """N7, with one second instead of twenty."""
+    """With one second instead of twenty."""
     faults.stall_after = [50_000]
     begin = time.monotonic()
     puller.pull("p", pair)
@@ -174,7 +172,7 @@ def test_a_gated_model_says_so_and_the_token_stays_ours(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """N10: and the storage behind the hub never sees the token either."""
+    """And the storage behind the hub never sees the token either."""
     caplog.set_level(logging.DEBUG)
     faults.gated = True
     with pytest.raises(Gated, match=r"accept its terms at https://huggingface\.co/own/target"):
@@ -202,7 +200,7 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
     pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D1 on the way."""
+    """It was empty enough when the pull began."""
     real, room = os.pwrite, [2_000_000]
 
     def pwrite(descriptor: int, data: bytes, offset: int) -> int:
@@ -226,7 +224,6 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
 def test_a_link_in_the_store_is_not_followed(
     puller: Puller, faults: Faults, store: Store, pair: Pair, tmp_path: Path, which: str
 ) -> None:
-    """D7."""
     store.prepare()
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
@@ -247,7 +244,7 @@ def test_a_read_only_store_refuses_a_pull(
     pair: Pair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """D6: and what is there stays usable."""
+    """And what is there stays usable."""
     puller.pull("p", pair)
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root
     asked = len(hub.requests)

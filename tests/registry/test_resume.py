@@ -1,4 +1,4 @@
-"""A pull killed with SIGKILL, again and again, loses next to nothing (N1, must show 1)."""
+"""A pull killed with SIGKILL, again and again, loses next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: records, sharing, damage (D3–D5, U2, U3, R2), own files, and what `show` tells."""
+"""The store: records, sharing, damage, own files, and what `show` tells."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_collect_deletes_nothing_while_a_record_is_unreadable(store: Store, reco
 
 
 def test_a_flipped_byte_fails_verify_and_refuses_the_load(store: Store, record: Record) -> None:
-    """D5. Noticed at the next load by the modification time, and remembered."""
+    """Noticed at the next load by the modification time, and remembered."""
     damage(store.blob(record.target.parts[0].sha256))
     with pytest.raises(Damaged, match="localspec rm p; localspec pull p"):
         store.ready("p")
@@ -173,7 +173,6 @@ def test_damage_found_by_verify_is_remembered(store: Store, record: Record) -> N
 
 
 def test_a_cut_or_missing_file_refuses_the_load(store: Store, record: Record) -> None:
-    """D4."""
     path = store.blob(record.target.parts[0].sha256)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Damaged, match=r"has \d+ bytes and should have"):
@@ -185,7 +184,6 @@ def test_a_cut_or_missing_file_refuses_the_load(store: Store, record: Record) ->
 
 
 def test_a_link_in_place_of_a_file_is_refused(store: Store, record: Record, tmp_path: Path) -> None:
-    """D7."""
     path = store.blob(record.target.parts[0].sha256)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
@@ -209,8 +207,6 @@ def test_progress_of_verify_runs_from_nothing_to_all(store: Store, record: Recor
 def test_a_power_cut_before_the_rename_leaves_nothing(
     store: Store, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D3."""
-
     def cut(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -239,7 +235,6 @@ def test_a_full_disk_keeps_the_old_record(
 
 
 def test_a_newer_record_is_refused_and_untouched(store: Store, record: Record) -> None:
-    """U2."""
     path = store.pairs / "p.json"
     text = json.dumps({"version": 2, "name": "p", "new": ["shape"]})
     path.write_text(text)
@@ -263,7 +258,6 @@ def test_a_broken_record_is_told_and_can_be_mended(store: Store, record: Record,
 
 
 def test_a_record_without_a_hash_is_verified_again(store: Store, tmp_path: Path) -> None:
-    """U3."""
     path = TARGET.write(tmp_path / "t.gguf")
     added = add(store, "p", path, hash_now=False)
     assert added.target.parts[0].sha256 == ""

@@ -1,4 +1,4 @@
-"""Matching tokenizers: synthetic pairs that differ in one thing (G13), and real vocabularies."""
+"""Matching tokenizers: synthetic pairs that differ in one thing, and real vocabularies."""
 
 from __future__ import annotations
 
