@@ -13,6 +13,8 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from localspec.registry.gguf import read_header
+
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TYPE_F32, _TYPE_I8 = 0, 24
@@ -163,6 +165,46 @@ def mutants(data: bytes, header: int, count: int, seed: int = 0) -> list[bytes]:
             del copy_[dice.randrange(len(copy_)) :]
         made.append(bytes(copy_))
     return made
+
+
+def with_text(data: bytes, key: str, text: str) -> bytes:
+    """A whole file, of any size, in which the text under `key` is another one."""
+    found = data.index(_string(key) + struct.pack("<I", STRING)) + 12 + len(key.encode())
+    (length,) = struct.unpack_from("<Q", data, found)
+    rest = found + 8 + length
+    # Where the tensors' names end, and the padding begins, is known to none but the last row.
+    header = read_header(_Bytes(data))
+    end = len(data)
+    if header.tensors:
+        last = header.tensors[-1]
+        row = data.rindex(_string(last.name), 0, header.data_offset)
+        end = row + len(_string(last.name)) + 4 + 8 * len(last.shape) + 12
+    head = data[:found] + _string(text) + data[rest:end]
+    if not header.tensors:
+        return head
+    return head + b"\0" * (_padded(len(head)) - len(head)) + data[header.data_offset :]
+
+
+def relabelled(source: Path, pre_tokenizer: str, target: Path) -> Path:
+    """A copy of a model whose text is cut into words as another kind of model does it.
+
+    Its tokens stay: the answers are other ones, and as good a test of everything but their sense.
+    """
+    target.write_bytes(with_text(source.read_bytes(), "tokenizer.ggml.pre", pre_tokenizer))
+    return target
+
+
+class _Bytes:
+    """A file in memory, for the reader of headers."""
+
+    name = "a file in memory"
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.size = len(data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return self._data[offset : offset + size]
 
 
 def sha256(data: bytes) -> str:
