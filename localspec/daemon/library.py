@@ -160,6 +160,7 @@ class Library:
 
         Raises:
             ModelNotFound: it is not in the catalogue. Offline
+            InvalidRequest: the endpoint is no address.
         """
         from localspec.registry.errors import Offline
         from localspec.registry.hub import Hub
@@ -169,6 +170,11 @@ class Library:
         if request.offline:
             raise Offline(
                 "HF_HUB_OFFLINE is set, so nothing can be pulled; pairs that are here work as ever."
+            )
+        if request.endpoint and not request.endpoint.startswith(("http://", "https://")):
+            raise InvalidRequest(
+                "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
+                param="endpoint",
             )
         hub = Hub(request.endpoint or None, token=request.token or None)
         return self.pulls.start(name, pair, hub)

@@ -70,6 +70,12 @@ class Door:
         return named.is_loopback or named == bound or bound.is_unspecified
 
 
+def came_by_tcp(scope: Scope) -> bool:
+    """Whether a request came from a holder of the token and not from the owner's own socket."""
+    client = scope.get("client")
+    return client is None or client[0] != UNIX
+
+
 class Doorkeeper:
     """Checks requests that did not come over the Unix socket, where the kernel has done so."""
 
@@ -79,8 +85,7 @@ class Doorkeeper:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        client = scope.get("client")
-        if scope["type"] == "http" and (client is None or client[0] != UNIX):
+        if scope["type"] == "http" and came_by_tcp(scope):
             try:
                 if (door := self._door()) is None:
                     raise Forbidden("The daemon does not serve TCP.")

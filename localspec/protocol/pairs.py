@@ -20,10 +20,11 @@ class PullRequest(Struct):
     """Pull a pair of the catalogue.
 
     The rest is the client's environment: the daemon may have been started from another shell.
+    `endpoint` is refused over TCP, and another one than the daemon's gets `token` and no other.
     """
 
     name: Name
-    endpoint: str | None = None  # HF_ENDPOINT
+    endpoint: str | None = None  # HF_ENDPOINT: an http or https address
     token: str | None = None  # HF_TOKEN; kept for this pull alone
     offline: bool = False  # HF_HUB_OFFLINE
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONNECT_TIMEOUT = 10.0
+_MOST_REDIRECTS = 10
 _LONGEST_PAUSE = 300.0  # a server may ask for more; nobody waits that long without being told
 
 
@@ -65,10 +66,11 @@ def offline() -> bool:
 
 
 class Hub:
-    """One hub. `endpoint` is for tests; else HF_ENDPOINT or huggingface.co.
+    """One hub. `endpoint` None: HF_ENDPOINT or huggingface.co, which is this process's own.
 
-    `token` None: HF_TOKEN or the hub's own login. `stall`: seconds without a byte after which a
-    connection is given up.
+    `token` None: HF_TOKEN or the hub's own login, for its own endpoint alone; another endpoint gets
+    no token but one that was given for it. No token goes on to a host that the endpoint redirects
+    to. `stall`: seconds without a byte after which a connection is given up.
     """
 
     def __init__(
@@ -100,10 +102,37 @@ class Hub:
         return url
 
     def _headers(self) -> dict[str, str]:
-        headers: dict[str, str] = self._library().utils.build_hf_headers(
-            token=self._token, library_name="localspec"
+        library = self._library()
+        own = self._endpoint is None or self._endpoint.rstrip("/") == library.constants.ENDPOINT
+        token = self._token or (None if own else False)  # False: none, whoever is logged in
+        headers: dict[str, str] = library.utils.build_hf_headers(
+            token=token, library_name="localspec"
         )
         return headers | {"Accept-Encoding": "identity"}
+
+    def _metadata(self, url: str) -> httpx2.Response:
+        """The answer to a HEAD that states commit, hash and size, redirects among it.
+
+        Not huggingface_hub's own way, which takes the token along to other hosts of the hub.
+        """
+        library = self._library()
+        headers = self._headers()
+        for _ in range(_MOST_REDIRECTS):
+            response: httpx2.Response = library.get_session().request(
+                "HEAD", url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=False
+            )
+            library.utils.hf_raise_for_status(response)
+            if not response.has_redirect_location:
+                return response
+            here = response.request.url
+            there = here.join(response.headers["location"])
+            if there.origin != here.origin:
+                # A storage says nothing about the file; another hub does.
+                if there.host not in library.constants.HF_URL_HOSTS:
+                    return response
+                headers.pop("authorization", None)
+            url = str(there)
+        return response
 
     def resolve(self, repo: str, file: str, revision: str = "main") -> RemoteFile:
         """What the hub says `file` is at `revision`.
@@ -111,23 +140,23 @@ class Hub:
         Raises:
             Offline, Gated, NotOnHub, WebPage, HubError; Interrupted when it may be tried again.
         """
-        library = self._library()
+        self.check_online()
         try:
-            found = library.get_hf_file_metadata(
-                self._url(repo, file, revision),
-                token=self._token,
-                timeout=_CONNECT_TIMEOUT,
-                library_name="localspec",
-                endpoint=self._endpoint,
-            )
+            found = self._metadata(self._url(repo, file, revision))
         except Exception as error:
             raise _translated(error, repo, file) from None
-        if not found.commit_hash or found.size is None:
+        headers = found.headers
+        size = headers.get("x-linked-size", "")
+        if not size and not found.is_redirect:
+            size = headers.get("content-length", "")
+        commit = headers.get("x-repo-commit", "")
+        if not commit or not size.isdigit():
             raise WebPage(_WEB_PAGE.format(repo=repo))
-        etag = found.etag or ""
+        etag = headers.get("x-linked-etag") or headers.get("etag") or ""
+        etag = _unquoted(etag)
         if not _SHA256.fullmatch(etag):
             raise HubError(f"The hub states no SHA-256 for {repo}/{file}, so it cannot be checked.")
-        return RemoteFile(repo, file, found.commit_hash, etag, found.size)
+        return RemoteFile(repo, file, commit, etag, int(size))
 
     @contextmanager
     def stream(self, remote: RemoteFile, start: int, end: int) -> Iterator[Answer]:
@@ -205,6 +234,10 @@ _WEB_PAGE = (
 )
 
 
+def _unquoted(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
+
+
 def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> bool:
     """Whether the whole file comes instead of a range; raises when it is not the pinned file."""
     status = response.status_code
@@ -216,7 +249,7 @@ def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> 
     for each in (*response.history, response):
         commit = each.headers.get("x-repo-commit", remote.commit)
         etag: str = each.headers.get("x-linked-etag") or each.headers.get("etag") or ""
-        etag = etag.removeprefix("W/").strip('"')
+        etag = _unquoted(etag)
         if commit != remote.commit or (_SHA256.fullmatch(etag) and etag != remote.sha256):
             raise changed
     if status == 206:

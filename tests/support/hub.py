@@ -38,6 +38,7 @@ class Faults:
     gated: bool = False  # a token is needed
     change_after: int = 0  # after so many GETs the file is another one
     direct: bool = False  # no redirect
+    moved_to: str = ""  # this endpoint has it now; nothing else is said
 
 
 @dataclass
@@ -47,9 +48,13 @@ class Request:
     method: str
     path: str
     range: str
-    authorized: bool
     to_storage: bool
     host: str = ""
+    authorization: str = ""  # the header as it came
+
+    @property
+    def authorized(self) -> bool:
+        return bool(self.authorization)
 
 
 @dataclass
@@ -167,9 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
                     self.command,
                     path,
                     self.headers.get("Range", ""),
-                    bool(authorization),
                     to_storage,
                     self.headers.get("Host", ""),
+                    authorization,
                 )
             )
         found = re.fullmatch(r"/(?:storage/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -178,6 +183,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._plain(404, {"X-Error-Code": "EntryNotFound" if found else "RepoNotFound"})
         elif entry.faults.portal:
             self._page()
+        elif entry.faults.moved_to:
+            self._plain(307, {"Location": entry.faults.moved_to + path})
         elif to_storage:
             self._content(entry)
         else:

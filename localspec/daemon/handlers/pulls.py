@@ -14,7 +14,8 @@ from starlette.responses import Response
 from localspec.daemon.context import answer, context, read
 from localspec.daemon.library import Library
 from localspec.daemon.stream import Stream
-from localspec.errors import ModelNotFound, Unavailable
+from localspec.daemon.tcp import came_by_tcp
+from localspec.errors import Forbidden, ModelNotFound, Unavailable
 from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ async def listed(request: Request) -> Response:
 async def start(request: Request) -> Response:
     """202 and the pull's state; of one that runs already, that one's."""
     body = await read(request, PullRequest)
+    if body.endpoint and came_by_tcp(request.scope):
+        raise Forbidden(
+            "'endpoint' is not taken over TCP: the daemon would ask any address that is named; "
+            "set HF_ENDPOINT where the daemon is started.",
+            param="endpoint",
+        )
     daemon = context(request)
     if daemon.draining:
         raise Unavailable("The daemon is ending; try again.", retry_after=2)
