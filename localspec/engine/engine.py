@@ -276,9 +276,9 @@ class Engine:
                     lambda i: lane.context.chosen(turn.first_row + i), turn.drafted
                 )
             elif turn.probs:
-                kept = verify_rejection(rows, turn.drafted, turn.probs, gen.sampler)
+                kept = verify_rejection(rows, turn.drafted, turn.probs, gen.sampler, gen.generated)
             else:
-                kept = verify_match(rows, turn.drafted, gen.sampler)
+                kept = verify_match(rows, turn.drafted, gen.sampler, gen.generated)
             gen.consume(kept)
         except LocalspecError as error:  # the grammar ran into its limits
             slot.n_target += len(turn.read)

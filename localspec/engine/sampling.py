@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.noise import delays
 from localspec.protocol.frames import Sampling, TokenLogprob
 
 Logits = npt.NDArray[np.float32]
@@ -36,6 +37,17 @@ class Distribution(NamedTuple):
         """The probability of one token; 0 if it is no candidate."""
         at = np.flatnonzero(self.ids == token)
         return float(self.probs[at[0]]) if len(at) else 0.0
+
+    def first(self, delays: npt.NDArray[np.float64]) -> int:
+        """The token that comes first where each waits `delays` (n,) over its probability.
+
+        With exponential delays that is a draw from the distribution (the Gumbel-max rule). Unlike a
+        walk along cumulated probabilities it knows no order: a probability that changes in its last
+        bits, or a candidate more or less at the edge of top-p, changes only a draw between that
+        token and the one that comes first.
+        """
+        with np.errstate(divide="ignore"):  # what has no probability never comes
+            return int(self.ids[(delays / self.probs).argmin()])
 
     def pick(self, uniform: float) -> int:
         """The token at `uniform` in [0, 1) of the cumulated probabilities."""
@@ -137,10 +149,10 @@ def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
 
 
 class Sampler:
-    """Samples for one request: settings, a random stream, and the pieces DRY's breakers need.
+    """Samples for one request: settings, randomness, and the pieces DRY's breakers need.
 
-    One uniform number is drawn per token that is kept, so that plain and speculative decoding under
-    the `match` rule walk through the same stream.
+    A token is drawn with randomness of its place in the answer, so that plain and speculative decoding
+    under the `match` rule draw alike. The stream of `uniform` is for drafts and the rejection rule.
     """
 
     def __init__(
@@ -194,11 +206,12 @@ class Sampler:
             found = self._narrowed(found)
         return _certain(int(found.ids[found.probs.argmax()])) if greedy else found
 
-    def sample(self, row: Logits) -> int:
-        """One token from an adjusted row; consumes one uniform number unless greedy."""
+    def sample(self, row: Logits, place: int) -> int:
+        """One token from an adjusted row. place: how many tokens of the answer come before it."""
         if self.settings.greedy:
             return int(self.distribution(row).ids[0]) if self._narrowed else int(row.argmax())
-        return self.distribution(row).pick(self.uniform())
+        found = self.distribution(row)
+        return found.first(delays(self.seed, place, found.ids))
 
     def _truncated(self, row: Logits, settings: Settings) -> Distribution:
         """The candidates that top-k, typical, top-p and min-p leave, at a temperature above 0."""

@@ -16,13 +16,15 @@ from localspec.engine.sampling import Distribution, Logits, Sampler, residual
 Rows = Callable[[int, Sequence[int]], Logits]
 
 
-def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler) -> list[int]:
+def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler, place: int) -> list[int]:
     """Keep drafts while they equal what the target samples: the tokens of plain decoding with the
     same seed, whatever was drafted. Greedy decoding is the case of temperature 0.
+
+    place: how many tokens of the answer come before this round's.
     """
     kept: list[int] = []
     for i in range(len(drafted) + 1):
-        token = sampler.sample(rows(i, kept))
+        token = sampler.sample(rows(i, kept), place + i)
         kept.append(token)
         if i == len(drafted) or token != drafted[i]:
             break
@@ -40,12 +42,16 @@ def verify_chosen(choice: Callable[[int], int], drafted: Sequence[int]) -> list[
 
 
 def verify_rejection(
-    rows: Rows, drafted: Sequence[int], draft_probs: Sequence[Distribution], sampler: Sampler
+    rows: Rows,
+    drafted: Sequence[int],
+    draft_probs: Sequence[Distribution],
+    sampler: Sampler,
+    place: int,
 ) -> list[int]:
     """Keep draft x with probability min(1, p(x)/q(x)), else draw from norm(max(0, p - q)): the
     target's distribution exactly, with more drafts kept (Leviathan et al. 2022, algorithm 1).
 
-    draft_probs: for each draft the distribution q it was drawn from.
+    draft_probs: for each draft the distribution q it was drawn from. place: as in `verify_match`.
     """
     kept: list[int] = []
     for i, token in enumerate(drafted):
@@ -56,5 +62,5 @@ def verify_rejection(
             continue
         kept.append(residual(target, draft).pick(sampler.uniform()))
         return kept
-    kept.append(sampler.sample(rows(len(drafted), kept)))
+    kept.append(sampler.sample(rows(len(drafted), kept), place + len(drafted)))
     return kept

@@ -24,6 +24,8 @@ from localspec.engine.sampling import (
     resolve,
 )
 from localspec.protocol.frames import Sampling
+from tests.support.rescoring import near_draw
+from tests.support.statistics import chi_square_z
 
 # Every parameter off: what a test switches on is all that acts.
 OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -186,7 +188,7 @@ def test_greedy_is_the_highest_logit_whatever_else_is_set(
 ) -> None:
     sampler = Sampler(replace(OFF, **{**chosen, "temperature": 0.0}), piece)
     row = row_of(values)
-    assert float(row[sampler.sample(row)]) == max(values)
+    assert float(row[sampler.sample(row, 0)]) == max(values)
     assert sampler.distribution(row).probs.tolist() == [1.0]
 
 
@@ -196,7 +198,7 @@ def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: 
     sampler = Sampler(replace(OFF, **chosen, temperature=temperature), piece)
     distribution = sampler.distribution(row_of([1.0, 3.0, 2.0, -5.0]))
     assert distribution.of(1) == 1.0
-    assert sampler.sample(row_of([1.0, 3.0, 2.0, -5.0])) == 1
+    assert sampler.sample(row_of([1.0, 3.0, 2.0, -5.0]), 0) == 1
 
 
 @given(logits)
@@ -207,6 +209,8 @@ def test_impossible_tokens_are_never_drawn(values: list[float]) -> None:
         distribution = sampler.distribution(row)
         for uniform in (0.0, 0.5, 1 - 2**-53):
             assert row[distribution.pick(uniform)] > -np.inf
+        for place in range(3):
+            assert row[sampler.sample(row, place)] > -np.inf
 
 
 # ---------------------------------------------------------------------------- bias, penalties, masks
@@ -293,7 +297,7 @@ def test_dry_stays_finite_arithmetic_for_the_largest_settings_allowed() -> None:
     row = Sampler(settings, piece).adjusted(row_of([0.0, 0.0, 0.0]), [1] * 200)
     assert -np.inf < row[1] <= -1e6
     assert row[0] == row[2] == 0.0
-    assert Sampler(settings, piece).sample(row) in (0, 2)
+    assert Sampler(settings, piece).sample(row, 0) in (0, 2)
 
 
 @given(st.dictionaries(st.integers(0, 7), st.sampled_from([-100.0, -1.5, 2.0, 100.0])))
@@ -314,6 +318,84 @@ def test_a_mask_leaves_only_what_it_allows(allowed: list[bool]) -> None:
 def test_where_nothing_applies_the_row_is_not_copied() -> None:
     row = row_of([1.0, 2.0])
     assert Sampler(OFF, piece).adjusted(row, [1]) is row
+
+
+# ---------------------------------------------------------------------------- drawing with a seed
+
+LARGE = 2**63 - 1
+
+
+@pytest.mark.parametrize("chosen", [{}, {"top_k": 5, "temperature": 0.7}, {"top_p": 0.8}])
+@pytest.mark.parametrize("seed", [0, 7, -1, LARGE])
+def test_draws_with_a_seed_follow_the_distribution_over_places(
+    chosen: dict[str, Any], seed: int
+) -> None:
+    row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
+    sampler = Sampler(replace(OFF, seed=seed, **chosen), piece)
+    wanted = sampler.distribution(row)
+    probabilities = {int(token): wanted.of(int(token)) for token in wanted.ids}
+    draws = [sampler.sample(row, place) for place in range(4000)]
+    assert chi_square_z((draws, probabilities)) < 4.5
+    pairs = {(a, b): p * q for a, p in probabilities.items() for b, q in probabilities.items()}
+    assert chi_square_z((pairwise(draws), pairs)) < 4.5
+
+
+def test_draws_at_one_place_follow_the_distribution_over_seeds() -> None:
+    row = np.random.default_rng(4).normal(0, 2, 40).astype(np.float32)
+    wanted = Sampler(OFF, piece).distribution(row)
+    probabilities = {int(token): wanted.of(int(token)) for token in wanted.ids}
+    for place in (0, 1, 1000):
+        draws = [Sampler(replace(OFF, seed=seed), piece).sample(row, place) for seed in range(4000)]
+        assert chi_square_z((draws, probabilities)) < 4.5
+
+
+def test_the_same_draws_from_another_distribution_are_found() -> None:
+    """The control of the two tests above."""
+    row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
+    sampler = Sampler(replace(OFF, seed=7), piece)
+    warmer = Sampler(replace(OFF, temperature=1.2), piece).distribution(row)
+    draws = [sampler.sample(row, place) for place in range(4000)]
+    assert chi_square_z((draws, {int(t): warmer.of(int(t)) for t in warmer.ids})) > 8
+
+
+def without_typical(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Its order is by the distance from the entropy: rounding reverses it where all are alike."""
+    return {**chosen, "typical_p": 1.0}
+
+
+@given(
+    logits,
+    truncations.map(without_typical),
+    st.integers(0, LARGE),
+    st.integers(0, 10**6),
+    st.integers(0, 2**32),
+)
+def test_rounding_changes_a_draw_only_where_it_is_that_near_an_edge(
+    values: list[float], chosen: Mapping[str, Any], seed: int, place: int, rounding: int
+) -> None:
+    """Whatever changes places in the sorted row, and wherever a cut falls."""
+    sampler = Sampler(replace(OFF, **chosen, seed=seed), piece)
+    row = row_of(values)
+    noise = np.random.default_rng(rounding).uniform(-1e-4, 1e-4, len(row)).astype(np.float32)
+    assert near_draw(sampler, row, place, sampler.sample(row + noise, place), 3e-4)
+
+
+@pytest.mark.parametrize("chosen", [{"top_k": 40}, {"top_p": 0.95}, {"min_p": 0.05}])
+def test_candidates_that_change_places_by_rounding_change_no_draw(chosen: dict[str, Any]) -> None:
+    """A walk along the sorted candidates would give the one for the other at one draw in twenty."""
+    sampler = Sampler(replace(OFF, seed=5, **chosen), piece)
+    row = np.random.default_rng(6).normal(0, 1, 300).astype(np.float32)
+    order = np.argsort(-row)
+    for at in range(0, 10, 2):
+        one, two = order[at : at + 2]
+        row[two] = row[one] - np.float32(1e-6)
+    swapped = row.copy()
+    for at in range(0, 10, 2):
+        one, two = order[at : at + 2]
+        swapped[[one, two]] = row[[two, one]]
+    draws = [(sampler.sample(row, at), sampler.sample(swapped, at)) for at in range(1000)]
+    assert len({first for first, _ in draws}) > 10
+    assert all(first == second for first, second in draws)
 
 
 # ---------------------------------------------------------------------------- picking and residual
@@ -411,11 +493,17 @@ def test_settings_of_a_file_that_are_no_numbers_are_left_out() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_a_seed_fixes_the_random_stream(seed: int) -> None:
-    draws = [[Sampler(replace(OFF, seed=seed), piece).uniform() for _ in range(2)] for _ in "ab"]
+def test_a_seed_fixes_what_is_drawn(seed: int) -> None:
+    row = row_of([0.0] * 100)
+    one, two = (Sampler(replace(OFF, seed=seed), piece) for _ in "ab")
+    assert [one.sample(row, at) for at in range(4)] == [two.sample(row, at) for at in range(4)]
+    draws = [[sampler.uniform() for _ in range(2)] for sampler in (one, two)]
     assert draws[0] == draws[1]
     assert all(0 <= draw < 1 for draw in draws[0])
 
 
 def test_without_a_seed_two_requests_draw_differently() -> None:
-    assert Sampler(OFF, piece).uniform() != Sampler(OFF, piece).uniform()
+    row = row_of([0.0] * 100)
+    one, two = Sampler(OFF, piece), Sampler(OFF, piece)
+    assert one.uniform() != two.uniform()
+    assert [one.sample(row, at) for at in range(9)] != [two.sample(row, at) for at in range(9)]

@@ -49,7 +49,7 @@ def test_greedy_keeps_the_drafts_that_are_the_argmax_and_corrects_the_next(
     drafted: list[int],
 ) -> None:
     sampler = Sampler(replace(OFF, temperature=0.0), piece)
-    kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, sampler)
+    kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, sampler, 0)
     truth = greedy(0, len(drafted) + 1)
     right = next((i for i, d in enumerate(drafted) if d != truth[i]), len(drafted))
     assert kept == truth[: right + 1]
@@ -59,15 +59,13 @@ def test_greedy_keeps_the_drafts_that_are_the_argmax_and_corrects_the_next(
 def test_match_gives_the_tokens_of_plain_decoding_with_the_same_seed(
     drafted: list[int], seed: int
 ) -> None:
-    """And leaves the random stream where plain decoding leaves it."""
     settings = replace(OFF, seed=seed)
     speculative, plain = Sampler(settings, piece), Sampler(settings, piece)
-    kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, speculative)
+    kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, speculative, 5)
     text = [0]
-    for _ in kept:
-        text.append(plain.sample(after(text)))
+    for place in range(5, 5 + len(kept)):
+        text.append(plain.sample(after(text), place))
     assert kept == text[1:]
-    assert speculative.uniform() == plain.uniform()
 
 
 @given(drafts, st.integers(0, 100))
@@ -82,10 +80,10 @@ def test_each_row_is_asked_with_the_tokens_kept_before_it(drafted: list[int], se
 
         sampler = Sampler(replace(OFF, seed=seed), piece)
         if rule == "match":
-            kept = verify_match(rows, drafted, sampler)
+            kept = verify_match(rows, drafted, sampler, 0)
         else:
             probs = [Distribution(np.arange(N), np.full(N, 1 / N)) for _ in drafted]
-            kept = verify_rejection(rows, drafted, probs, sampler)
+            kept = verify_rejection(rows, drafted, probs, sampler, 0)
         assert seen == [(i, kept[:i]) for i in range(len(kept))]
         assert kept[:-1] == drafted[: len(kept) - 1]
         assert 1 <= len(kept) <= len(drafted) + 1
@@ -93,12 +91,18 @@ def test_each_row_is_asked_with_the_tokens_kept_before_it(drafted: list[int], se
 
 def test_a_draft_that_agrees_with_the_target_is_always_accepted() -> None:
     sampler = Sampler(replace(OFF, seed=1), piece)
-    for _ in range(300):
+    for place in range(300):
         text, probs = [0], []
         for _ in range(3):
             probs.append(sampler.distribution(after(text)))
             text.append(probs[-1].pick(sampler.uniform()))
-        kept = verify_rejection(lambda i, k, t=text: after(t[: i + 1]), text[1:], probs, sampler)  # type: ignore[misc]
+        kept = verify_rejection(
+            lambda i, k, t=text: after(t[: i + 1]),  # type: ignore[misc]
+            text[1:],
+            probs,
+            sampler,
+            place,
+        )
         assert kept[:3] == text[1:]
         assert len(kept) == 4
 
@@ -107,8 +111,8 @@ def test_a_draft_the_target_cannot_say_is_never_accepted() -> None:
     row = np.array([0.0, -np.inf, 1.0], dtype=np.float32)
     sampler = Sampler(replace(OFF, seed=1), piece)
     certain = Distribution(np.array([1]), np.ones(1))
-    for _ in range(300):
-        assert verify_rejection(lambda i, k: row, [1], [certain], sampler)[0] in (0, 2)
+    for place in range(300):
+        assert verify_rejection(lambda i, k: row, [1], [certain], sampler, place)[0] in (0, 2)
 
 
 def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> float:
@@ -126,7 +130,13 @@ def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> fl
             drafted.append(opinions[last].pick(sampler.uniform()))
         read = [text[-1], *drafted]
         probs = [opinions[token] for token in read[:-1]]
-        text += verify_rejection(lambda i, k, r=read: TARGET[r[i]], drafted, probs, sampler)  # type: ignore[misc]
+        text += verify_rejection(
+            lambda i, k, r=read: TARGET[r[i]],  # type: ignore[misc]
+            drafted,
+            probs,
+            sampler,
+            len(text) - 1,
+        )
     plain = Sampler(settings, piece)
     wanted = [plain.distribution(TARGET[t]) for t in range(N)]
     followers: list[list[int]] = [[] for _ in range(N)]

@@ -1,15 +1,36 @@
-"""Re-scoring: was each token of a greedy answer the target's argmax, or nearly?"""
+"""Re-scoring: could the target alone, reading an answer one by one, have given it?
+
+Logits of passes of other widths differ in their last bits, so two texts of one request may part, without
+exact mode, where a choice is that near an edge. Here that nearness has a bound.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
+from localspec.engine.sampling import Logits, Sampler, Settings
+from localspec.protocol.frames import TokenLogprob
 
-# Logits of other pass widths differ in their last bits (measured on these float32 models: below 1e-4).
+# How far a logit of these float32 models moves between widths, kernels and numbers of threads
+# (measured on four kinds of CPU: up to 1e-4), with room for kinds not measured.
 NEAR_TIE = 1e-3
+
+
+def rows_alone(path: str, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
+    """The target's row of logits before each token of `answer`, its text read token by token."""
+    text = [*prompt, *answer]
+    settings = ContextSettings(n_ctx=len(text) + 8, n_batch=64, n_seq=1, n_outputs=1, n_threads=1)
+    with Model(path) as model, Context(model, settings) as context:
+        batch = Batch(64)
+        for position, token in enumerate(text[:-1]):
+            batch.clear()
+            batch.add(token, position, 0, True)
+            context.decode(batch)
+            if position >= len(prompt) - 1:
+                yield np.array(context.logits(0))
 
 
 def worst_gap(
@@ -19,17 +40,80 @@ def worst_gap(
 
     The tokens `banned` could not be chosen, as the tokens that end an answer with `ignore_eos`.
     """
-    text = [*prompt, *answer]
-    settings = ContextSettings(n_ctx=len(text) + 8, n_batch=64, n_seq=1, n_outputs=1, n_threads=1)
     worst = 0.0
-    with Model(path) as model, Context(model, settings) as context:
-        batch = Batch(64)
-        for position, token in enumerate(text[:-1]):
-            batch.clear()
-            batch.add(token, position, 0, True)
-            context.decode(batch)
-            if position >= len(prompt) - 1:
-                row = np.array(context.logits(0))
-                row[list(banned)] = -np.inf
-                worst = max(worst, float(row.max() - row[text[position + 1]]))
+    for row, token in zip(rows_alone(path, prompt, answer), answer, strict=True):
+        row[list(banned)] = -np.inf
+        worst = max(worst, float(row.max() - row[token]))
     return worst
+
+
+def first_strange(
+    path: str, prompt: Sequence[int], answer: Sequence[int], sampler: Sampler
+) -> int | None:
+    """The first place of `answer` whose token the target alone would not have given, if any.
+
+    `sampler` has the request's settings and its seed; a token within NEAR_TIE of an edge counts as given.
+    """
+    for place, (row, token) in enumerate(
+        zip(rows_alone(path, prompt, answer), answer, strict=True)
+    ):
+        row = sampler.adjusted(row, [*prompt, *answer[:place]])
+        if not near_draw(sampler, row, place, token, NEAR_TIE):
+            return place
+    return None
+
+
+def near_draw(sampler: Sampler, row: Logits, place: int, token: int, rounding: float) -> bool:
+    """Would `token` be given for this row, or one whose logits differ by up to `rounding`?
+
+    Tried: the token higher and all that comes before it lower, with the rest of the row as it is, or
+    all higher, or all lower, which is what moves the edges of top-p, min-p and typical.
+    """
+    above = row > row[token]
+    below = row < row[token]
+    for up, down in ((0, 0), (-1, 1), (1, -1)):
+        moved = row.copy()
+        moved[above] += up * rounding
+        moved[below] += down * rounding
+        moved[token] = row[token] + rounding
+        lowered: set[int] = set()
+        while (drawn := sampler.sample(moved, place)) not in lowered:
+            if drawn == token:
+                return True
+            lowered.add(drawn)
+            moved[drawn] = row[drawn] - rounding
+    return False
+
+
+def assert_same_logprobs(ours: Sequence[TokenLogprob], theirs: Sequence[TokenLogprob]) -> None:
+    """The same tokens with the same log-probabilities, but for rounding.
+
+    Of those beside them, one may be listed in another's place where the two are that near.
+    """
+    assert [entry.id for entry in ours] == [entry.id for entry in theirs]
+    for one, two in zip(ours, theirs, strict=True):
+        assert abs(one.logprob - two.logprob) < NEAR_TIE
+        assert len(one.top) == len(two.top)
+        for (token, _, p), (_, _, q) in zip(one.top, two.top, strict=True):
+            assert abs(p - q) < NEAR_TIE
+            listed = {other: value for other, _, value in two.top}
+            assert abs(listed.get(token, two.top[-1][2]) - p) < NEAR_TIE
+
+
+def assert_alike(
+    path: str,
+    prompt: Sequence[int],
+    ours: Sequence[int],
+    theirs: Sequence[int],
+    sampler: Sampler | None = None,
+) -> None:
+    """The same answer twice; or both are the target's, and part where a choice is within rounding.
+
+    sampler: with the request's settings and its seed; None: greedy.
+    """
+    if ours == theirs:
+        return
+    sampler = sampler or Sampler(Settings(temperature=0.0), lambda _: b"")
+    for answer in (ours, theirs):
+        strange = first_strange(path, prompt, answer, sampler)
+        assert strange is None, f"token {strange} of {answer} is not the target's; {ours}; {theirs}"
