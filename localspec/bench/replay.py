@@ -1,10 +1,11 @@
 """Depth policies replayed on a trace: how far is `auto` from the best depth, and from a clairvoyant?
 
-Costs come from a profile, not from a clock, so a replay is exact and takes milliseconds. A round at
-place p that verifies K drafts writes 1 + (the right guesses in a row from p on, at most K) tokens and
-costs K·t_d + t_v(width(K+1)) + o. Two things are simplified: drafts after a wrong one are given the
-confidence they have in the right text, and fixed depths and the clairvoyant pay nothing for the
-draft's reading of accepted text, so that `auto`'s regret is an upper bound.
+`auto` is the engine itself, on a simulated pair whose passes move a clock by what a profile says they
+cost, so that a replay is exact and takes a second. Fixed depths and the clairvoyant are computed: a
+round at place p that verifies K drafts writes 1 + (the right guesses in a row from p on, at most K)
+tokens and costs K·t_d + t_v(width(K+1)) + o. Two things are simplified: drafts after a wrong one are
+given the confidence they have in the right text, and what is computed pays nothing for the draft's
+reading of accepted text, so that `auto`'s regret is an upper bound.
 """
 
 from __future__ import annotations
@@ -14,20 +15,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from localspec.bench.runs import BenchError
+from localspec.bench.simulated import SimulatedClock, SimulatedPair
 from localspec.bench.trace import Trace
-from localspec.engine.depth import (
-    LOOK_GAP,
-    LOOK_LEFT,
-    MAX_DEPTH,
-    Belief,
-    Calibration,
-    Candidate,
-    DepthPolicy,
-    Floats,
-    MeasuredDepth,
-)
-from localspec.engine.drafters.model import LOOK_CONTEXT, PROBE_ROWS, READING
+from localspec.engine.depth import MAX_DEPTH, Calibration, Floats
+from localspec.engine.engine import Engine
+from localspec.engine.generation import Prepared
 from localspec.engine.profile import CostProfile
+from localspec.engine.sampling import Sampler, resolve
+from localspec.protocol.frames import (
+    Delta,
+    Done,
+    Failed,
+    Frame,
+    Generate,
+    Sampling,
+    Speculative,
+    TokenPrompt,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,6 @@ class Costs:
     pass_ms: Floats
     step_ms: float
     overhead_ms: float
-    read_ms: float  # per token, when the draft reads text in wide passes
-    look_ms: float  # one look-in
 
     @classmethod
     def of(cls, profile: CostProfile) -> Costs:
@@ -49,8 +52,6 @@ class Costs:
             np.asarray(profile.target.padded_ms(MAX_DEPTH + 2)),
             profile.draft.ms(1),
             profile.overhead_ms,
-            profile.draft.ms(READING) / READING,
-            profile.draft.ms(LOOK_CONTEXT + PROBE_ROWS),
         )
 
     def round_ms(self, drafted: int, verified: int) -> float:
@@ -91,94 +92,65 @@ def clairvoyant_ms(hits: Sequence[bool], costs: Costs) -> float:
 
 
 class Replay:
-    """One policy walking along a trace, as the engine's step loop would."""
+    """The engine walking along a trace, its passes costing what the profile says.
+
+    depth: as a request's `speculative.depth`, None for `auto`. calibration: learns.
+    """
 
     def __init__(
-        self, trace: Trace, costs: Costs, calibration: Calibration, policy: DepthPolicy
+        self,
+        trace: Trace,
+        profile: CostProfile,
+        calibration: Calibration,
+        depth: int | None = None,
     ) -> None:
-        self._hits = trace.hits
-        self._runs = runs_of_hits(self._hits)
-        self._buckets = trace.buckets
-        self._costs = costs
-        self._belief = Belief(calibration)
-        self._policy = policy
-        self._at = 0  # tokens written
-        self._read = 0  # of them, read by the draft
-        self._since_look = 0
-        self.spent_ms = 0.0
+        self._clock = SimulatedClock()
+        self._pair = SimulatedPair(trace, profile, calibration, self._clock)
+        self._overhead_ms = profile.overhead_ms
+        self._engine = Engine(self._pair, self._emit, self._clock)
+        self._tokens = len(trace.target)
+        self._depth = depth
+        self._drafted = 0  # verified so far
         self.depths: list[int] = []  # verified drafts, by round
-        self.looks = 0  # look-ins while drafts did not pay
+        self.spent_ms: list[float] = [0.0]  # by tokens written
 
     def run(self) -> float:
         """Milliseconds for the whole text."""
-        while self._at < len(self._hits):
-            self._round()
-        return self.spent_ms
+        request = Generate(
+            1,
+            TokenPrompt([0]),
+            Sampling(temperature=0.0),
+            self._tokens,
+            speculative=Speculative(True, self._depth, "draft"),
+        )
+        sampler = Sampler(resolve(request.sampling, {}), self._pair.vocab.piece)
+        self._engine.submit(Prepared(request, [0], sampler))
+        while self._engine.active:
+            before = self._drafted
+            self._engine.step()
+            for gen in self._pair.shared.active:
+                self._drafted = gen.tally.drafted
+            self.depths.append(self._drafted - before)
+        return self.spent_ms[-1]
+
+    def _emit(self, frame: Frame) -> None:
+        match frame:
+            case Delta():  # each token has a character to show, so there is one in every round
+                self._clock.spend(self._overhead_ms)
+                new = frame.tokens - len(self.spent_ms) + 1
+                self.spent_ms += [1e3 * self._clock()] * new
+            case Done():
+                self._drafted = frame.speculation.drafted
+                self.spent_ms[-1] = 1e3 * self._clock()
+            case Failed():
+                raise BenchError(frame.message)
+            case _:
+                pass
 
     @property
-    def _left(self) -> int:
-        return len(self._hits) - self._at
-
-    def _reading_ms(self) -> float:
-        return max(self._at - self._read - 1, 0) * self._costs.read_ms
-
-    def _round(self) -> None:
-        costs = self._costs
-        limit = min(self._left - 1, MAX_DEPTH)
-        spread = max(min(self._left, 96) / 4, 1.0)
-        candidate = Candidate(self._belief, limit, costs.step_ms, self._reading_ms() / spread)
-        depth, rate = 0, 0.0
-        if limit > 0:
-            decision = self._policy.decide(
-                [candidate], costs.pass_ms[: limit + 2], costs.overhead_ms, 0
-            )
-            depth, rate = decision.depths[0], decision.rate
-        if depth:
-            self._draft(candidate, rate)
-        else:
-            self._plain()
-
-    def _draft(self, candidate: Candidate, rate: float) -> None:
-        costs, start = self._costs, self._at
-        relative = costs.pass_ms[1 : candidate.limit + 2] - costs.pass_ms[1]
-        drafted = 1
-        while drafted < candidate.limit:
-            candidate.known = self._buckets[start : start + drafted]
-            if not self._policy.keep_drafting(candidate, relative, rate):
-                break
-            drafted += 1
-        candidate.known = self._buckets[start : start + drafted]
-        count = self._policy.worth_verifying(candidate, relative, rate)
-        accepted = min(self._runs[start], count)
-        self.spent_ms += self._reading_ms() + costs.round_ms(drafted, count)
-        self.depths.append(count)
-        self._at += accepted + 1
-        # It has read all it drafted but the last, and keeps what was right of that.
-        self._read = start + min(accepted, drafted - 1)
-        if not count:
-            self._belief.fade(1)
-        for at in range(min(accepted + 1, count)):
-            self._belief.observe(self._buckets[start + at], at < accepted)
-        self._since_look = 0
-
-    def _plain(self) -> None:
-        spent = self._costs.round_ms(0, 0)
-        self.spent_ms += spent
-        self.depths.append(0)
-        self._at += 1
-        self._belief.fade(1)
-        self._since_look += 1
-        self._belief.calibration.earn(spent, spent)
-        cost = self._costs.look_ms
-        if self._since_look < LOOK_GAP or self._left < LOOK_LEFT:
-            return
-        if not self._belief.calibration.pay(cost):
-            return
-        self.looks += 1
-        self.spent_ms += cost
-        self._since_look = 0
-        for at in range(max(self._at - PROBE_ROWS, 0), self._at):
-            self._belief.observe(self._buckets[at], self._hits[at])
+    def looks(self) -> int:
+        """Look-ins while drafts did not pay."""
+        return self._pair.looks
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +181,7 @@ def regret(trace: Trace, profile: CostProfile, depths: Sequence[int], passes: in
     costs = Costs.of(profile)
     hits = trace.hits
     calibration = Calibration()
-    replays = [Replay(trace, costs, calibration, MeasuredDepth()) for _ in range(max(passes, 1))]
+    replays = [Replay(trace, profile, calibration) for _ in range(max(passes, 1))]
     times = [replay.run() for replay in replays]
     return Regret(
         fixed_ms(hits, costs, 0),

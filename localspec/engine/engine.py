@@ -22,6 +22,7 @@ from localspec.engine.lane import EXACT_CHUNK, Lane
 from localspec.engine.llama import NoKvSlot
 from localspec.engine.pair import Pair
 from localspec.engine.planner import Planner, Turn
+from localspec.engine.profile import Clock
 from localspec.engine.sampling import Logits
 from localspec.engine.speculate import verify_chosen, verify_match, verify_rejection
 from localspec.errors import Cancelled, ContextExceeded, LocalspecError
@@ -33,8 +34,9 @@ Emit = Callable[[Frame], None]
 class Engine:
     """Runs requests on one loaded pair. One thread calls `submit`, `cancel` and `step`."""
 
-    def __init__(self, pair: Pair, emit: Emit) -> None:
+    def __init__(self, pair: Pair, emit: Emit, clock: Clock = time.perf_counter) -> None:
         self.pair = pair
+        self._clock = clock
         self._emit = emit
         self._waiting: deque[Prepared] = deque()
         self._lanes = [pair.shared]
@@ -95,7 +97,7 @@ class Engine:
                 self._round(lane)
 
     def _round(self, lane: Lane) -> None:
-        start = time.perf_counter()
+        start = self._clock()
         busy = self.pair.busy_s()
         turns = self._schedule(lane)
         self._planner.draft(lane, turns)
@@ -104,7 +106,7 @@ class Engine:
         for turn in turns:
             self._verify(lane, turn)
         turns = [turn for turn in turns if turn.gen in lane.active]
-        self._account(lane, turns, time.perf_counter() - start, self.pair.busy_s() - busy)
+        self._account(lane, turns, self._clock() - start, self.pair.busy_s() - busy)
         for turn in turns:
             self._look_in(lane, turn)
             if turn.gen.finish is not None:
@@ -360,13 +362,13 @@ class Engine:
             return
         if not gen.beliefs["draft"].calibration.pay(drafter.look_ms):
             return
-        start = time.perf_counter()
+        start = self._clock()
         try:
             drafter.look_in(gen.slot.tokens, gen.beliefs["draft"])
         except NoKvSlot:
             lane.slots.roll_back_draft(gen.slot, 0)
             gen.no_draft_model("the draft's context is full")
-        gen.tally.round_ms += (time.perf_counter() - start) * 1e3
+        gen.tally.round_ms += (self._clock() - start) * 1e3
         gen.plain_since_look = 0
 
     # ------------------------------------------------------------------------ the end of a request

@@ -15,7 +15,7 @@ import numpy as np
 from localspec.engine.depth import Floats
 from localspec.engine.generation import Generation
 from localspec.engine.llama import Batch, Context
-from localspec.engine.profile import CostTable
+from localspec.engine.profile import Clock, CostTable
 from localspec.engine.slots import Slots
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
@@ -32,7 +32,9 @@ class Lane:
         slots: Slots,
         costs: CostTable,
         width: int | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
+        self._clock = clock
         self.context = context
         self.batch = batch
         self.slots = slots
@@ -78,10 +80,10 @@ class Lane:
 
     def decode(self, timed: bool) -> float:
         """One pass over the batch; returns its seconds, and tells the cost table if `timed`."""
-        start = time.perf_counter()
+        start = self._clock()
         self.context.decode(self.batch)
         self.context.synchronize()
-        spent = time.perf_counter() - start
+        spent = self._clock() - start
         self.busy_s += spent
         if timed:
             self.costs.observe(self.batch.rows, spent * 1e3)

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Clock = Callable[[], float]  # seconds, as time.perf_counter; a replay has one that its costs move
+
 VERSION = 1
 WIDTHS = tuple(range(1, 17))
 FIRST_WIDTHS = (1, 2, 4, 8)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from localspec.bench.replay import Costs, Replay, fixed_ms
 from localspec.bench.trace import Trace
-from localspec.engine.depth import Calibration, MeasuredDepth
+from localspec.engine.depth import Calibration
 from localspec.engine.profile import CostProfile, CostTable
 
 # Milliseconds by width: a 1 B target with repacked kernels and its draft, two threads.
@@ -48,13 +48,9 @@ def telling(length: int, seed: int = 0) -> Trace:
 
 def auto(trace: Trace, calibration: Calibration | None = None) -> Replay:
     """The measured policy after it has walked along the trace."""
-    replay = Replay(trace, COSTS, calibration or Calibration(), MeasuredDepth())
+    replay = Replay(trace, PROFILE, calibration or Calibration())
     replay.run()
     return replay
-
-
-def auto_ms(trace: Trace, calibration: Calibration | None = None) -> float:
-    return auto(trace, calibration).spent_ms
 
 
 def plain_ms(trace: Trace) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from localspec.engine.depth import Belief, bucket
 from localspec.engine.llama import Batch, Context, NoKvSlot
-from localspec.engine.profile import CostTable
+from localspec.engine.profile import Clock, CostTable
 from localspec.engine.sampling import Distribution, Logits, Sampler
 from localspec.engine.slots import Slot
 
@@ -49,11 +49,13 @@ class DraftModel:
         costs: CostTable,
         make_room: Callable[[], bool],
         scratch: int,
+        clock: Clock = time.perf_counter,
     ) -> None:
         """make_room: called when the KV is full; frees some, or says False. scratch: a sequence of the
         context that no slot uses.
         """
         self._make_room = make_room
+        self._clock = clock
         self._scratch = scratch
         self._context = context
         self._batch = batch
@@ -157,7 +159,7 @@ class DraftModel:
             slot.n_draft += size
 
     def _pass(self, timed: bool = True) -> float:
-        start = time.perf_counter()
+        start = self._clock()
         while True:
             try:
                 self._context.decode(self._batch)
@@ -166,7 +168,7 @@ class DraftModel:
                 if not self._make_room():
                     raise
         self._context.synchronize()
-        spent = time.perf_counter() - start
+        spent = self._clock() - start
         self.busy_s += spent
         if timed:
             self._costs.observe(self._batch.rows, spent * 1e3)

@@ -1,0 +1,187 @@
+"""A pair of models that a trace plays: the engine's own rounds, with passes that cost what a table says.
+
+Everything above llama.cpp is the engine's: what to draft, verify, observe and look at is decided by
+the code that serves people. Only the two contexts and the clock are not real. The target says what the
+trace says at each place, the draft guesses what the trace's draft guessed, with its confidence, and a
+pass moves the clock by its cost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from localspec.bench.trace import Trace
+from localspec.engine.depth import CONFIDENCE_EDGES, MAX_DEPTH, MAX_LIMIT, Calibration
+from localspec.engine.drafters.model import DraftModel
+from localspec.engine.lane import Lane
+from localspec.engine.llama import Batch, Context, Model, Vocab
+from localspec.engine.pair import Pair
+from localspec.engine.profile import CostProfile, CostTable
+from localspec.engine.sampling import Logits
+from localspec.engine.slots import Slots
+from localspec.protocol.frames import EngineSettings
+
+_OTHERS = (
+    16  # tokens that share what a guess leaves: so many that the guess is always the likeliest
+)
+_NEVER = -1e4  # nats
+_N_BATCH = 512
+_SCRATCH = 1  # the draft's sequence for looking in
+
+
+def confidence(at: int) -> float:
+    """A probability in the middle of bucket `at`."""
+    edges = (1 / _OTHERS, *CONFIDENCE_EDGES, 1.0)
+    return (edges[at] + edges[at + 1]) / 2
+
+
+class SimulatedClock:
+    """Seconds that pass only when a pass or a round has cost them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, ms: float) -> None:
+        self.now += ms / 1e3
+
+
+class _Vocab(Vocab):
+    """Tokens of one character each, none of which ends a text."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return b"."
+
+    def is_eog(self, token: int) -> bool:
+        return False
+
+
+class _Model(Model):
+    """A model with attention alone, so that every draft can be taken back."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        self.recurrent = self.hybrid = False
+        self.n_swa = 0
+
+
+class Said(NamedTuple):
+    """What a model says at each place of a text: a token, and how sure it is of it.
+
+    Token i + 1 is the right one at place i, after a prompt of token 0. Each has a wrong one beside it,
+    `places + 1` higher, after which a text goes on as after the right one.
+    """
+
+    tokens: Sequence[int]
+    probabilities: Sequence[float]
+
+    @property
+    def places(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def vocabulary(self) -> int:
+        return 2 * (self.places + 1) + _OTHERS
+
+    def after(self, token: int) -> tuple[int, float]:
+        """What is said after `token`; beyond the text, where nobody reads it, anything."""
+        place = token % (self.places + 1)
+        if place == self.places:
+            return 0, 0.99
+        return self.tokens[place], self.probabilities[place]
+
+
+class SimulatedContext(Context):
+    """A context that says what a text has it say, and whose passes cost what a table says.
+
+    passes: how many each sequence had a part in.
+    """
+
+    def __init__(self, clock: SimulatedClock, costs: CostTable, says: Said, n_seq: int) -> None:
+        self.model = _Model(_Vocab(says.vocabulary))
+        self.n_ctx, self.n_seq, self.n_vocab = says.places + MAX_LIMIT + 2, n_seq, says.vocabulary
+        self.n_outputs = MAX_DEPTH + 1 + MAX_LIMIT
+        self.n_rollback = 0
+        self.passes: Counter[int] = Counter()
+        self._clock, self._costs, self._says = clock, CostTable(costs.as_dict()), says
+        self._held = [0] * n_seq
+        self._read: list[int] = []
+
+    def decode(self, batch: Batch) -> None:
+        rows = batch.struct
+        self._read = [int(rows.token[row]) for row in range(batch.rows)]
+        sequences = [int(rows.seq_id[row][0]) for row in range(batch.rows)]
+        for row, sequence in enumerate(sequences):
+            self._held[sequence] = int(rows.pos[row]) + 1
+        self.passes.update(set(sequences))
+        self._clock.spend(self._costs.ms(batch.rows))
+
+    def synchronize(self) -> None:
+        pass  # a simulated pass is over when decode returns
+
+    def logits(self, row: int) -> Logits:
+        token, probability = self._says.after(self._read[row])
+        said: Logits = np.full(self.n_vocab, _NEVER, np.float32)
+        said[-_OTHERS:] = np.log((1 - probability) / _OTHERS)
+        said[token] = np.log(probability)
+        return said
+
+    def choose_on_device(self, sequence: int, on: bool) -> bool:
+        return False
+
+    def length(self, sequence: int) -> int:
+        return self._held[sequence]
+
+    def remove(self, sequence: int, start: int, end: int = -1) -> bool:
+        self._held[sequence] = min(self._held[sequence], start)
+        return True
+
+    def close(self) -> None:
+        pass  # nothing of C's is held
+
+
+class SimulatedPair(Pair):
+    """A loaded pair whose models play a trace, after a prompt of token 0."""
+
+    def __init__(
+        self, trace: Trace, costs: CostProfile, calibration: Calibration, clock: SimulatedClock
+    ) -> None:
+        """Raises ValueError where the costs have no draft."""
+        if costs.draft is None:
+            raise ValueError("this cost profile has no draft")
+        self.settings = EngineSettings()
+        self.parallel = 1
+        self.no_rollback = None
+        self.chooses_on_device = False
+        self._exact = None
+        right = range(1, len(trace.target) + 1)
+        guessed = [
+            t if hit else t + len(right) + 1 for t, hit in zip(right, trace.hits, strict=True)
+        ]
+        sure = [confidence(at) for at in trace.buckets]
+        target = SimulatedContext(clock, costs.target, Said(right, [0.99] * len(right)), 1)
+        self._guesses = SimulatedContext(clock, costs.draft, Said(guessed, sure), 2)
+        self.vocab, self.n_ctx = target.model.vocab, target.n_ctx
+        # Tables of its own, since the rounds correct them.
+        table, steps = CostTable(costs.target.as_dict()), CostTable(costs.draft.as_dict())
+        self.costs = CostProfile(table, steps, costs.overhead_ms)
+        self.calibrations = {"draft": calibration}
+        slots = Slots(target, self._guesses, 0, 1)
+        self.shared = Lane(target, Batch(_N_BATCH), slots, table, clock=clock)
+        self.drafter = DraftModel(
+            self._guesses, Batch(_N_BATCH), steps, lambda: False, _SCRATCH, clock
+        )
+
+    @property
+    def looks(self) -> int:
+        """How often the draft model looked in at text written without it."""
+        return self._guesses.passes[_SCRATCH]
