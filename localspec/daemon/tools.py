@@ -201,7 +201,13 @@ and you will be given its result. Otherwise answer as usual.
 def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[frames.Message]:
     """The conversation for a template without tools: they become text of questions and answers."""
     told_messages: list[frames.Message] = []
+    lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
     explained = not tools
+    if tools and not any(message.role == "user" for message in messages):
+        # a system message: where a template knows none, it too becomes part of the first question
+        instruction = _INSTRUCTION.format(tools=lines).rstrip()
+        messages = [frames.Message("system", instruction), *messages]
+        explained = True
     for message in messages:
         content = message.content or ""
         if message.role == "tool":
@@ -216,9 +222,9 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
             content = "\n".join([*([content] if content else []), *map(_written, calls)])
         if message.role == "user" and not explained:
             explained = True
-            lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
             content = _INSTRUCTION.format(tools=lines) + content
-        told_messages.append(frames.Message(message.role, content))
+        extra = {key: value for key, value in message.extra.items() if key != "tool_calls"}
+        told_messages.append(frames.Message(message.role, content, extra))
     return told_messages
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -52,7 +52,7 @@ def chat(request: ChatRequest, template: str | None = None) -> list[frames.Gener
     elif offer is not None:
         prompt.tools = offer.tools
     if offer is not None:
-        prompt.answer_prefix = offer.answer_prefix
+        prompt.answer_prefix += offer.answer_prefix
         shown = [*shown, *offer.form.markers]
     wanted = choices(request, [prompt], (top or 0) if request.logprobs else None, shown=shown)
     if offer is not None and offer.constraint is not None:
@@ -61,7 +61,16 @@ def chat(request: ChatRequest, template: str | None = None) -> list[frames.Gener
     return wanted
 
 
-def uses_tools(request: ChatRequest) -> bool:
+def template_prompt(request: TemplateRequest, template: str | None) -> frames.ChatPrompt:
+    """What /apply-template shows: what a chat with these fields would read."""
+    prompt = chat_prompt(request)
+    if uses_tools(request) and tools.format_of(template).told:
+        prompt.messages = tools.told(prompt.messages, prompt.tools or [])
+        prompt.tools = None
+    return prompt
+
+
+def uses_tools(request: ChatRequest | TemplateRequest) -> bool:
     """Whether tools are offered, or were called before."""
     return bool(request.tools) or any(
         message.role == "tool" or message.tool_calls for message in request.messages
@@ -89,11 +98,63 @@ def completion(request: CompletionRequest) -> list[frames.Generate]:
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     messages = [_message(message, index) for index, message in enumerate(request.messages)]
+    goes_on = continued(request)
+    prefix = ""
+    if goes_on == "content":
+        prefix = messages[-1].content or ""
+    elif goes_on:
+        prefix = messages[-1].extra["reasoning_content"]
     return frames.ChatPrompt(
         messages,
+        add_generation_prompt=request.add_generation_prompt is not False,
         tools=[msgspec.to_builtins(each) for each in request.tools or []] or None,
         template_kwargs=request.chat_template_kwargs,
+        answer_prefix=prefix,
+        continued=goes_on,
     )
+
+
+def continued(
+    request: ChatRequest | TemplateRequest,
+) -> Literal["", "content", "reasoning_content"]:
+    """Which part of the last message the answer goes on with, by llama-server's rules.
+
+    Raises:
+        InvalidRequest: the last message is none to go on with.
+    """
+    wanted, last = request.continue_final_message, request.messages[-1]
+    if wanted is False or (wanted is None and last.role != "assistant"):
+        return ""
+    param = "continue_final_message" if wanted else "messages"
+    if wanted and request.add_generation_prompt:
+        raise InvalidRequest(
+            "'add_generation_prompt' and 'continue_final_message' exclude each other.", param=param
+        )
+    if last.role != "assistant":
+        raise InvalidRequest(
+            f"The last message cannot be continued: its role is '{last.role}', not 'assistant'.",
+            param=param,
+        )
+    if last.tool_calls:
+        raise InvalidRequest(
+            "The last message, of the role 'assistant', cannot be continued: it holds 'tool_calls', "
+            "whose results must follow.",
+            param=param,
+        )
+    if wanted is None and len(request.messages) > 1 and request.messages[-2].role == "assistant":
+        raise InvalidRequest(
+            "Two messages of the role 'assistant' at the end cannot be continued; join them.",
+            param=param,
+        )
+    if isinstance(wanted, str):
+        part = wanted
+    else:
+        part = "reasoning_content" if last.reasoning_content and not last.content else "content"
+    if part == "reasoning_content" and not last.reasoning_content:
+        raise InvalidRequest(
+            "The last message has no 'reasoning_content' to continue.", param=param
+        )
+    return part
 
 
 def choices(
@@ -202,7 +263,7 @@ def _message(message: ChatMessage, index: int) -> frames.Message:
     content = message.content
     if content is not None:
         content = _text(content, f"messages[{index}].content")
-    elif not message.tool_calls:
+    elif not message.tool_calls and not message.reasoning_content:
         raise InvalidRequest(
             f"'messages[{index}].content' is missing.", param=f"messages[{index}].content"
         )

@@ -121,9 +121,9 @@ class Preparer:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text after the chat template."""
-        text = self._rendered = self._renderer.render(prompt)
-        if prompt.answer_prefix:
-            if text.rstrip().endswith("<think>"):
-                text += "\n</think>\n\n"  # the template opened it; what follows is no thought
-            text += prompt.answer_prefix
-        return text
+        text = self._renderer.render(prompt)
+        answers = prompt.answer_prefix and prompt.continued != "reasoning_content"
+        if answers and text.rstrip().endswith("<think>"):
+            text += "\n</think>\n\n"  # the template opened it; what follows is no thought
+        self._rendered = text
+        return text + prompt.answer_prefix

@@ -12,11 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.errors import TemplateFailed
+from localspec.engine.roles import Messages, Refused, fitted
+from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 
 TIME_LIMIT = 2.0  # seconds a template may take
 START_LIMIT = 20.0  # seconds for the process to come up on a busy machine
+_PLACE = "zqplaceqz"  # stands for a text; no template has it
 
 
 class TemplateRenderer:
@@ -27,13 +29,16 @@ class TemplateRenderer:
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self._typed: bool | None = None  # whether texts go in parts; None: not known yet
         if template is not None:
             self._start()  # comes up while the models load
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The prompt as text.
+        """The prompt as text, up to where the answer begins: after the last message, or where its
+        text would stand when that is `continued`.
 
         Raises:
+            InvalidRequest: the template has no place for a message, or for the tools.
             TemplateFailed: the model has no template, or the template failed, took longer than
                 TIME_LIMIT or made too much; with its own reason.
         """
@@ -41,17 +46,74 @@ class TemplateRenderer:
             raise TemplateFailed(
                 "This model's file has no chat template; use /v1/completions with a prompt instead."
             )
-        variables = {
-            **self._tokens,
-            **prompt.template_kwargs,
-            "messages": [_message(m.role, m.content, m.extra) for m in prompt.messages],
-            "add_generation_prompt": prompt.add_generation_prompt,
-            # None, not missing: templates ask for both, and were written for a renderer that does so.
-            "tools": prompt.tools or None,
-        }
+        messages = [_message(m.role, m.content, m.extra) for m in prompt.messages]
+        text = ""
+
+        def skeleton(wording: Messages) -> str:
+            nonlocal text
+            text = self._text(prompt, wording)
+            return text
+
+        messages = fitted(messages, skeleton)
+        _check_tools(prompt.tools or [], text)
+        if prompt.continued:
+            return self._continued(prompt, messages)
+        try:
+            return self._text(prompt, messages)
+        except Refused as refusal:
+            raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
+
+    def _continued(self, prompt: ChatPrompt, messages: Messages) -> str:
+        """Up to where the last message's text, or its thoughts, would stand."""
+        *before, last = messages
+        if prompt.continued == "reasoning_content":
+            last = {**last, "content": "", "reasoning_content": _PLACE}
+        else:
+            last = {**last, "content": _PLACE}
+        try:
+            text, found, _ = self._text(prompt, [*before, last]).rpartition(_PLACE)
+        except Refused as refusal:
+            raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
+        if not found:
+            raise TemplateFailed(
+                f"This model's chat template has no place for the '{prompt.continued}' of the last "
+                "message, which was to be continued."
+            )
+        return text
+
+    def _text(self, prompt: ChatPrompt, messages: Messages) -> str:
+        """Raises Refused where the template itself raises, TemplateFailed where it was stopped."""
+        if self._typed is None:
+            self._typed = self._wants_parts()
+        if self._typed:
+            messages = [_in_parts(each) for each in messages]
+        return self._rendered(
+            {
+                **self._tokens,
+                **prompt.template_kwargs,
+                "messages": messages,
+                "add_generation_prompt": prompt.add_generation_prompt and not prompt.continued,
+                # None, not missing: templates ask for both, and were written for a renderer that
+                # does so.
+                "tools": prompt.tools or None,
+            }
+        )
+
+    def _wants_parts(self) -> bool:
+        """Whether the template reads a message's text in a list of parts only."""
+        message = {"role": "user", "content": _PLACE}
+        found = []
+        for each in (message, _in_parts(message)):
+            try:
+                found.append(_PLACE in self._rendered({**self._tokens, "messages": [each]}))
+            except Refused:
+                found.append(False)
+        return found == [False, True]
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
         reply = self._ask({"template": self._template, "variables": variables})
         if "error" in reply:
-            raise TemplateFailed(f"The model's chat template failed: {reply['error']}")
+            raise Refused(reply["error"])
         return str(reply["text"])
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,4 +189,17 @@ class TemplateRenderer:
 
 
 def _message(role: str, content: str | None, extra: Mapping[str, Any]) -> dict[str, Any]:
-    return {"role": role, "content": content, **extra}
+    return {"role": role, "content": content or "", **extra}
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _check_tools(tools: list[dict[str, Any]], text: str) -> None:
+    for tool in tools:
+        name = tool.get("function", tool).get("name")
+        if name and name not in text:
+            raise InvalidRequest(
+                f"This model's chat template leaves out the tool '{name}'.", param="tools"
+            )

@@ -11,6 +11,7 @@ import contextlib
 import json
 import sys
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,11 @@ def environment() -> ImmutableSandboxedEnvironment:
     return env
 
 
+@lru_cache(maxsize=1)  # one model's, rendered more than once a request
+def _compiled(env: ImmutableSandboxedEnvironment, template: str) -> jinja2.Template:
+    return env.from_string(template)
+
+
 def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]) -> str:
     """The text, MAX_OUTPUT characters at most.
 
@@ -67,7 +73,7 @@ def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[st
     """
     pieces = []
     total = 0
-    for piece in env.from_string(template).generate(**variables):
+    for piece in _compiled(env, template).generate(**variables):
         total += len(piece)
         if total > MAX_OUTPUT:
             raise TemplateRaised(f"the result is longer than {MAX_OUTPUT} characters")

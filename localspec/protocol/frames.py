@@ -37,6 +37,8 @@ class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
     """Rendered through the target's own chat template.
 
     `answer_prefix` is written after it as the beginning of the answer, which is not repeated.
+    `continued`: the answer goes on with the last message, whose text (or thoughts, which then are all
+    it has) `answer_prefix` repeats; its turn is not closed and none is opened.
     """
 
     messages: list[Message]
@@ -44,6 +46,7 @@ class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
     answer_prefix: str = ""
+    continued: Literal["", "content", "reasoning_content"] = ""
 
 
 class TextPrompt(msgspec.Struct, tag="text", omit_defaults=True):

@@ -151,9 +151,14 @@ class GenerationRequest(Struct):
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
+    """`continue_final_message`: the answer goes on with the last message, which is the assistant's;
+    true, unless said otherwise, where it is. "reasoning_content" goes on with its thoughts."""
+
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     chat_template_kwargs: dict[str, Any] = {}
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
@@ -190,6 +195,8 @@ class DetokenizeRequest(Struct):
 class TemplateRequest(Struct):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     chat_template_kwargs: dict[str, Any] = {}
 
 

@@ -63,6 +63,36 @@ def test_a_stream_says_the_same_as_a_whole_answer(real: Home) -> None:
     assert text == whole.text
 
 
+def test_a_system_message_reaches_a_model_without_that_role(real: Home) -> None:
+    question = {"role": "user", "content": QUESTION}
+    for role in ("system", "developer"):
+        messages = [{"role": role, "content": "Answer in Latin."}, question]
+        prompt = real.request("POST", "/apply-template", {"messages": messages}).json["prompt"]
+        assert f"Answer in Latin.\n{QUESTION}" in prompt
+    refused = real.request(
+        "POST",
+        "/v1/chat/completions",
+        {"messages": [question, {"role": "critic", "content": "Bah."}]},
+    )
+    assert refused.status == 400
+    assert "the role 'critic'" in refused.error["message"]
+
+
+def test_a_last_message_of_the_assistant_is_continued(real: Home) -> None:
+    messages = [
+        {"role": "user", "content": QUESTION},
+        {"role": "assistant", "content": "`shutil.copytree()` copies an entire"},
+    ]
+    prompt = real.request("POST", "/apply-template", {"messages": messages}).json["prompt"]
+    assert prompt.endswith("copies an entire")
+    plain = {"prompt": prompt, **GREEDY, "exact": True}
+    answer = real.request(
+        "POST", "/v1/chat/completions", {"messages": messages, **GREEDY, "exact": True}
+    )
+    assert answer.text == real.request("POST", "/completion", plain).json["content"]
+    assert answer.text.startswith(" directory tree")
+
+
 def test_a_client_that_leaves_frees_the_slot(real: Home) -> None:
     before = real.status()["counts"]["cancelled"]
     with real.streaming(QUESTION, **long_stream(real)) as stream:

@@ -125,6 +125,62 @@ def test_messages_reach_the_template_whole() -> None:
     ]
 
 
+HALF = {"role": "assistant", "content": "The colour is "}
+THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Well, "}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "expected"),
+    [
+        ({"role": "user", "content": "so?"}, {}, {}),
+        ({"role": "user", "content": "so?"}, {"add_generation_prompt": False}, {}),
+        (HALF, {}, {"continued": "content", "answer_prefix": "The colour is "}),
+        (HALF, {"add_generation_prompt": True}, {"continued": "content"}),
+        (
+            HALF,
+            {"add_generation_prompt": False, "continue_final_message": True},
+            {"continued": "content"},
+        ),
+        (HALF, {"continue_final_message": "content"}, {"continued": "content"}),
+        (HALF, {"continue_final_message": False}, {}),
+        (THOUGHT, {}, {"continued": "reasoning_content", "answer_prefix": "Well, "}),
+        ({**HALF, **THOUGHT, "content": "So"}, {}, {"continued": "content", "answer_prefix": "So"}),
+    ],
+)
+def test_a_last_message_of_the_assistant_is_continued(
+    last: Any, fields: Any, expected: Any
+) -> None:
+    [sent] = chat(messages=[*USER, last], **fields)
+    prompt = sent["prompt"]
+    found = {key: prompt.get(key) for key in ("continued", "answer_prefix") if prompt.get(key)}
+    assert {**found, **expected} == found
+    assert bool(found) == bool(expected)
+    wanted = fields.get("add_generation_prompt", True)
+    assert prompt.get("add_generation_prompt", True) is wanted
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "words"),
+    [
+        ([*USER, HALF, HALF], {}, "'assistant' at the end"),
+        (
+            [*USER, HALF],
+            {"add_generation_prompt": True, "continue_final_message": True},
+            "exclude each other",
+        ),
+        (USER, {"continue_final_message": True}, "its role is 'user'"),
+        ([*USER, {**HALF, "tool_calls": [CALL]}], {}, "'tool_calls'"),
+        ([*USER, HALF], {"continue_final_message": "reasoning_content"}, "no 'reasoning_content'"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_in_words(
+    messages: Any, fields: Any, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        chat(messages=messages, **fields)
+
+
 def test_each_choice_has_a_seed_of_its_own() -> None:
     assert [sent["sampling"]["seed"] for sent in chat(n=3, seed=2**32 - 2)] == [2**32 - 2, 0, 1]
     assert [sent["sampling"] for sent in chat(n=2)] == [{}, {}]

@@ -63,7 +63,8 @@ def test_one_renderer_serves_many_conversations(render: Render) -> None:
 
 def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
     tools = [{"name": "é<b>"}]
-    assert render("{{ tools | tojson }}", tools=tools) == '[{"name": "é<b>"}]'
+    text = render("{{ tools | tojson }}{{ messages[0].content }}", CONVERSATION[1:2], tools=tools)
+    assert text == '[{"name": "é<b>"}]What is 2 + 2?'
 
 
 def test_a_model_without_template_says_what_to_do(render: Render) -> None:
@@ -87,11 +88,11 @@ def test_a_model_without_template_says_what_to_do(render: Render) -> None:
 def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: str) -> None:
     refused = ""
     try:
-        text = render(attack)
+        text = render("{{ messages[0].content }}|" + attack, CONVERSATION[1:2])
     except TemplateFailed as error:
         refused = error.message
     # What the sandbox hides is rendered as nothing at all.
-    assert "chat template failed" in refused or text in ("", "None")
+    assert "chat template failed" in refused or text.split("|")[1] in ("", "None")
 
 
 @pytest.mark.parametrize(
@@ -107,9 +108,9 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(endless: s
     renderer = TemplateRenderer("{{ messages[0].content }}" + endless, "", "")
     try:
         with pytest.raises(TemplateFailed, match="took longer than 2 seconds"):
-            renderer.render(ChatPrompt(CONVERSATION))
+            renderer.render(ChatPrompt(CONVERSATION[:1]))
         renderer._template = "{{ messages[0].content }}"
-        assert renderer.render(ChatPrompt(CONVERSATION)) == "You are terse."
+        assert renderer.render(ChatPrompt(CONVERSATION[:1])) == "You are terse."
     finally:
         renderer.close()
 
@@ -152,24 +153,15 @@ def real_templates() -> list[Any]:
     return [pytest.param(file, id=file.stem) for file in files]
 
 
-# Each refuses the system role by its own raise_exception, and renders the rest.
-NO_SYSTEM_ROLE = {"google-gemma-2-2b-it"}
-
-
 @pytest.mark.parametrize("generation", [True, False])
 @pytest.mark.parametrize("file", real_templates())
 def test_the_templates_of_real_models_render(render: Render, file: Path, generation: bool) -> None:
     template = file.read_text(encoding="utf-8")
-    messages = CONVERSATION
-    if file.stem in NO_SYSTEM_ROLE:
-        with pytest.raises(TemplateFailed, match=r"(?i)system role not supported"):
-            render(template, messages, add_generation_prompt=generation)
-        messages = CONVERSATION[1:]
-    text = render(template, messages, add_generation_prompt=generation)
-    places = [text.find(message.content or "") for message in messages]
+    text = render(template, CONVERSATION, add_generation_prompt=generation)
+    places = [text.find(message.content or "") for message in CONVERSATION]
     assert -1 not in places
     assert places == sorted(places)
-    other = render(template, messages, add_generation_prompt=not generation)
+    other = render(template, CONVERSATION, add_generation_prompt=not generation)
     # The same conversation; only what stands after it tells the two apart.
     end = text.index("And 3 + 3 < 7?") + len("And 3 + 3 < 7?")
     assert text[:end] == other[:end]

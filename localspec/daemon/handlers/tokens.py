@@ -45,9 +45,11 @@ async def detokenize(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     body = await read(request, TemplateRequest)
-    prompt = translate.chat_prompt(body)
     daemon = context(request)
-    reply = await daemon.supervisor.ask(
-        await daemon.pair(""), lambda id: frames.ApplyTemplate(id, prompt)
-    )
+    pair = await daemon.pair("")
+    template = None
+    if translate.uses_tools(body):
+        template = (await daemon.supervisor.ready(pair)).chat_template
+    prompt = translate.template_prompt(body, template)
+    reply = await daemon.supervisor.ask(pair, lambda id: frames.ApplyTemplate(id, prompt))
     return answer({"prompt": reply.value["prompt"]})

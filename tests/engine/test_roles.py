@@ -1,0 +1,193 @@
+"""What was sent is in the prompt, whatever roles a chat template knows, or it is refused in words."""
+
+from __future__ import annotations
+
+import atexit
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.engine.template import TemplateRenderer
+from localspec.errors import InvalidRequest, TemplateFailed
+from localspec.protocol.frames import ChatPrompt, Message
+
+HERE = Path(__file__).resolve()
+REAL = HERE.parents[3] / "shared" / "templates"
+TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+OPEN = "{% if add_generation_prompt %}<assistant>{% endif %}"
+TWO_ROLES = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}"
+    "<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endif %}{% endfor %}" + OPEN
+)
+TEMPLATES = {
+    "every role": TURN + OPEN,
+    "user and assistant": TWO_ROLES,
+    "system first only": (
+        "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}" + TWO_ROLES
+    ),
+    "the last system wins": (
+        "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}"
+        "{% set ns.s = m.content %}{% endif %}{% endfor %}{{ ns.s }}" + TWO_ROLES
+    ),
+    "raises at system": (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
+        "{% endif %}{% endfor %}" + TWO_ROLES
+    ),
+    "alternating": (
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + TWO_ROLES
+    ),
+    "parts only": (
+        "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
+        "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}</>{% endfor %}" + OPEN
+    ),
+    "calls without text": (
+        "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}"
+        "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+        "{% endfor %}{% else %}{{ m.content }}{% endif %}</>{% endfor %}" + OPEN
+    ),
+}
+WORDS = st.text("abc XYZ 0123.,!? é☃語\n", min_size=0, max_size=12)
+ROLES = st.sampled_from(["system", "system", "user", "user", "assistant", "assistant", "critic"])
+CONVERSATIONS = st.lists(st.tuples(ROLES, WORDS), min_size=1, max_size=7)
+# Turns as chats have them, so that the strict templates too are seen to accept something.
+ORDERLY = st.tuples(
+    st.lists(WORDS, max_size=2), st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=1)), min_size=1)
+).map(
+    lambda drawn: (
+        [("system", text) for text in drawn[0]]
+        + [
+            turn
+            for asked, noted in drawn[1][:3]
+            for turn in [
+                ("user", asked + "?"),
+                ("assistant", "so"),
+                *[("system", text) for text in noted],
+            ]
+        ]
+        + [("user", "last")]
+    )
+)
+
+
+def template(name: str) -> str:
+    if name in TEMPLATES:
+        return TEMPLATES[name]
+    if name == "the shipped pair":
+        file = gguf.GGUFReader(HERE.parents[2] / "localspec" / "builtin" / "target.gguf")
+        return str(file.fields["tokenizer.chat_template"].contents())
+    return (REAL / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+@cache
+def renderer(name: str) -> TemplateRenderer:
+    found = TemplateRenderer(template(name), "<s>", "</s>")
+    atexit.register(found.close)
+    return found
+
+
+def names() -> list[Any]:
+    files = sorted(REAL.glob("*.jinja"))
+    reason = "no folder of real templates beside this checkout"
+    absent = [pytest.param("real", marks=pytest.mark.skip(reason=reason))]
+    return ["the shipped pair", *TEMPLATES, *([file.stem for file in files] or absent)]
+
+
+def prompt_of(name: str, conversation: list[tuple[str, str]], **more: Any) -> str:
+    messages = [Message(role, text) for role, text in conversation]
+    return renderer(name).render(ChatPrompt(messages, **more))
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_text_is_in_the_prompt_in_order_or_a_role_is_named(name: str) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(CONVERSATIONS | ORDERLY)
+    def check(conversation: list[tuple[str, str]]) -> None:
+        try:
+            text = prompt_of(name, conversation)
+        except InvalidRequest as error:
+            refusal = error.message
+        else:
+            refusal = ""
+        if refusal:
+            assert any(role in refusal for role, _ in conversation)
+            return
+        at = 0
+        for _, said in conversation:
+            at = text.find(said.strip(), at)
+            assert at >= 0, f"{said!r} is not in {text!r}"
+            at += len(said.strip())
+
+    check()
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_system_message_is_never_refused(name: str) -> None:
+    text = prompt_of(name, [("system", "Be terse."), ("user", "Anyone?"), ("assistant", "Yes")])
+    assert text.index("Be terse.") < text.index("Anyone?")
+    text = prompt_of(name, [("system", "Be terse."), ("system", "Be kind."), ("user", "Anyone?")])
+    assert text.index("Be terse.") < text.index("Be kind.") < text.index("Anyone?")
+    assert "Be terse." in prompt_of(name, [("system", "Be terse.")])
+
+
+@pytest.mark.parametrize("name", ["the shipped pair", "google-gemma-2-2b-it", "user and assistant"])
+def test_without_a_system_role_it_begins_the_question_as_in_llama_server(name: str) -> None:
+    if name not in names():
+        pytest.skip("no folder of real templates beside this checkout")
+    told = prompt_of(name, [("system", "Be terse."), ("user", "hi")])
+    assert told == prompt_of(name, [("user", "Be terse.\nhi")])
+
+
+def test_a_role_that_no_wording_saves_is_named() -> None:
+    with pytest.raises(InvalidRequest, match="the role 'critic'"):
+        prompt_of("the shipped pair", [("user", "hi"), ("critic", "Bah.")])
+    with pytest.raises(TemplateFailed, match=r"must alternate.*user, user"):
+        prompt_of("alternating", [("user", "hi"), ("user", "there")])
+
+
+def test_text_beside_a_call_is_kept_and_a_call_is_not_lost() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+    messages = [Message("user", "hi"), Message("assistant", "Let me see.", {"tool_calls": [call]})]
+    text = renderer("calls without text").render(ChatPrompt(messages))
+    assert text.index("Let me see.") < text.index("look") < text.index('"at": "it"')
+    with pytest.raises(InvalidRequest, match=r"'tool_calls'.*'assistant'"):
+        renderer("user and assistant").render(ChatPrompt(messages))
+
+
+def test_tools_that_a_template_leaves_out_are_not_lost_in_silence() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    with pytest.raises(InvalidRequest, match="the tool 'look'"):
+        prompt_of("every role", [("user", "hi")], tools=tools)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_continued_message_is_not_closed(name: str) -> None:
+    """What the text would stand after is what it stands after when the turn is over."""
+    said = [("user", "Name a colour."), ("assistant", "The colour is ")]
+    begun = prompt_of(name, said, continued="content")
+    assert begun.rindex("Name a colour.") > 0
+    assert "The colour" not in begun
+    closed = prompt_of(name, said, add_generation_prompt=False)
+    assert closed.startswith(begun + "The colour is")
+    assert closed != begun + "The colour is "  # it has what closes a turn
+
+
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>\n"
+    "{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+)
+TEMPLATES["thinks"] = THINKS
+
+
+def test_thoughts_are_continued_where_a_template_has_a_place_for_them() -> None:
+    thought = Message("assistant", "", {"reasoning_content": "Well, "})
+    prompt = ChatPrompt([Message("user", "hi"), thought], continued="reasoning_content")
+    assert renderer("thinks").render(prompt) == "<user>hi</user><assistant><think>\n"
+    with pytest.raises(TemplateFailed, match="no place for the 'reasoning_content'"):
+        renderer("every role").render(prompt)
