@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from localspec.engine import sampling
 from localspec.engine.depth import (
     LOOK_GAP,
     LOOK_LEFT,
@@ -16,23 +16,25 @@ from localspec.engine.depth import (
     FixedDepth,
     MeasuredDepth,
 )
-from localspec.engine.drafters.lookup import length_bucket
 from localspec.engine.generation import Generation, Prepared
 from localspec.engine.lane import EXACT_CHUNK, Lane
-from localspec.engine.llama import NoKvSlot
+from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot
 from localspec.engine.pair import Pair
 from localspec.engine.planner import Planner, Turn
 from localspec.engine.profile import Clock
-from localspec.engine.sampling import Logits
-from localspec.engine.speculate import verify_chosen, verify_match, verify_rejection
+from localspec.engine.verifying import commit
 from localspec.errors import Cancelled, ContextExceeded, LocalspecError
-from localspec.protocol.frames import Failed, Frame, Started, TokenLogprob
+from localspec.protocol.frames import Failed, Frame, Started
 
 Emit = Callable[[Frame], None]
 
 
 class Engine:
-    """Runs requests on one loaded pair. One thread calls `submit`, `cancel` and `step`."""
+    """Runs requests on one loaded pair. One thread calls `submit`, `cancel` and `step`.
+
+    Whatever is raised on one request's behalf ends that request with an error, and the others go on.
+    Only a context that can no longer be trusted ends them all (`DecodeFatal` leaves `step`).
+    """
 
     def __init__(self, pair: Pair, emit: Emit, clock: Clock = time.perf_counter) -> None:
         self.pair = pair
@@ -50,7 +52,7 @@ class Engine:
         """Queue a request; it is refused at once (Failed) where it can never run."""
         try:
             self._check(prepared)
-        except LocalspecError as error:
+        except Exception as error:
             self._fail(prepared.request.id, error)
             return
         if prepared.request.priority == "editor":
@@ -79,7 +81,7 @@ class Engine:
             for gen in lane.active:
                 if gen.id == request:
                     gen.finish = "cancelled"
-                    self._finish(lane, gen)
+                    self._guarded(lane, gen, self._finish, lane, gen)
                     return True
         return False
 
@@ -100,26 +102,61 @@ class Engine:
         start = self._clock()
         busy = self.pair.busy_s()
         turns = self._schedule(lane)
-        self._planner.draft(lane, turns)
-        if not self._pass(lane, turns):
+        for gen, error in self._planner.draft(lane, turns):
+            self._break(lane, gen, error)
+        turns = self._carry_out(lane, [turn for turn in turns if turn.gen in lane.active])
+        if not turns:
             return
-        for turn in turns:
-            self._verify(lane, turn)
-        turns = [turn for turn in turns if turn.gen in lane.active]
         self._account(lane, turns, self._clock() - start, self.pair.busy_s() - busy)
         for turn in turns:
-            self._look_in(lane, turn)
-            if turn.gen.finish is not None:
-                self._finish(lane, turn.gen)
+            self._guarded(lane, turn.gen, self._after, lane, turn)
+
+    def _carry_out(self, lane: Lane, turns: list[Turn]) -> list[Turn]:
+        """Read, verify and commit; the turns whose requests are still there. None: no pass was made."""
+        try:
+            if not turns or not self._pass(lane, turns):
+                return []
+        except DecodeFatal:
+            raise
+        except Exception as error:
+            return self._one_by_one(lane, turns, error)
+        for turn in turns:
+            self._guarded(lane, turn.gen, self._commit, lane, turn)
+        return [turn for turn in turns if turn.gen in lane.active]
+
+    def _one_by_one(self, lane: Lane, turns: list[Turn], error: Exception) -> list[Turn]:
+        """A pass that could not be made has one sequence at fault, if any: each has one of its own."""
+        if len(turns) == 1:
+            self._break(lane, turns[0].gen, error)
+            return []
+        traceback.print_exception(error)
+        for turn in turns:
+            self._guarded(lane, turn.gen, self._drop_drafts, lane, turn.gen)
+        left = [turn.gen for turn in turns if turn.gen in lane.active]
+        return [turn for gen in left for turn in self._carry_out(lane, [self._turn(lane, gen)])]
+
+    def _commit(self, lane: Lane, turn: Turn) -> None:
+        delta = commit(lane, turn, self.pair.vocab)
+        if delta is not None:
+            self._emit(delta)
+
+    def _after(self, lane: Lane, turn: Turn) -> None:
+        self._look_in(lane, turn)
+        if turn.gen.finish is not None:
+            self._finish(lane, turn.gen)
+
+    def _drop_drafts(self, lane: Lane, gen: Generation) -> None:
+        """What was drafted for a pass that was not made is not verified any more."""
+        lane.slots.roll_back(gen.slot, gen.slot.n_target)
 
     # ------------------------------------------------------------------------ admit
 
     def _admit(self) -> None:
         for prepared in list(self._waiting):
-            exact = self.pair.wants_exact(prepared.request)
             try:
+                exact = self.pair.wants_exact(prepared.request)
                 lane = self.pair.exact() if exact else self.pair.shared
-            except LocalspecError as error:
+            except Exception as error:
                 self._waiting.remove(prepared)
                 self._fail(prepared.request.id, error)
                 continue
@@ -127,7 +164,11 @@ class Engine:
                 self._lanes.append(lane)
             if lane.slots.free:
                 self._waiting.remove(prepared)
-                self._start(lane, prepared)
+                try:
+                    self._start(lane, prepared)
+                except Exception as error:
+                    self._clean(lane)
+                    self._fail(prepared.request.id, error)
 
     def _start(self, lane: Lane, prepared: Prepared) -> None:
         request = prepared.request
@@ -162,14 +203,20 @@ class Engine:
             Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail, slot.source)
         )
 
+    def _clean(self, lane: Lane) -> None:
+        """A request failed while it got its slot: what no running one holds is not trusted any more."""
+        for slot in lane.slots:
+            if all(gen.slot is not slot for gen in lane.active):
+                lane.slots.clear(slot)
+                slot.busy = False
+
     # ------------------------------------------------------------------------ schedule
 
     def _schedule(self, lane: Lane) -> list[Turn]:
         """Every writing generation, and a bounded chunk of prompts: editors first, then short ones."""
         writing = [gen for gen in lane.active if not gen.reading]
         if lane.exact:
-            gen = lane.active[0]
-            return [self._reading_turn(lane, gen, True) if gen.reading else Turn(gen, _unread(gen))]
+            return [self._turn(lane, lane.active[0])]
         turns = [Turn(gen, _unread(gen)) for gen in writing]
         readers = [gen for gen in lane.active if gen.reading]
         readers.sort(key=lambda g: (g.request.priority != "editor", len(_unread(g))))
@@ -182,6 +229,10 @@ class Engine:
             rows += len(turn.read)
             turns.append(turn)
         return turns
+
+    def _turn(self, lane: Lane, gen: Generation) -> Turn:
+        """A turn of one that has the pass for itself."""
+        return self._reading_turn(lane, gen, True) if gen.reading else Turn(gen, _unread(gen))
 
     def _reading_turn(self, lane: Lane, gen: Generation, alone: bool) -> Turn:
         left = _unread(gen)
@@ -232,8 +283,8 @@ class Engine:
     def _make_room(self, lane: Lane) -> None:
         """The context is full of running requests: the one that came last ends here."""
         gen = lane.active[-1]
-        for other in lane.active:  # what was drafted for this pass is not verified any more
-            lane.slots.roll_back(other.slot, other.slot.n_target)
+        for other in lane.active:
+            self._drop_drafts(lane, other)
         if gen.generated == 0:
             lane.active.remove(gen)
             lane.slots.clear(gen.slot)
@@ -246,88 +297,7 @@ class Engine:
         gen.finish = "length"
         self._finish(lane, gen)
 
-    # ------------------------------------------------------------------------ verify and commit
-
-    def _verify(self, lane: Lane, turn: Turn) -> None:
-        """Keep what the target agrees with, roll both memories back to it, show the text."""
-        gen, slot = turn.gen, turn.gen.slot
-        if turn.first_row < 0:
-            slot.n_target += len(turn.read)
-            return
-        if gen.limit <= 0:  # the prompt was only to be read
-            slot.n_target += len(turn.read)
-            gen.first_token_now()
-            gen.finish = "length"
-            return
-        logprobs: list[TokenLogprob] = []
-        raw: dict[int, Logits] = {}
-
-        def rows(i: int, kept: Sequence[int]) -> Logits:
-            row = lane.context.logits(turn.first_row + i)
-            raw[i] = row
-            mask = None
-            if gen.matcher is not None:
-                gen.consume(kept)
-                mask = gen.matcher.mask()
-            history = slot.tokens + list(kept) if gen.sampler.settings.penalised else slot.tokens
-            return gen.sampler.adjusted(row, history, mask)
-
-        try:
-            if gen.chosen_on_device:
-                kept = verify_chosen(
-                    lambda i: lane.context.chosen(turn.first_row + i), turn.drafted
-                )
-            elif turn.probs:
-                kept = verify_rejection(rows, turn.drafted, turn.probs, gen.sampler, gen.generated)
-            else:
-                kept = verify_match(rows, turn.drafted, gen.sampler, gen.generated)
-            gen.consume(kept)
-        except LocalspecError as error:  # the grammar ran into its limits
-            slot.n_target += len(turn.read)
-            lane.slots.roll_back(slot, slot.n_target)
-            self._drop(lane, gen, error)
-            return
-        gen.round_over()
-        if gen.request.top_logprobs is not None:
-            logprobs = [
-                sampling.logprob(raw[i], token, gen.request.top_logprobs, self.pair.vocab.piece)
-                for i, token in enumerate(kept)
-            ]
-        self._observe(turn, kept)
-        before = slot.n_target + len(turn.read)
-        count, delta = gen.keep(kept, len(kept) - 1, logprobs)
-        # Accepted drafts are in the target's KV already; its own last token is not.
-        slot.n_target = before + min(count, len(kept) - 1)
-        lane.slots.roll_back(slot, slot.n_target)
-        gen.tally.produced += count
-        if delta is not None:
-            self._emit(delta)
-
-    def _observe(self, turn: Turn, kept: Sequence[int]) -> None:
-        """Teach the beliefs: each verified draft up to the first rejection, and lookup for free."""
-        gen = turn.gen
-        accepted = len(kept) - 1
-        if len(turn.read) == 1:  # else it was mostly there to read a prompt
-            gen.tally.depths[len(turn.drafted)] += 1
-            gen.tally.accepts[accepted] += 1
-        if turn.drafted and turn.kind is not None:
-            for at in range(min(accepted + 1, len(turn.drafted))):
-                gen.beliefs[turn.kind].observe(turn.buckets[at], at < accepted)
-            tally = gen.tally
-            tally.drafted += len(turn.drafted)
-            tally.accepted += accepted
-            tally.kinds[turn.kind] = tally.kinds.get(turn.kind, 0) + len(turn.drafted)
-            if turn.kind == "ngram" and gen.request.speculative.prediction is not None:
-                tally.predicted_accepted += accepted
-                tally.predicted_rejected += len(turn.drafted) - accepted
-        elif "draft" in gen.beliefs:
-            gen.beliefs["draft"].fade(len(kept))
-        if turn.looked_up and turn.kind != "ngram":
-            at = length_bucket(turn.match)
-            for guess, token in zip(turn.looked_up, kept, strict=False):
-                gen.beliefs["ngram"].observe(at, guess == token)
-                if guess != token:
-                    break
+    # ------------------------------------------------------------------------ the books
 
     def _account(self, lane: Lane, turns: Sequence[Turn], round_s: float, busy_s: float) -> None:
         """Book the round's time: to the overhead, and to each generation that wrote."""
@@ -365,36 +335,55 @@ class Engine:
         start = self._clock()
         try:
             drafter.look_in(gen.slot.tokens, gen.beliefs["draft"])
-        except NoKvSlot:
-            lane.slots.roll_back_draft(gen.slot, 0)
-            gen.no_draft_model("the draft's context is full")
+        except Exception as error:
+            self._planner.stop_drafting(lane, gen, error)
         gen.tally.round_ms += (self._clock() - start) * 1e3
         gen.plain_since_look = 0
 
     # ------------------------------------------------------------------------ the end of a request
 
     def _finish(self, lane: Lane, gen: Generation) -> None:
-        last = gen.last_text()
+        rule = "rejection" if gen.reject else "match"
+        last, done = gen.last_text(), gen.done(rule if gen.beliefs else None, lane.exact)
+        self._leave(lane, gen)
         if last is not None:
             self._emit(last)
-        rule = "rejection" if gen.reject else "match"
-        self._emit(gen.done(rule if gen.beliefs else None, lane.exact))
-        self._leave(lane, gen)
+        self._emit(done)
 
     def _leave(self, lane: Lane, gen: Generation) -> None:
-        lane.active.remove(gen)
         if lane.exact:  # only whole chunks of a prompt are the same in every run
             chunks = gen.n_prompt // EXACT_CHUNK * EXACT_CHUNK
             lane.slots.roll_back(gen.slot, min(chunks, gen.slot.n_target))
         lane.slots.release(gen.slot)
+        lane.active.remove(gen)
 
-    def _drop(self, lane: Lane, gen: Generation, error: LocalspecError) -> None:
-        """End one request with an error; the others go on."""
-        self._leave(lane, gen)
+    def _guarded(
+        self, lane: Lane, gen: Generation, act: Callable[..., None], *args: object
+    ) -> None:
+        """Do something for one request; what is raised ends that one."""
+        try:
+            act(*args)
+        except DecodeFatal:
+            raise
+        except Exception as error:
+            self._break(lane, gen, error)
+
+    def _break(self, lane: Lane, gen: Generation, error: Exception) -> None:
+        """End one request with an error. Nothing of its slot is trusted any more."""
+        if gen in lane.active:
+            lane.active.remove(gen)
+            lane.slots.clear(gen.slot)
+            lane.slots.release(gen.slot)
         self._fail(gen.id, error)
 
-    def _fail(self, request: int, error: LocalspecError) -> None:
-        self._emit(Failed(request, error.code, error.message, error.param))
+    def _fail(self, request: int, error: Exception) -> None:
+        """Tell of an error. One that is no fault of the request is ours, and the log says where."""
+        if isinstance(error, LocalspecError) and not isinstance(error, DecodeError):
+            self._emit(Failed(request, error.code, error.message, error.param))
+            return
+        traceback.print_exception(error)
+        what = error.message if isinstance(error, LocalspecError) else f"{error!r}."
+        self._emit(Failed(request, "internal_error", f"The engine failed in this request: {what}"))
 
 
 def _unread(gen: Generation) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -53,6 +54,11 @@ class Turn:
     def rows(self) -> int:
         return len(self.read) + len(self.drafted)
 
+    def forget_drafts(self) -> None:
+        """The pass brings one token for this turn."""
+        self.kind = self.candidate = None
+        self.drafted, self.buckets, self.probs = [], [], []
+
 
 @dataclass(frozen=True, slots=True)
 class _Option:
@@ -69,21 +75,50 @@ class Planner:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
 
-    def draft(self, lane: Lane, turns: Sequence[Turn]) -> None:
-        """Give each writing turn the drafts that are worth verifying, if any."""
+    def draft(self, lane: Lane, turns: Sequence[Turn]) -> list[tuple[Generation, Exception]]:
+        """Give each writing turn the drafts that are worth verifying, if any.
+
+        Returns those whose own lookup or grammar failed, and how. What fails in deciding or drafting
+        for several together costs them their drafts only.
+        """
+        broken: list[tuple[Generation, Exception]] = []
         rows = sum(len(turn.read) for turn in turns)
         writing = [turn for turn in turns if not turn.gen.reading]
         spare = min(lane.context.n_outputs - len(turns), lane.batch.capacity - rows)
         each = spare // max(len(writing), 1)  # rows that one turn may draft
-        choosing = [turn for turn in writing if self._consider(lane, turn, rows, each)]
+        choosing = []
+        for turn in writing:
+            try:
+                if self._consider(lane, turn, rows, each):
+                    choosing.append(turn)
+            except Exception as error:
+                broken.append((turn.gen, error))
         if not choosing:
-            return
-        rate = self._decide(lane, choosing, rows - len(choosing))
-        self._ask_model(lane, [t for t in choosing if t.kind == "draft"], rate)
+            return broken
+        try:
+            rate = self._decide(lane, choosing, rows - len(choosing))
+            self._ask_model(lane, [t for t in choosing if t.kind == "draft"], rate)
+        except Exception as error:
+            for turn in choosing:
+                turn.forget_drafts()
+                self.stop_drafting(lane, turn.gen, error)
         for turn in choosing:
             # Under the rejection rule what a grammar forbids is rejected, and the rest made up for it.
             if turn.gen.matcher is not None and turn.drafted and not turn.probs:
-                turn.drafted = turn.drafted[: turn.gen.matcher.valid(turn.drafted)]
+                try:
+                    turn.drafted = turn.drafted[: turn.gen.matcher.valid(turn.drafted)]
+                except Exception as error:
+                    broken.append((turn.gen, error))
+        return broken
+
+    def stop_drafting(self, lane: Lane, gen: Generation, error: Exception) -> None:
+        """The draft model cannot serve this request any more; its answer goes on without."""
+        lane.slots.roll_back_draft(gen.slot, 0)
+        if isinstance(error, NoKvSlot):
+            gen.no_draft_model("the draft's context is full")
+            return
+        traceback.print_exception(error)
+        gen.no_draft_model("drafting failed")
 
     # ------------------------------------------------------------------------ which kind
 
@@ -171,11 +206,10 @@ class Planner:
         asks = [self._ask(t, costs, rate) for t, costs in zip(turns, relative, strict=True)]
         try:
             self._pair.drafter.propose(asks)
-        except NoKvSlot:
+        except Exception as error:
             for turn in turns:
-                lane.slots.roll_back_draft(turn.gen.slot, 0)
-                turn.gen.no_draft_model("the draft's context is full")
-                turn.kind = None
+                turn.forget_drafts()
+                self.stop_drafting(lane, turn.gen, error)
             return
         for turn, ask, costs in zip(turns, asks, relative, strict=True):
             count = len(ask.tokens)

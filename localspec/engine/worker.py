@@ -81,6 +81,7 @@ class Worker:
                 continue  # everything that waits is heard before the next step
             assert engine is not None
             engine.step()
+            self._keep_learned(engine)
         self._close()
 
     def send(self, frame: Frame) -> None:
@@ -96,8 +97,16 @@ class Worker:
         self.send(frame)
         if isinstance(frame, frames.Done):
             self._finished += 1
-            if self._finished % SAVE_EVERY == 0 and self._engine is not None:
-                self._engine.pair.save()
+
+    def _keep_learned(self, engine: Engine) -> None:
+        """Now and then; not being able to is nobody's trouble."""
+        if self._finished < SAVE_EVERY:
+            return
+        self._finished = 0
+        try:
+            engine.pair.save()
+        except Exception:
+            traceback.print_exc()
 
     # ------------------------------------------------------------------------ reader thread
 
@@ -143,6 +152,7 @@ class Worker:
             ) as error:  # a bug of ours must not end the thread and hang all requests
                 traceback.print_exc()
                 self._preparing.discard(request.id)
+                self._cancelled.discard(request.id)
                 message = f"Internal error while preparing the request: {error!r}."
                 self.send(Failed(request.id, "internal_error", message))
 

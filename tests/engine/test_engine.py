@@ -363,7 +363,7 @@ def test_scoring_again_finds_a_draw_by_a_wrong_rule(
     contextual: Running, monkeypatch: pytest.MonkeyPatch, rule: Callable[..., list[int]]
 ) -> None:
     """The control of the test above."""
-    monkeypatch.setattr("localspec.engine.engine.verify_match", rule)
+    monkeypatch.setattr("localspec.engine.verifying.verify_match", rule)
     answer = fresh(contextual, PROMPT, 48, CLOSE, drafting(3))
     target, sampler = contextual.pair.files.target, sampler_of(CLOSE)
     assert first_strange(target, PROMPT, answer.tokens, sampler) is not None
