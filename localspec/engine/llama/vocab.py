@@ -5,15 +5,28 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as C
 
+from localspec.engine.llama.words import Cutter
 from localspec.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from localspec.engine.llama.model import Model
+
+# llama_tokenize's own type: vocabulary, text, bytes, tokens, capacity, add_special, parse_special
+_TOKENIZE = ctypes.CFUNCTYPE(
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_bool,
+    ctypes.c_bool,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,11 @@ class Vocab:
             repo=int(C.llama_vocab_fim_rep(self._handle)),
             separator=int(C.llama_vocab_fim_sep(self._handle)),
         )
+        # only vocabularies of this kind are cut by expressions
+        bpe = self.kind == C.LLAMA_VOCAB_TYPE_BPE
+        pre_tokenizer = model.metadata("tokenizer.ggml.pre") or ""
+        self.cutter = Cutter(pre_tokenizer if bpe else None, self._specials)
+        self._callback: Any = None  # llguidance's way to `tokenize`
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
 
@@ -69,7 +87,8 @@ class Vocab:
         """Tokens of `text`; BOS and EOS only with `add_special` and the model's own flags.
 
         Raises:
-            InvalidRequest: a lone surrogate, or more text than llama.cpp can count.
+            InvalidRequest: a lone surrogate, more text than llama.cpp can count, or a run of
+                characters that its expressions cannot read.
         """
         try:
             raw = text.encode("utf-8")
@@ -77,24 +96,28 @@ class Vocab:
             raise InvalidRequest(f"The text is not valid Unicode: {error.reason}.") from error
         if len(raw) > 1 << 30:
             raise InvalidRequest("The text is longer than 1 GiB.")
-        capacity = len(raw) + 8
-        buffer = (C.llama_token * capacity)()
-        count = int(
-            C.llama_tokenize(
-                self._handle, raw, len(raw), buffer, capacity, add_special, parse_special
-            )
-        )
-        if count < 0:  # the buffer was too small; -count is what it takes
-            capacity = -count
-            buffer = (C.llama_token * capacity)()
-            count = int(
+        buffer = (C.llama_token * (len(raw) + 8))()
+
+        def fill() -> int:
+            return int(
                 C.llama_tokenize(
-                    self._handle, raw, len(raw), buffer, capacity, add_special, parse_special
+                    self._handle, raw, len(raw), buffer, len(buffer), add_special, parse_special
                 )
             )
+
+        count = self.cutter.run(text, fill)
+        if count < 0:  # the buffer was too small; -count is what it takes
+            buffer = (C.llama_token * -count)()
+            count = self.cutter.run(text, fill)
             if count < 0:
                 raise InvalidRequest("The text could not be tokenized.")
         return buffer[:count]
+
+    def _specials(self) -> list[str]:
+        """The texts that are one token each, whatever stands around them."""
+        cutting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
+        attributes = map(partial(C.llama_vocab_get_attr, self._handle), range(self.size))
+        return [self.text(token) for token, each in enumerate(attributes) if int(each) & cutting]
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Raw bytes of one token; control tokens are empty unless `special`."""
@@ -143,7 +166,8 @@ class Vocab:
                 attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED and piece[:1] + piece[-1:] == b"<>"
             )
             pieces.append(b"\xff" + piece if control or marked else piece)
-        function = ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value
+        self._callback = self._callback or _TOKENIZE(self._tokenize_for_c)
+        function = ctypes.cast(self._callback, ctypes.c_void_p).value
         return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
             tokens=pieces,
             vocab_ptr=self._handle,
@@ -151,6 +175,36 @@ class Vocab:
             eos_token=self.ends or self.eos,
             slices=None,
         )
+
+    def _tokenize_for_c(
+        self,
+        _handle: Any,
+        raw: int,
+        size: int,
+        tokens: int,
+        capacity: int,
+        add_special: bool,
+        parse_special: bool,
+    ) -> int:
+        """llama_tokenize for llguidance: a grammar may force any text, also a deep one."""
+
+        def fill() -> int:
+            return int(
+                C.llama_tokenize(
+                    self._handle,
+                    ctypes.cast(raw, ctypes.c_char_p),
+                    size,
+                    ctypes.cast(tokens, ctypes.POINTER(C.llama_token)),
+                    capacity,
+                    add_special,
+                    parse_special,
+                )
+            )
+
+        try:
+            return self.cutter.run(ctypes.string_at(raw, size).decode("utf-8", "replace"), fill)
+        except InvalidRequest:
+            return 0  # nothing is forced; the mask still holds the answer to its grammar
 
     def text(self, token: int) -> str:
         """The token as written in the vocabulary, for templates (`<|im_end|>`); "" if none."""

@@ -1,0 +1,130 @@
+"""Texts of any shape become tokens: no run of characters ends the process.
+
+In a process of its own, since what fails here is the process.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localspec.engine.llama.words import MAX_RUN, Cutter
+from localspec.errors import InvalidRequest
+from tests.support.gguf_files import relabelled
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ROOT / "localspec" / "builtin" / "draft.gguf"
+CUT_BY_EXPRESSIONS = (
+    "default", "tekken", "gpt-4o", "deepseek-llm", "deepseek-coder", "deepseek-v3", "youtu",
+    "llama4", "minimax-m2", "exaone-moe", "poro-chat", "bloom", "viking", "falcon", "chameleon",
+    "granite-embed-multi-97m", "tiny_aya", "bailingmoe", "seed-coder", "afmoe", "jais-2",
+    "minicpm5", "ufakzeka", "spark2_5", "superbpe", "hunyuan-dense",
+)  # fmt: skip
+LOOPS = ("gpt-2", "llama-bpe", "qwen2", "qwen35", "starcoder", "kimi-k2", "laguna", "mpt", "glm4")
+
+READ = """
+import sys
+from localspec.engine.llama import Model, initialise
+from localspec.errors import LocalspecError
+initialise()
+rows = (" ", "-", "a", "A", "aB", "中", "\\u0301", "e\\u0301", "7", "\\n", "\\u3000", "/\\n", "a b ", "😀")
+length, every = int(sys.argv[1]), int(sys.argv[2])
+for number, path in enumerate(sys.argv[3:]):
+    with Model(path, n_gpu_layers=0) as model:
+        for row in rows[number % every :: every]:
+            text = (row * length)[:length]
+            print(path, repr(row), flush=True)
+            try:
+                tokens = model.vocab.tokenize(text, add_special=False, parse_special=True)
+            except LocalspecError as error:
+                assert "run of" in error.message
+                continue
+            assert b"".join(map(model.vocab.piece, tokens)).decode() == text
+            if every > 9:  # one text for each: what a grammar forces goes the same way
+                assert model.vocab.guidance_tokenizer().tokenize_str(text) == tokens
+print("done")
+"""
+
+
+def reads(length: int, paths: list[Path], every: int = 1) -> None:
+    """Read rows of `length` characters, one in `every` of them, with each of these models."""
+    run = subprocess.run(
+        [sys.executable, "-c", READ, str(length), str(every), *map(str, paths)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    said = run.stdout.splitlines()
+    assert run.returncode == 0, f"ended at {said[-1:]}: {run.stderr[-500:]}"
+    assert said[-1] == "done"
+
+
+def test_long_runs_of_every_kind_are_read(tmp_path: Path) -> None:
+    paths = [relabelled(SHIPPED, name, tmp_path / name) for name in ("tekken", "deepseek-v3")]
+    reads(30_000, paths)
+
+
+def test_long_runs_are_read_whatever_cuts_them(tmp_path: Path) -> None:
+    paths = [relabelled(SHIPPED, name, tmp_path / name) for name in CUT_BY_EXPRESSIONS]
+    reads(30_000, paths, every=5)
+
+
+@pytest.mark.slow
+def test_a_run_as_long_as_the_longest_is_read(tmp_path: Path) -> None:
+    reads(MAX_RUN, [relabelled(SHIPPED, "tekken", tmp_path / "tekken")], every=3)
+
+
+def test_long_runs_that_a_grammar_forces_are_read(tmp_path: Path) -> None:
+    names = ("tekken", "gpt-4o", "llama4")
+    reads(30_000, [relabelled(SHIPPED, name, tmp_path / name) for name in names], every=14)
+
+
+def test_where_loops_cut_no_run_is_too_long(tmp_path: Path) -> None:
+    paths = [relabelled(SHIPPED, name, tmp_path / name) for name in LOOPS]
+    reads(100_000, paths, every=7)
+    for name in LOOPS:
+        assert Cutter(name, list).run("a" * (2 * MAX_RUN), lambda: 7) == 7
+
+
+def test_a_run_that_no_stack_holds_is_refused_with_its_length() -> None:
+    for text in ("a" * (MAX_RUN + 1), "x " + "\n" * (MAX_RUN + 1), "a- 7" + "-" * MAX_RUN):
+        with pytest.raises(InvalidRequest, match=r"run of \d{6} characters"):
+            Cutter("tekken", list).run(text, lambda: pytest.fail("it must not be read"))
+    assert Cutter("tekken", list).run("word " * MAX_RUN, lambda: 7) == 7
+
+
+def test_a_run_that_would_take_minutes_is_refused() -> None:
+    for name, row in (("deepseek-llm", " "), ("superbpe", "7")):
+        with pytest.raises(InvalidRequest, match="minutes"):
+            Cutter(name, list).run(row * 50_000, lambda: pytest.fail("it must not be read"))
+        assert Cutter(name, list).run(row * 2_000, lambda: 7) == 7
+
+
+def test_a_text_that_takes_long_is_known_before() -> None:
+    cutter = Cutter("gpt-4o", lambda: ["<|end|>"])
+    assert cutter.seconds("word " * 1000) < 0.1
+    assert cutter.seconds("<|end|>x" * 1000) > 1
+    assert cutter.seconds("word " * 1_000_000) > 1
+
+
+def test_without_room_for_a_stack_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(InvalidRequest, match="memory for them"):
+        Cutter("tekken", list).run("a" * 100_000, lambda: 7)
+
+
+def test_a_failure_on_a_deep_stack_is_the_callers() -> None:
+    def work() -> int:
+        raise ValueError("of the caller")
+
+    with pytest.raises(ValueError, match="of the caller"):
+        Cutter("tekken", list).run("a" * 100_000, work)
