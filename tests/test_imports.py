@@ -69,6 +69,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "__init__": (set(), "every other file imports it"),
     "__main__": ({"cli"}, "it is the command line under another name"),
     "errors": (set(), "everything may raise them, so they must drag nothing along"),
+    "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
     "paths": ({"errors"}, "client and daemon must find each other without further machinery"),
     "config": ({"errors", "paths"}, "a setting is data, whoever reads it"),
@@ -82,12 +83,15 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it speaks to a daemon that may be of another process, user session or version, "
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
-    "registry": ({"errors", "paths"}, "it must be testable without a daemon"),
+    "registry": ({"compatibility", "errors", "paths"}, "it must be testable without a daemon"),
     "daemon": (
         {"protocol", "registry", "machine", *LEAVES},
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
-    "engine": ({"protocol", "errors"}, "it must be testable, and replaceable, without a daemon"),
+    "engine": (
+        {"compatibility", "protocol", "errors"},
+        "it must be testable, and replaceable, without a daemon",
+    ),
     "bench": (
         {"client", "engine", "machine", "protocol", "registry", *LEAVES},
         "it measures the others; none of them knows it",

@@ -17,6 +17,7 @@ import numpy as np
 from localspec.bench.trace import Trace
 from localspec.engine.depth import CONFIDENCE_EDGES, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import DraftModel
+from localspec.engine.drafters.shared import SharedTokens
 from localspec.engine.lane import Lane
 from localspec.engine.llama import Batch, Context, Model, Vocab
 from localspec.engine.pair import Pair
@@ -178,7 +179,7 @@ class SimulatedPair(Pair):
         slots = Slots(target, self._guesses, 0, 1)
         self.shared = Lane(target, Batch(_N_BATCH), slots, table, clock=clock)
         self.drafter = DraftModel(
-            self._guesses, Batch(_N_BATCH), steps, lambda: False, _SCRATCH, clock
+            self._guesses, Batch(_N_BATCH), steps, lambda: False, _SCRATCH, SharedTokens(), clock
         )
 
     @property

@@ -12,7 +12,7 @@ through the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -136,26 +136,35 @@ def vocabulary(n_vocab: int) -> list[str]:
     return tokens + list(_SPECIALS)
 
 
-def _write_vocabulary(writer: Any, n_vocab: int) -> None:
-    tokens = vocabulary(n_vocab)
-    normal = n_vocab - len(_SPECIALS)
+def _write_vocabulary(writer: Any, n_vocab: int, tokens: Sequence[str] = ()) -> None:
+    tokens = tokens or vocabulary(n_vocab)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([1] * normal + [3] * len(_SPECIALS))
+    writer.add_token_types([3 if token in _SPECIALS else 1 for token in tokens])
     writer.add_token_merges(["\u0120 w"])
-    writer.add_bos_token_id(normal)
-    writer.add_eos_token_id(normal + 1)
-    writer.add_eot_token_id(normal + 4)
+    bos, eos, _, _, end = (tokens.index(special) for special in _SPECIALS)
+    writer.add_bos_token_id(bos)
+    writer.add_eos_token_id(eos)
+    writer.add_eot_token_id(end)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
 def write_model(
-    path: Path, shape: Shape, cycle: Cycle, *, seed: int = 0, name: str = "synthetic"
+    path: Path,
+    shape: Shape,
+    cycle: Cycle,
+    *,
+    seed: int = 0,
+    name: str = "synthetic",
+    tokens: Sequence[str] = (),
 ) -> Path:
-    """Write one GGUF that follows `cycle` greedily. Raises ImportError without the gguf package."""
+    """Write one GGUF that follows `cycle` greedily. `tokens`: its vocabulary, if not the usual one.
+
+    Raises ImportError without the gguf package.
+    """
     import gguf
 
     kinds = {
@@ -177,7 +186,7 @@ def write_model(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
     writer.add_vocab_size(shape.n_vocab)
-    _write_vocabulary(writer, shape.n_vocab)
+    _write_vocabulary(writer, shape.n_vocab, tokens)
 
     def put(tensor: str, data: Tensor) -> None:
         writer.add_tensor(tensor, data, raw_dtype=kinds[shape.quant])

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from localspec.compatibility import Compatibility, compare
 from localspec.engine.llama import Batch, Context, DecodeError, Model
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
@@ -47,27 +48,12 @@ def open_model(path: str, settings: EngineSettings, progress: Callable[[float], 
     return model
 
 
-def check_vocabularies(target: Model, draft: Model) -> None:
-    """llama.cpp's floor for a pair (common_speculative_are_compatible); a pull checks far more."""
-    a, b = target.vocab, draft.vocab
-    problem = None
-    if a.kind != b.kind:
-        problem = "the tokenizers are of different kinds"
-    elif abs(a.size - b.size) > 128:
-        problem = f"the vocabularies have {a.size} and {b.size} tokens"
-    elif (a.add_bos, a.add_eos) != (b.add_bos, b.add_eos):
-        problem = "they add BOS or EOS differently"
-    elif (a.bos, a.eos) != (b.bos, b.eos):
-        problem = f"BOS and EOS are {a.bos}, {a.eos} in the one and {b.bos}, {b.eos} in the other"
-    else:
-        for token in range(5, min(a.size, b.size)):
-            if a.text(token) != b.text(token):
-                problem = (
-                    f"token {token} is {a.text(token)!r} in the one, {b.text(token)!r} in the other"
-                )
-                break
-    if problem:
-        raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {problem}.")
+def check_vocabularies(target: Model, draft: Model) -> Compatibility:
+    """What the two vocabularies share. Raises LoadFailed where the draft cannot draft for the target."""
+    found = compare(target.vocab.tokenizer(), draft.vocab.tokenizer())
+    if not found.usable:
+        raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {found.reason}.")
+    return found
 
 
 def chooses_rightly(context: Context, batch: Batch) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 from localspec.engine import placement, profile, sampling
 from localspec.engine.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import READING, DraftModel
+from localspec.engine.drafters.shared import SharedTokens
 from localspec.engine.exact import CANDIDATES, choose_width
 from localspec.engine.generation import Prepared
 from localspec.engine.lane import Lane
@@ -122,8 +123,7 @@ class Pair:
             else None
         )
         self.vocab: Vocab = self._target.vocab
-        if self._draft is not None:
-            check_vocabularies(self._target, self._draft)
+        self._compared = check_vocabularies(self._target, self._draft) if self._draft else None
         trained = self._target.n_ctx_train
         self.n_ctx = min(settings.n_ctx or DEFAULT_CONTEXT, trained or DEFAULT_CONTEXT)
         fixed_state = self._target.recurrent or self._target.hybrid
@@ -225,7 +225,9 @@ class Pair:
             known = profile.measure(run, (1, READING, 2, 4, 16), deadline)
         costs = CostTable(known)
         scratch = self.parallel + 1
-        return DraftModel(context, batch, costs, self._make_draft_room, scratch), costs
+        assert self._compared is not None
+        shared = SharedTokens.of(self.vocab, context.model.vocab, self._compared)
+        return DraftModel(context, batch, costs, self._make_draft_room, scratch, shared), costs
 
     def _make_draft_room(self) -> bool:
         return any(lane.slots.evict_draft() for lane in self._lanes())
@@ -340,6 +342,8 @@ class Pair:
     def info(self) -> PairInfo:
         vocab = self.vocab
         reason = self.no_rollback or (None if self._draft else "this pair has no draft model")
+        told = self._compared.note if self._compared else ""
+        notes = [f"{told[:1].upper()}{told[1:]}."] if told else []
         return PairInfo(
             name=self.files.name,
             target_description=self._target.description,
@@ -353,7 +357,7 @@ class Pair:
             eos_token=vocab.text(vocab.eos),
             fim=vocab.fim.prefix >= 0 and vocab.fim.suffix >= 0 and vocab.fim.middle >= 0,
             speculation=reason,
-            notes=self.notes,
+            notes=self.notes + notes,
             backend=backend() if self.settings.n_gpu_layers else "cpu",
             sampling_defaults=self.defaults,
             exact_width=self._exact_width,

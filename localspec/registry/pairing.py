@@ -5,13 +5,13 @@ from __future__ import annotations
 from localspec.registry.architectures import rollback_sentence
 from localspec.registry.errors import BadGguf, CannotRollBack, NotMatched
 from localspec.registry.model import Model
-from localspec.registry.tokenizer import Verdict, compare, read_vocabulary
+from localspec.registry.tokenizer import Verdict, judge, read_vocabulary
 
 
 def verdict(target: Model, draft: Model) -> Verdict:
     """Whether the two speak the same tokens; a file without a tokenizer does not match."""
     try:
-        return compare(read_vocabulary(target.header), read_vocabulary(draft.header))
+        return judge(read_vocabulary(target.header), read_vocabulary(draft.header))
     except BadGguf as error:
         return Verdict(False, error.message.rstrip("."))
 

@@ -1,11 +1,8 @@
-"""Do two models speak the same tokens? Decides whether one can draft for the other.
+"""The tokenizer that a header states, with llama.cpp's defaults, and what two of them differ in.
 
-The floor is llama.cpp's own rule (common/speculative.cpp, common_speculative_are_compatible): same
-kind, same add_bos/add_eos and the ids they add, sizes within 128, texts equal from token 5 on. We
-ask for more, because a pair that passes it can still be a silent failure: the same pre-tokenizer,
-token types, merges, and begin and end tokens. What may differ without harm is named in the notes.
-Two vocabularies of 150 000 tokens compare in milliseconds: as raw bytes first, one by one only to
-find the first difference.
+Whether a difference keeps a draft from drafting is decided in one place, localspec/compatibility.py.
+Here is what a header says beyond what that rule reads: the pre-tokenizer, token types and merges. They
+decide how text becomes tokens, which only the target does, so in a draft they are worth a note.
 """
 
 from __future__ import annotations
@@ -14,28 +11,41 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from localspec.compatibility import FIRST_COMPARED, Compatibility, Tokenizer, compare
 from localspec.registry.errors import BadGguf
 from localspec.registry.gguf import Header, NumberArray, StringArray
 
-MAX_SIZE_DIFFERENCE = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE
-FIRST_COMPARED = 5  # SPEC_VOCAB_CHECK_START_TOKEN_ID
-_CONTROL, _USER_DEFINED = 3, 4
-_KINDS = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
-# Names llama.cpp maps to one and the same pre-tokenizer (llama-vocab.cpp).
-_SAME_PRE = {"llama3": "llama-bpe", "llama-v3": "llama-bpe"}
-# Pre-tokenizers and kinds for which llama.cpp adds a begin token unless the file says otherwise.
-_ADD_BOS_PRE = frozenset(
-    {
-        "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-        "jina-v5-nano", "tekken", "chameleon",
-    }
+_TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
+# tokenizer.ggml.model → llama.cpp's kind of vocabulary (llama_vocab::impl::load)
+_KINDS = {
+    "llama": "spm", "bert": "wpm", "gpt2": "bpe", "hybriddna": "bpe", "whitespace": "bpe",
+    "gemma4": "bpe", "t5": "ugm", "rwkv": "rwkv", "plamo2": "plamo2",
+}  # fmt: skip
+# Names that llama.cpp maps to one and the same pre-tokenizer (llama_vocab::impl::load), by its first.
+_PRE_TOKENIZERS = (
+    ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+     "jina-v5-nano"),
+    ("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0",
+     "mellum", "modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe", "exaone4"),
+    ("gemma4", "granite-embed-multi-311m"),
+    ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"),
+    ("chatglm-bpe", "glm4", "glm5"),
+    ("gpt-4o", "llama4", "kanana2", "talkie"),
+    ("tiny_aya", "cohere2moe"),
+    ("bailingmoe", "bailingmoe2", "llada-moe"),
 )  # fmt: skip
-_ADD_BOS_KIND = frozenset({"llama", "bert"})
-_ADD_EOS_KIND = frozenset({"t5"})
-# Ids llama.cpp assumes where the file states none: (begin, end).
-_DEFAULT_IDS = {"llama": (1, 2), "gpt2": (11, 11), "plamo2": (1, 2)}
-_ENDS = ("eos", "eot", "eom")
-_NOTED_IDS = ("unknown", "padding", "eot", "eom", "fim_pre", "fim_suf", "fim_mid")
+_SAME_PRE = {name: names[0] for names in _PRE_TOKENIZERS for name in names}
+# Pre-tokenizers, and models of a tokenizer, for which llama.cpp adds a begin token, or assumes other
+# ids for begin and end, unless the file says otherwise.
+_ADD_BOS_PRE = frozenset({"llama-bpe", "tekken", "chameleon"})
+_NO_BOS_PRE = frozenset({"chatglm-bpe"})
+_ADD_BOS = frozenset({"llama", "bert"})
+_ADD_EOS = frozenset({"t5"})
+_DEFAULT_IDS = {
+    "llama": (1, 2), "bert": (101, None), "gpt2": (11, 11), "hybriddna": (11, 11),
+    "whitespace": (11, 11), "t5": (None, 1), "plamo2": (1, 2),
+}  # fmt: skip
+_NOTED_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pre", "fim_suf", "fim_mid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +53,12 @@ class Vocabulary:
     """A tokenizer as the file states it, with llama.cpp's defaults filled in."""
 
     name: str
-    kind: str
+    tokenizer: Tokenizer
     pre: str
     tokens: StringArray
     types: NumberArray | None
     merges: StringArray | None
     ids: dict[str, int]  # stated special tokens: "bos" → id
-    bos: int | None  # with defaults
-    eos: int | None
-    add_bos: bool
-    add_eos: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,78 +98,53 @@ def read_vocabulary(header: Header) -> Vocabulary:
         and type(value) is int
         and 0 <= value < tokens.count
     }
+    if kind == "gemma4":
+        pre = kind
+    pre = _SAME_PRE.get(pre, pre) if _KINDS.get(kind) == "bpe" else ""  # only these have one
     bos, eos = _DEFAULT_IDS.get(kind, (None, None))
-    add_bos = data.get("tokenizer.ggml.add_bos_token", _default_add_bos(kind, pre))
+    add_bos = data.get("tokenizer.ggml.add_bos_token", kind in _ADD_BOS or pre in _ADD_BOS_PRE)
     return Vocabulary(
         name=header.name,
-        kind=kind,
-        pre=_SAME_PRE.get(pre, pre),
+        tokenizer=Tokenizer(
+            kind=_KINDS.get(kind, kind),
+            texts=tokens,
+            bos=ids.get("bos", None if pre in _NO_BOS_PRE else bos),
+            eos=ids.get("eos", eos),
+            add_bos=bool(add_bos) or pre == "gemma4",  # llama.cpp overrides it for Gemma 4
+            add_eos=bool(data.get("tokenizer.ggml.add_eos_token", kind in _ADD_EOS)),
+        ),
+        pre=pre,
         tokens=tokens,
         types=types,
         merges=merges,
         ids=ids,
-        bos=ids.get("bos", bos),
-        eos=ids.get("eos", eos),
-        add_bos=bool(add_bos) or pre == "gemma4",  # llama.cpp overrides it for Gemma 4
-        add_eos=bool(data.get("tokenizer.ggml.add_eos_token", kind in _ADD_EOS_KIND)),
     )
 
 
-def _default_add_bos(kind: str, pre: str) -> bool:
-    return kind in _ADD_BOS_KIND or (kind == "gpt2" and pre in _ADD_BOS_PRE)
+def judge(target: Vocabulary, draft: Vocabulary) -> Verdict:
+    """Can `draft` draft for `target`, and what is to be known of the two?"""
+    found = compare(target.tokenizer, draft.tokenizer)
+    if not found.usable:
+        return Verdict(False, f"not a matched pair: {found.reason}")
+    return Verdict(True, "", tuple(_notes(target, draft, found)))
 
 
-def compare(target: Vocabulary, draft: Vocabulary) -> Verdict:
-    """Can `draft` draft for `target`? Cheapest questions first; the first difference decides."""
-    reason = next(_differences(target, draft), "")
-    if reason:
-        return Verdict(False, f"not a matched pair: {reason}")
-    return Verdict(True, "", tuple(_notes(target, draft)))
-
-
-def _differences(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
-    """What forbids the pair, as clauses."""
-    for what, ours, theirs in (
-        ("the kind of tokenizer", target.kind, draft.kind),
-        ("the pre-tokenizer", target.pre, draft.pre),
-        ("add_bos_token", target.add_bos, draft.add_bos),
-        ("add_eos_token", target.add_eos, draft.add_eos),
-    ):
-        if ours != theirs:
-            yield f"{what} is {_shown(ours)} in the target and {_shown(theirs)} in the draft"
-    ours_count, theirs_count = target.tokens.count, draft.tokens.count
-    if abs(ours_count - theirs_count) > MAX_SIZE_DIFFERENCE:
-        yield (
-            f"the target has {ours_count} tokens and the draft {theirs_count}, and at most "
-            f"{MAX_SIZE_DIFFERENCE} may differ"
-        )
-    yield from _end_differences(target, draft)
-    first = first_text_difference(target.tokens, draft.tokens, FIRST_COMPARED)
-    if first is not None:
-        yield (
-            f"token {first} is {_text(target.tokens, first)} in the target and "
-            f"{_text(draft.tokens, first)} in the draft"
-        )
+def _notes(target: Vocabulary, draft: Vocabulary, found: Compatibility) -> Iterator[str]:
+    """Differences that do no harm, as clauses."""
+    if found.note:
+        yield found.note
+    if target.pre != draft.pre:
+        yield f"the pre-tokenizer is '{target.pre}' in the target and '{draft.pre}' in the draft"
     yield from _type_difference(target, draft)
     yield from _merge_difference(target.merges, draft.merges)
-
-
-def _end_differences(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
-    """Begin and end tokens. They must agree where both files state them or where they are added.
-
-    A draft may end with another of the target's own end tokens (instruct against base files): the
-    target decides when to stop.
-    """
-    if target.bos != draft.bos and (target.add_bos or ("bos" in target.ids and "bos" in draft.ids)):
-        yield f"the begin token is {target.bos} in the target and {draft.bos} in the draft"
-    ends = {target.ids[name] for name in _ENDS if name in target.ids}
-    stated = "eos" in target.ids and "eos" in draft.ids and draft.eos not in ends
-    if target.eos != draft.eos and (target.add_eos or stated):
-        yield f"the end token is {target.eos} in the target and {draft.eos} in the draft"
+    for name in _NOTED_IDS:
+        one, other = target.ids.get(name), draft.ids.get(name)
+        if one is not None and other is not None and one != other:
+            yield f"the {name} token is {one} in the target and {other} in the draft"
 
 
 def _type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
-    """The first token whose type differs from token 5 on, converters' habits apart."""
+    """The first token whose type differs. Converters of different dates disagree about many."""
     if target.types is None or draft.types is None:
         if target.types is not draft.types:
             yield "only one of the two files states the types of its tokens"
@@ -172,12 +153,9 @@ def _type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
         return
     pairs = enumerate(zip(target.types.values(), draft.types.values(), strict=False))
     for index, (ours, theirs) in islice(pairs, FIRST_COMPARED, None):
-        # Converters of different dates write added tokens as control or as user-defined.
-        if ours != theirs and {ours, theirs} != {_CONTROL, _USER_DEFINED}:
-            yield (
-                f"token {index} is of type {_kind(ours)} in the target and {_kind(theirs)} in the "
-                "draft"
-            )
+        if ours != theirs:
+            one, other = (_TYPES.get(int(each), str(each)) for each in (ours, theirs))
+            yield f"token {index} is of type {one} in the target and {other} in the draft"
             return
 
 
@@ -185,58 +163,5 @@ def _merge_difference(ours: StringArray | None, theirs: StringArray | None) -> I
     if ours is None or theirs is None:
         if ours is not theirs:
             yield "only one of the two files lists merges"
-        return
-    if ours.raw == theirs.raw:
-        return
-    first = first_text_difference(ours, theirs, 0)
-    if first is None:
-        yield f"the target has {ours.count} merges and the draft {theirs.count}"
-    else:
-        yield (
-            f"merge {first} is {_text(ours, first)} in the target and {_text(theirs, first)} in "
-            "the draft"
-        )
-
-
-def _notes(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
-    """Differences that do no harm."""
-    ours, theirs = target.tokens.count, draft.tokens.count
-    if ours != theirs:
-        yield f"the target has {ours} tokens and the draft {theirs}; the others never match"
-    for index, (one, other) in enumerate(
-        islice(zip(target.tokens, draft.tokens, strict=False), FIRST_COMPARED)
-    ):
-        if one != other:
-            yield f"token {index} differs, which llama.cpp's rule allows below {FIRST_COMPARED}"
-    if target.eos != draft.eos:
-        yield f"the end token is {target.eos} in the target and {draft.eos} in the draft"
-    for name in _NOTED_IDS:
-        one_id, other_id = target.ids.get(name), draft.ids.get(name)
-        if one_id is not None and other_id is not None and one_id != other_id:
-            yield f"the {name} token is {one_id} in the target and {other_id} in the draft"
-
-
-def first_text_difference(ours: StringArray, theirs: StringArray, start: int) -> int | None:
-    """The first index from `start` at which two lists differ, as far as both go."""
-    short = min(len(ours.raw), len(theirs.raw))
-    if memoryview(ours.raw)[:short] == memoryview(theirs.raw)[:short]:
-        return None  # equal bytes from the beginning: the shorter list is a prefix of the longer
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    for index, (one, other) in islice(pairs, start, None):
-        if one != other:
-            return index
-    return None
-
-
-def _text(strings: StringArray, index: int) -> str:
-    """A token for a message: short, printable, quoted."""
-    text = next(islice(strings, index, None)).decode("utf-8", "replace")
-    return repr(text if len(text) <= 40 else text[:40] + "…")
-
-
-def _shown(value: str | bool) -> str:
-    return f"'{value}'" if isinstance(value, str) else str(value).lower()
-
-
-def _kind(value: int | float | bool) -> str:
-    return _KINDS.get(int(value), str(value))
+    elif ours != theirs:
+        yield "the merges of the two tokenizers differ"

@@ -55,13 +55,14 @@ def _check_special_ids(header: Header, count: int) -> None:
 
 def _check_texts(vocabulary: Vocabulary) -> None:
     name, count = vocabulary.name, vocabulary.tokens.count
+    tokenizer = vocabulary.tokenizer
     texts = [text or b"[EMPTY_%d]" % index for index, text in enumerate(vocabulary.tokens)]
     if len(set(texts)) != count:  # empty ones get these names in llama.cpp too
         twice = Counter(texts).most_common(1)[0][0]
         raise UnsafeModel(f"{name} lists the token {twice[:40]!r} twice.")
     for what, add, token in (
-        ("begin", vocabulary.add_bos, vocabulary.bos),
-        ("end", vocabulary.add_eos, vocabulary.eos),
+        ("begin", tokenizer.add_bos, tokenizer.bos),
+        ("end", tokenizer.add_eos, tokenizer.eos),
     ):
         if add and (token is None or token >= count):
             raise UnsafeModel(f"{name} is to add a token for the {what} of a text and has none.")

@@ -13,7 +13,7 @@ from localspec.registry.drafts import rank_drafts
 from localspec.registry.found import Found, find_models
 from localspec.registry.own import add
 from localspec.registry.store import Store
-from tests.support.gguf_files import model, sha256
+from tests.support.gguf_files import BOOL, model, sha256
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def models(tmp_path: Path) -> tuple[Path, list[Found]]:
         "target": model(layers=8, width=32),
         "small": model(layers=1),
         "middle": model(layers=4, width=16),
-        "other": model(layers=1).token(9, "nine"),
+        "other": model(layers=1).put("tokenizer.ggml.add_bos_token", BOOL, True),
         "large": model(layers=9, width=32),
         "mamba": model(layers=1, architecture="mamba"),
     }
@@ -83,7 +83,7 @@ def test_matching_drafts_come_first_the_smallest_ahead(models: tuple[Path, list[
     assert [each.found.name for each in ranked if each.matched] == ["small.gguf", "middle.gguf"]
     assert ranked[0].ratio > ranked[1].ratio > 1
     reasons = {each.found.name: each.reason for each in ranked if not each.matched}
-    assert "token 9 is 't9' in the target and 'nine'" in reasons["other.gguf"]
+    assert "add_bos_token is false in the target and true in" in reasons["other.gguf"]
     assert "not smaller than the target" in reasons["large.gguf"]
     assert "cannot take tokens back" in reasons["mamba.gguf"]
     assert "cut" in reasons["broken.gguf"]

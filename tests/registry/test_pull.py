@@ -25,7 +25,7 @@ from localspec.registry.pulls import Pulls
 from localspec.registry.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole
-from tests.support.gguf_files import Gguf, model, sha256, shards
+from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
 from tests.support.hub import Faults, TestHub
 
 
@@ -71,11 +71,11 @@ def test_a_mismatched_pair_is_refused_by_its_headers(
     hub: TestHub, puller: Puller, pair: Pair
 ) -> None:
     """Less than 1 % of the weights, the first difference named."""
-    draft = model(layers=1).token(17, "seventeen")
+    draft = model(layers=1).put("tokenizer.ggml.add_bos_token", BOOL, True)
     message = refused_early(hub, puller, pair, model(layers=4), draft, NotMatched)
     assert message == (
-        "target.gguf and draft.gguf: not a matched pair: token 17 is 't17' in the target and "
-        "'seventeen' in the draft."
+        "target.gguf and draft.gguf: not a matched pair: add_bos_token is false in the target "
+        "and true in the draft."
     )
 
 

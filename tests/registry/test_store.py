@@ -23,7 +23,7 @@ from localspec.registry.errors import (
 from localspec.registry.own import add
 from localspec.registry.records import Part, Record, StoredModel
 from localspec.registry.store import Store
-from tests.support.gguf_files import model, sha256
+from tests.support.gguf_files import BOOL, model, sha256
 
 TARGET = model(layers=4, seed=1)
 DRAFT = model(layers=1, seed=2)
@@ -297,8 +297,8 @@ def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -
 
 def test_own_files_get_the_same_checks(store: Store, tmp_path: Path) -> None:
     target = TARGET.write(tmp_path / "t.gguf")
-    other = DRAFT.token(8, "eight").write(tmp_path / "d.gguf")
-    with pytest.raises(NotMatched, match="token 8 is 't8'"):
+    other = DRAFT.put("tokenizer.ggml.add_bos_token", BOOL, True).write(tmp_path / "d.gguf")
+    with pytest.raises(NotMatched, match="add_bos_token is false in the target and true"):
         add(store, "mine", target, other)
     with pytest.raises(InvalidRequest):
         add(store, "My Pair", target)

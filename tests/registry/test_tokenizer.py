@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
 
+from localspec.registry import tokenizer
 from localspec.registry.gguf import FileSource, read_header
-from localspec.registry.tokenizer import Verdict, compare, read_vocabulary
+from localspec.registry.tokenizer import Verdict, read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
 
 VOCABULARIES = Path(__file__).parents[2].parent / "shared" / "vocabs"
@@ -17,23 +17,21 @@ real = pytest.mark.skipif(
     not VOCABULARIES.is_dir(), reason="no folder of real vocabularies beside the checkout"
 )
 NAMES = ("gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
-# Why each pair of different real vocabularies does not match.
-REASONS = {
-    ("gpt-2", "llama-bpe"): "the pre-tokenizer is 'gpt-2' in the target and 'llama-bpe'",
-    ("gpt-2", "qwen2"): "the pre-tokenizer is 'gpt-2' in the target and 'qwen2'",
-    ("gpt-2", "qwen35"): "the pre-tokenizer is 'gpt-2' in the target and 'qwen35'",
-    ("llama-bpe", "qwen2"): "the pre-tokenizer is 'llama-bpe' in the target and 'qwen2'",
-    ("llama-bpe", "qwen35"): "the pre-tokenizer is 'llama-bpe' in the target and 'qwen35'",
-    ("qwen2", "qwen35"): "the pre-tokenizer is 'qwen2' in the target and 'qwen35'",
-    ("llama-spm", "phi-3"): "the end token is 2 in the target and 32000 in the draft",
+# What different real vocabularies say of each other. Qwen's two cut text differently into the same
+# tokens; Phi 3 is Llama 2 with 64 tokens more; all others number their tokens differently.
+MATCHED = {
+    ("qwen2", "qwen35"): "the pre-tokenizer is 'qwen2' in the target and 'qwen35' in the draft",
+    ("qwen35", "qwen2"): "the pre-tokenizer is 'qwen35' in the target and 'qwen2' in the draft",
+    ("llama-spm", "phi-3"): "the target has 32000 tokens and the draft 32064",
+    ("phi-3", "llama-spm"): "the target has 32064 tokens and the draft 32000",
 }
-KIND = "the kind of tokenizer is '"
+REASONS = ("the kind of tokenizer is", "add_bos_token is", "; the draft knows")
 
 
 def judge(target: Gguf, draft: Gguf, folder: Path) -> Verdict:
     files = [target.write(folder / "target.gguf"), draft.write(folder / "draft.gguf")]
     ours, theirs = (read_vocabulary(read_header(FileSource(file))) for file in files)
-    return compare(ours, theirs)
+    return tokenizer.judge(ours, theirs)
 
 
 def test_a_tokenizer_matches_itself(tmp_path: Path) -> None:
@@ -41,62 +39,57 @@ def test_a_tokenizer_matches_itself(tmp_path: Path) -> None:
 
 
 BASE = model()
+ADDS_BOS = BASE.put("tokenizer.ggml.add_bos_token", BOOL, True)
 TWO_FLAGS = "tokenizer.ggml.add_bos_token"
 
 
 @pytest.mark.parametrize(
-    ("draft", "says"),
+    ("target", "draft", "says"),
     [
-        (BASE.put("tokenizer.ggml.model", STRING, "llama"), "the kind of tokenizer is 'gpt2'"),
-        (BASE.put("tokenizer.ggml.pre", STRING, "qwen35"), "the pre-tokenizer is 'qwen2'"),
-        (BASE.put(TWO_FLAGS, BOOL, True), "add_bos_token is false in the target and true"),
-        (BASE.put("tokenizer.ggml.add_eos_token", BOOL, True), "add_eos_token is false"),
+        (BASE, BASE.put("tokenizer.ggml.model", STRING, "llama"), "the kind of tokenizer is 'bpe'"),
+        (BASE, ADDS_BOS, "add_bos_token is false in the target and true"),
+        (BASE, BASE.put("tokenizer.ggml.add_eos_token", BOOL, True), "add_eos_token is false"),
         (
-            BASE.put("tokenizer.ggml.bos_token_id", U32, 9),
+            ADDS_BOS,
+            ADDS_BOS.put("tokenizer.ggml.bos_token_id", U32, 9),
             "the begin token is 1 in the target and 9",
         ),
-        (BASE.put("tokenizer.ggml.eos_token_id", U32, 9), "the end token is 2 in the target and 9"),
-        (BASE.token(299, "other"), "token 299 is 't299' in the target and 'other' in the draft"),
-        (BASE.token(5, "other"), "token 5 is 't5' in the target and 'other'"),
-        (BASE.type(299, 3), "token 299 is of type normal in the target and control"),
-        (model(tokens=429), "the target has 300 tokens and the draft 429"),
-        (BASE.drop("tokenizer.ggml.merges"), "only one of the two files lists merges"),
-        (BASE.drop("tokenizer.ggml.token_type"), "only one of the two files states the types"),
-        (BASE.put("tokenizer.ggml.merges", ARRAY, (STRING, ["a b"])), "merge 0 is 'a0 b0'"),
+        (BASE, model(tokens=40), "the target has 300 tokens and the draft 40; the draft knows 24%"),
     ],
 )
-def test_one_difference_is_named(draft: Gguf, says: str, tmp_path: Path) -> None:
-    verdict = judge(BASE, draft, tmp_path)
+def test_what_cannot_work_is_named(target: Gguf, draft: Gguf, says: str, tmp_path: Path) -> None:
+    verdict = judge(target, draft, tmp_path)
     assert not verdict.matched
     assert verdict.reason.startswith("not a matched pair: ")
     assert says in verdict.reason
 
 
-def test_fewer_merges_are_a_difference(tmp_path: Path) -> None:
-    merges = [f"a{index} b{index}" for index in range(100)]
-    verdict = judge(BASE, BASE.put("tokenizer.ggml.merges", ARRAY, (STRING, merges)), tmp_path)
-    assert "150 merges and the draft 100" in verdict.reason
+@pytest.mark.parametrize(
+    ("draft", "says"),
+    [
+        (BASE.put("tokenizer.ggml.pre", STRING, "qwen35"), "the pre-tokenizer is 'qwen2' in"),
+        (BASE.put("tokenizer.ggml.bos_token_id", U32, 9), "the bos token is 1 in the target and 9"),
+        (BASE.put("tokenizer.ggml.eos_token_id", U32, 9), "the eos token is 2 in the target and 9"),
+        (BASE.token(299, "other"), "token 299 is 't299' in the target and 'other' in the draft"),
+        (BASE.token(5, "other"), "token 5 is 't5' in the target and 'other'"),
+        (BASE.type(299, 3), "token 299 is of type normal in the target and control"),
+        (BASE.type(299, 5), "token 299 is of type normal in the target and unused"),
+        (model(tokens=429), "the target has 300 tokens and the draft 429"),
+        (BASE.drop("tokenizer.ggml.merges"), "only one of the two files lists merges"),
+        (BASE.drop("tokenizer.ggml.token_type"), "only one of the two files states the types"),
+        (BASE.put("tokenizer.ggml.merges", ARRAY, (STRING, ["a b"])), "the merges of the two"),
+    ],
+)
+def test_what_only_tokenizing_sees_is_a_note(draft: Gguf, says: str, tmp_path: Path) -> None:
+    """Only the target tokenizes: what else differs in a draft costs acceptance at most."""
+    verdict = judge(BASE, draft, tmp_path)
+    assert verdict.matched, verdict.reason
+    assert any(says in note for note in verdict.notes)
 
 
-def test_what_llama_cpp_allows_is_noted(tmp_path: Path) -> None:
-    """Sizes within 128 (padding), and texts below token 5."""
-    bigger = model(tokens=428).put("tokenizer.ggml.merges", *BASE.metadata["tokenizer.ggml.merges"])
-    verdict = judge(bigger, BASE.token(3, "other"), tmp_path)
-    assert verdict.matched
-    assert "428 tokens and the draft 300" in verdict.notes[0]
-    assert "token 3 differs" in verdict.notes[1]
-
-
-def test_converters_habits_are_no_difference(tmp_path: Path) -> None:
-    """Control against user-defined; another padding token; an end token the target has too."""
-    assert judge(BASE.type(50, 3), BASE.type(50, 4), tmp_path).matched
-    padded = BASE.put("tokenizer.ggml.padding_token_id", U32, 7)
-    verdict = judge(padded, BASE.put("tokenizer.ggml.padding_token_id", U32, 8), tmp_path)
-    assert verdict.notes == ("the padding token is 7 in the target and 8 in the draft",)
-    instruct = BASE.put("tokenizer.ggml.eot_token_id", U32, 9)
-    verdict = judge(instruct, BASE.put("tokenizer.ggml.eos_token_id", U32, 9), tmp_path)
-    assert verdict.matched
-    assert verdict.notes == ("the end token is 2 in the target and 9 in the draft",)
+def test_names_of_one_pre_tokenizer_are_no_difference(tmp_path: Path) -> None:
+    named = [BASE.put("tokenizer.ggml.pre", STRING, name) for name in ("qwen2", "deepseek-r1-qwen")]
+    assert judge(*named, tmp_path) == Verdict(True, "", ())
 
 
 def test_a_flag_left_out_means_llama_cpps_default(tmp_path: Path) -> None:
@@ -110,14 +103,14 @@ def test_a_flag_left_out_means_llama_cpps_default(tmp_path: Path) -> None:
 @real
 @pytest.mark.parametrize(("ours", "theirs"), list(itertools.product(NAMES, NAMES)))
 def test_every_real_vocabulary_against_every_other(ours: str, theirs: str) -> None:
-    begin = time.perf_counter()
     files = (VOCABULARIES / f"ggml-vocab-{name}.gguf" for name in (ours, theirs))
     target, draft = (read_vocabulary(read_header(FileSource(file))) for file in files)
-    verdict = compare(target, draft)
-    seconds = time.perf_counter() - begin
-    assert verdict.matched == (ours == theirs)
-    if ours < theirs:
-        assert REASONS.get((ours, theirs), KIND) in verdict.reason
-    elif ours > theirs:
-        assert verdict.reason
-    assert seconds < 1, "two vocabularies of 150 000 tokens, headers and all"
+    verdict = tokenizer.judge(target, draft)
+    if ours == theirs:
+        assert verdict == Verdict(True, "", ())
+    elif (ours, theirs) in MATCHED:
+        assert verdict.matched
+        assert any(note.startswith(MATCHED[ours, theirs]) for note in verdict.notes)
+    else:
+        assert not verdict.matched
+        assert any(says in verdict.reason for says in REASONS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from localspec.engine.depth import Belief, bucket
+from localspec.engine.drafters.shared import SharedTokens
 from localspec.engine.llama import Batch, Context, NoKvSlot
 from localspec.engine.profile import Clock, CostTable
 from localspec.engine.sampling import Distribution, Logits, Sampler
@@ -49,11 +50,13 @@ class DraftModel:
         costs: CostTable,
         make_room: Callable[[], bool],
         scratch: int,
+        shared: SharedTokens,
         clock: Clock = time.perf_counter,
     ) -> None:
         """make_room: called when the KV is full; frees some, or says False. scratch: a sequence of the
-        context that no slot uses.
+        context that no slot uses. shared: between the target's ids and the draft's.
         """
+        self._shared = shared
         self._make_room = make_room
         self._clock = clock
         self._scratch = scratch
@@ -98,13 +101,16 @@ class DraftModel:
                 new = ask.tokens[-1:] or slot.tokens[slot.n_draft :]
                 for at, token in enumerate(new, start=slot.n_draft):
                     last = at + 1 == slot.n_draft + len(new)
-                    row = self._batch.add(token, at, slot.draft_id, last)
+                    row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
                 rows.append((row, at + 1))
             self._pass()
             for ask, (row, length) in zip(active, rows, strict=True):
                 ask.slot.n_draft = length
-                self._choose(ask, self._context.logits(row))
+                self._choose(ask, self._proposals(row))
             active = [ask for ask in active if ask.more(ask)]
+
+    def _proposals(self, row: int) -> Logits:
+        return self._shared.proposals(self._context.logits(row))
 
     def _mark(self, slot: Slot) -> None:
         """Keep a state that cannot be cut, for Slots to return to after a rejection."""
@@ -135,7 +141,10 @@ class DraftModel:
         first = max(len(window) - 1 - PROBE_ROWS, 0)
         self._batch.clear()
         rows = [
-            (self._batch.add(token, at, self._scratch, at >= first), window[at + 1])
+            (
+                self._batch.add(self._shared.shown(token), at, self._scratch, at >= first),
+                window[at + 1],
+            )
             for at, token in enumerate(window[:-1])
         ]
         try:
@@ -144,7 +153,7 @@ class DraftModel:
             self._context.remove(self._scratch, 0)
         self.look_ms += 0.3 * (spent * 1e3 - self.look_ms)
         for row, token in rows[first:]:
-            logits = self._context.logits(row)
+            logits = self._proposals(row)
             best = int(logits.argmax())
             belief.observe(bucket(_probability(logits, best)), best == token)
 
@@ -154,7 +163,7 @@ class DraftModel:
             size = min(end - slot.n_draft - keep_tail, self._batch.capacity)
             self._batch.clear()
             for at in range(slot.n_draft, slot.n_draft + size):
-                self._batch.add(slot.tokens[at], at, slot.draft_id, False)
+                self._batch.add(self._shared.shown(slot.tokens[at]), at, slot.draft_id, False)
             self._pass(timed=False)
             slot.n_draft += size
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import llama_cpp.llama_cpp as C
 
+from localspec.compatibility import Tokenizer
 from localspec.engine.llama.words import Cutter
 from localspec.errors import InvalidRequest
 
@@ -27,6 +28,16 @@ _TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_bool,
     ctypes.c_bool,
 )
+
+
+_KINDS = {
+    C.LLAMA_VOCAB_TYPE_SPM: "spm",
+    C.LLAMA_VOCAB_TYPE_BPE: "bpe",
+    C.LLAMA_VOCAB_TYPE_WPM: "wpm",
+    C.LLAMA_VOCAB_TYPE_UGM: "ugm",
+    C.LLAMA_VOCAB_TYPE_RWKV: "rwkv",
+    C.LLAMA_VOCAB_TYPE_PLAMO2: "plamo2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +219,21 @@ class Vocab:
 
     def text(self, token: int) -> str:
         """The token as written in the vocabulary, for templates (`<|im_end|>`); "" if none."""
-        if not 0 <= token < self.size:
-            return ""
-        raw = C.llama_vocab_get_text(self._handle, token)
-        return raw.decode("utf-8", "replace") if raw else ""
+        return self._text(token).decode("utf-8", "replace") if 0 <= token < self.size else ""
+
+    def _text(self, token: int) -> bytes:
+        return C.llama_vocab_get_text(self._handle, token) or b""
+
+    def tokenizer(self) -> Tokenizer:
+        """What decides whether this vocabulary fits another one's. About 0.5 µs per token."""
+        return Tokenizer(
+            kind=_KINDS.get(self.kind, str(self.kind)),
+            texts=[self._text(token) for token in range(self.size)],
+            bos=self.bos,
+            eos=self.eos,
+            add_bos=self.add_bos,
+            add_eos=self.add_eos,
+        )
 
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int]) -> None:

@@ -1,0 +1,166 @@
+"""A draft whose vocabulary is another one: speculation over what the two share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from localspec.bench.synthetic import TINY_DRAFT, TINY_TARGET, Shape, vocabulary, write_model
+from localspec.engine.llama import Batch
+from localspec.protocol.frames import PairFiles
+from tests.support.gguf_files import relabelled
+from tests.support.pairs import rescale
+from tests.support.running import Running, drafting
+
+Load = Callable[..., Running]
+TARGET_SIZE, DRAFT_SIZE = 1024, 724
+CHANGED = range(400, 420)
+SHARED = frozenset(range(DRAFT_SIZE)) - frozenset(CHANGED)
+
+
+def resized(shape: Shape, count: int) -> Shape:
+    return Shape(shape.n_layer, shape.n_embd, shape.n_ff, shape.n_head, count, n_ctx=2048)
+
+
+def words(count: int) -> list[str]:
+    """A vocabulary whose special tokens come before its words, so that a shorter one has them too."""
+    usual = vocabulary(count)
+    return [*usual[:256], *usual[-5:], *usual[256:-5]]
+
+
+def write_pair(folder: Path, target_size: int, draft_size: int) -> PairFiles:
+    """The draft follows the target's cycle wherever that stays among its own tokens."""
+    order = np.random.default_rng(3).permutation(
+        [at for at in range(target_size) if not 256 <= at < 261]
+    )
+    cycle = np.zeros(target_size, dtype=np.int64)
+    cycle[order] = np.roll(order, -1)
+    write_model(
+        folder / "t.gguf", resized(TINY_TARGET, target_size), cycle, tokens=words(target_size)
+    )
+    theirs = np.resize(cycle, draft_size)
+    theirs[theirs >= draft_size] = 0
+    other = [f"{text}?" if at in CHANGED else text for at, text in enumerate(words(draft_size))]
+    write_model(folder / "d.gguf", resized(TINY_DRAFT, draft_size), theirs, seed=2, tokens=other)
+    return PairFiles("shared", str(folder / "t.gguf"), str(folder / "d.gguf"))
+
+
+@pytest.fixture(
+    params=[(TARGET_SIZE, DRAFT_SIZE), (DRAFT_SIZE, TARGET_SIZE)], ids=["fewer", "more"]
+)
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> PairFiles:
+    return write_pair(tmp_path, *request.param)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, int]]:
+    """Every token that is put into a batch, of the target's or of the draft's."""
+    seen: list[tuple[Batch, int]] = []
+    add = Batch.add
+
+    def noted(self: Batch, token: int, *more: Any) -> int:
+        seen.append((self, token))
+        return add(self, token, *more)
+
+    monkeypatch.setattr(Batch, "add", noted)
+    return seen
+
+
+def shown(engine: Running, rows: Sequence[tuple[Batch, int]]) -> set[int]:
+    """What the draft was shown."""
+    assert engine.pair.drafter is not None
+    return {token for batch, token in rows if batch is engine.pair.drafter._batch}
+
+
+def test_greedy_text_is_the_targets_and_only_shared_tokens_are_drafted(
+    files: PairFiles, rows: list[tuple[Batch, int]], load: Load
+) -> None:
+    engine = load(files)
+    drafted = accepted = 0
+    for first in range(0, DRAFT_SIZE, 90):
+        prompt = [first, first + 1, min(405, first + 2)]
+        plain = engine.ask(prompt, 64)
+        engine.forget()
+        rows.clear()
+        spec = engine.ask(prompt, 64, speculative=drafting(4))
+        assert spec.tokens == plain.tokens
+        drafted += spec.done.speculation.drafted
+        accepted += spec.done.speculation.accepted
+        proposed = {token for batch, token in rows if batch is engine.pair.shared.batch}
+        assert proposed - set(plain.tokens) - set(prompt) <= SHARED
+        assert shown(engine, rows) <= SHARED
+        engine.forget()
+    assert drafted > accepted > drafted / 10
+
+
+def test_a_token_that_is_not_shared_is_never_drawn_for_a_draft(
+    files: PairFiles, load: Load
+) -> None:
+    """However much the draft would like it: its whole output says nothing else."""
+    for path in (files.target, files.draft):
+        assert path
+        rescale(Path(path), {"output.weight": 1e-4})  # every token is about as likely as any other
+    engine = load(files)
+    answers = [
+        engine.ask(
+            [5], 60, sampling=_sampling(seed), speculative=drafting(5, verification="rejection")
+        )
+        for seed in range(6)
+    ]
+    assert engine.pair.drafter is not None
+    beyond = [token for answer in answers for token in answer.tokens if token not in SHARED]
+    assert sum(answer.done.speculation.drafted for answer in answers) > 100
+    if engine.pair.vocab.size == TARGET_SIZE:
+        assert beyond, "the target itself writes what the draft does not know"
+
+
+def test_it_is_said_how_much_is_shared(files: PairFiles, load: Load) -> None:
+    (note,) = load(files).pair.info().notes
+    assert note.startswith("Token 400 is 'Ġw139' in the target and 'Ġw139?' in the draft; ")
+    assert "of the target's tokens are never drafted, an estimated" in note
+
+
+EDITS: dict[str, dict[str, int]] = {
+    "eos as in base models": {"tokenizer.ggml.eos_token_id": 3},
+    "another turn's end": {"tokenizer.ggml.eot_token_id": 3},
+    "control tokens as normal ones": {"tokenizer.ggml.token_type": 1},
+    "words as user-defined ones": {"tokenizer.ggml.token_type": 4},
+}
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "tekken"])
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_is_only_a_note_changes_no_answer(
+    edit: str,
+    pre: str,
+    contextual: Running,
+    contextual_files: PairFiles,
+    tmp_path: Path,
+    load: Load,
+) -> None:
+    assert contextual_files.draft
+    draft = relabelled(Path(contextual_files.draft), pre, tmp_path / "draft.gguf")
+    reader = gguf.GGUFReader(draft, "r+")
+    for key, value in EDITS[edit].items():
+        field = reader.get_field(key)
+        assert field is not None
+        for part in field.data:
+            field.parts[part][:] = value
+    engine = load(PairFiles("edited", contextual_files.target, str(draft)))
+    for first in (3, 77, 191):
+        contextual.forget()
+        plain = contextual.ask([first, first + 5], 40)
+        spec = engine.ask([first, first + 5], 40, speculative=drafting(4))
+        assert spec.tokens == plain.tokens
+        assert spec.done.speculation.accepted > 0
+
+
+def _sampling(seed: int) -> Any:
+    from localspec.protocol.frames import Sampling
+
+    return Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)

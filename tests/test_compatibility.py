@@ -1,0 +1,113 @@
+"""One rule says which drafts fit: beside llama.cpp's own, and where it goes further."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.compatibility import MIN_COVERAGE, Tokenizer, compare
+
+
+def llama_cpp_accepts(target: Tokenizer, draft: Tokenizer) -> bool:
+    """common_speculative_are_compatible (common/speculative.cpp), line by line."""
+    if target.kind != draft.kind:
+        return False
+    if target.add_bos != draft.add_bos or (target.add_bos and target.bos != draft.bos):
+        return False
+    if target.add_eos != draft.add_eos or (target.add_eos and target.eos != draft.eos):
+        return False
+    ours, theirs = list(target.texts), list(draft.texts)
+    if abs(len(ours) - len(theirs)) > 128:
+        return False
+    return all(one == other for one, other in zip(ours[5:], theirs[5:], strict=False))
+
+
+def texts(count: int) -> list[bytes]:
+    return [b"t%d" % index for index in range(count)]
+
+
+BASE = Tokenizer("bpe", texts(1000), bos=1, eos=2, add_bos=True, add_eos=False)
+
+
+@st.composite
+def tokenizers(draw: st.DrawFn) -> Tokenizer:
+    """BASE with any of its properties changed."""
+    size = draw(st.sampled_from([40, 400, 871, 872, 999, 1000, 1001, 1128, 1129, 1300]))
+    changed = texts(size)
+    count = draw(st.sampled_from([0, 0, 0, 1, 20, size]))
+    for at in draw(st.sets(st.integers(0, size - 1), max_size=count)):
+        changed[at] = b"other %d" % at
+    flags = st.sampled_from([True, True, False])
+    ids = st.sampled_from([1, 1, 1, 2, 7, None])
+    kind = draw(st.sampled_from(["bpe", "bpe", "bpe", "spm"]))
+    return Tokenizer(kind, changed, draw(ids), draw(ids), draw(flags), draw(flags))
+
+
+@settings(max_examples=500)
+@given(tokenizers(), tokenizers())
+def test_whatever_llama_cpp_accepts_is_accepted(target: Tokenizer, draft: Tokenizer) -> None:
+    """And what is accepted beyond it has the same kind and the same added tokens."""
+    found = compare(target, draft)
+    if llama_cpp_accepts(target, draft):
+        assert found.usable
+    elif found.usable:
+        assert found.coverage >= MIN_COVERAGE
+        cut = min(len(target.texts), len(draft.texts))
+        same = [f"{at}".encode() for at in range(cut)]
+        assert llama_cpp_accepts(replace(target, texts=same), replace(draft, texts=same))
+    else:
+        assert found.reason
+
+
+@settings(max_examples=500)
+@given(tokenizers(), tokenizers())
+def test_what_is_shared_is_what_both_have_with_one_text(
+    target: Tokenizer, draft: Tokenizer
+) -> None:
+    found = compare(target, draft)
+    if not found.usable:
+        return
+    ours, theirs = list(target.texts), list(draft.texts)
+    shared = set(range(found.common)) - set(found.differing)
+    assert shared == {i for i in range(min(len(ours), len(theirs))) if ours[i] == theirs[i]}
+    assert (found.note == "") == (ours == theirs)
+    assert 0 <= found.coverage <= 1
+    assert (found.coverage > 0.999999) == (shared == set(range(len(ours))))
+
+
+def test_a_refusal_names_the_first_difference() -> None:
+    for draft, says in (
+        (replace(BASE, kind="spm"), "the kind of tokenizer is 'bpe' in the target and 'spm' in"),
+        (
+            replace(BASE, add_bos=False),
+            "add_bos_token is true in the target and false in the draft",
+        ),
+        (replace(BASE, bos=3), "the begin token is 1 in the target and 3 in the draft"),
+        (replace(BASE, add_eos=True), "add_eos_token is false in the target and true in the draft"),
+        (
+            replace(BASE, texts=[b"x%d" % at for at in range(1000)]),
+            "token 0 is 't0' in the target and 'x0' in the draft; the draft knows 0% of",
+        ),
+        (
+            replace(BASE, texts=texts(100)),
+            "the target has 1000 tokens and the draft 100; the draft",
+        ),
+    ):
+        assert says in compare(BASE, draft).reason
+
+
+def test_ids_that_nobody_adds_may_differ() -> None:
+    """Base and instruct files, or converters of different dates: the target alone tokenizes and ends."""
+    bare = replace(BASE, add_bos=False)
+    assert compare(bare, replace(bare, bos=11, eos=9)) == compare(bare, bare)
+
+
+def test_what_is_missing_is_weighed_by_its_use() -> None:
+    """The last ids are the rare ones."""
+    begin, end = texts(1000), texts(1000)
+    for at in range(300):
+        begin[at], end[at + 700] = b"a%d" % at, b"b%d" % at
+    assert compare(BASE, replace(BASE, texts=end)).usable
+    assert not compare(BASE, replace(BASE, texts=begin)).usable
