@@ -202,7 +202,9 @@ def test_a_drained_daemon_finishes_its_answer(home: Home, real_daemon: RunningDa
             "longer than 2 seconds",
             id="endless-loops",
         ),
-        pytest.param("{{ 'a' * 500000000 }}", "template", id="half-a-gigabyte"),
+        pytest.param(
+            "{{ 'a' * 500000000 }}", "more memory than a template may have", id="half-a-gigabyte"
+        ),
         pytest.param("{% if %}", "line 1", id="syntax-error"),
     ],
 )
@@ -241,11 +243,15 @@ def test_a_required_call_is_one_whatever_the_model_would_say(real: Home) -> None
 
 
 def test_an_editors_completion_ends_with_its_indentation(real: Home) -> None:
-    body = {"input_prefix": "def f(x):\n", "input_suffix": "", "prompt": "    return "}
-    body |= {"n_predict": 40, "n_indent": 4, "samplers": ["infill"]}
+    body = {"input_prefix": "import os\n", "input_suffix": "", "prompt": "def walk(path):\n    "}
+    body |= {"n_predict": 60, "ignore_eos": True, "samplers": ["top_k"], "top_k": 1}
+    free = real.request("POST", "/infill", body).json["content"]
+    assert any(line[:1].strip() for line in free.split("\n")[1:]), "the function never ended"
+    body |= {"n_indent": 4}
     answer = real.request("POST", "/infill", body).json
-    lines = answer["content"].split("\n")[1:]
-    assert all(line.startswith("    ") or not line.strip() for line in lines)
+    lines = answer["content"].split("\n")
+    assert lines[0] == free.split("\n")[0]
+    assert all(line.startswith("    ") or not line.strip() for line in lines[1:])
     warm = real.request("POST", "/infill", body).json
     assert warm["content"] == answer["content"]
     assert warm["timings"]["cache_n"] == warm["tokens_evaluated"] - 1
