@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+import localspec
 from localspec.bench import soak_daemon
 from localspec.bench.soak_daemon import Subject
-from tests.support.daemons import Answer, Home, RunningDaemon, UnixConnection, wait_for
+from localspec.engine.llama import Model
+from tests.support.daemons import (
+    Answer,
+    Home,
+    RunningDaemon,
+    UnixConnection,
+    temporary_home,
+    wait_for,
+)
+from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 
 Start = Callable[..., RunningDaemon]
 
@@ -57,6 +71,69 @@ def test_sixty_four_streaming_clients_at_once_finish_first_come_first_served(
         order = [json.loads(written(client))["id"] for client in clients]
     assert order == sorted(order)
     assert len(set(order)) == 64
+
+
+@dataclass(frozen=True)
+class Written:
+    """A streamed /completion: its tokens, its text, and when its first text came."""
+
+    tokens: list[int]
+    text: str
+    begun: float
+
+    @classmethod
+    def of(cls, connection: UnixConnection) -> Written:
+        response = connection.getresponse()
+        begun, events = 0.0, []
+        for line in response:
+            if line.startswith(b"data: "):
+                begun = begun or time.monotonic()
+                events.append(json.loads(line[6:]))
+        connection.close()
+        assert events[-1]["stop"] is True, events[-1]
+        tokens = [token for event in events for token in event["tokens"]]
+        return cls(tokens, "".join(event["content"] for event in events), begun)
+
+
+def test_sixty_four_clients_of_a_real_engine_each_get_the_answer_they_would_get_alone() -> None:
+    """In exact mode to the byte; else what the target alone would choose, but for rounding.
+
+    They are served in the order they came: whoever is overtaken is so by those beside it in the
+    engine at most, and by what threads of this test sleep.
+    """
+    places, clients = 4, 64
+    model = Path(localspec.__file__).parent / "builtin" / "target.gguf"
+    with Model(str(model)) as loaded:
+        vocab = loaded.vocab
+        ends = vocab.ends
+        texts = [
+            f"# {n}\nimport {'os sys re json'.split()[n % 4]}\n\ndef f{n}(x):\n" for n in range(64)
+        ]
+        prompts = [vocab.tokenize(text, add_special=True, parse_special=False) for text in texts]
+    with temporary_home() as home:
+        home.environment |= {"LOCALSPEC_PARALLEL": str(places), "LOCALSPEC_CONTEXT": "4096"}
+        daemon = RunningDaemon(home)
+
+        def open_one(number: int) -> UnixConnection:
+            body = {"prompt": prompts[number], "n_predict": 12, "temperature": 0, "stream": True}
+            body |= {"ignore_eos": True, "return_tokens": True, "exact": number % 8 == 7}
+            connection = UnixConnection(home.socket)
+            connection.request("POST", "/completion", json.dumps(body))
+            return connection
+
+        alone = [Written.of(open_one(number)) for number in range(clients)]
+        with ThreadPoolExecutor(clients) as pool:
+            together = list(pool.map(Written.of, [open_one(number) for number in range(clients)]))
+        assert daemon.stop() == 0
+    for number, (one, other) in enumerate(zip(alone, together, strict=True)):
+        assert len(other.tokens) == 12
+        if number % 8 == 7:
+            assert other.text == one.text
+        elif other.tokens != one.tokens:
+            assert worst_gap(str(model), prompts[number], other.tokens, ends) <= SHIPPED_NEAR_TIE
+    shared = [n for n in range(clients) if n % 8 != 7]  # exact ones have a place of their own
+    order = sorted(shared, key=lambda n: together[n].begun)
+    assert max(abs(order.index(n) - place) for place, n in enumerate(shared)) < 4 * places
 
 
 def test_one_past_the_queue_is_refused_on_every_route_that_generates(
