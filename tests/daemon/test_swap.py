@@ -7,7 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.support.daemons import Home, RunningDaemon, wait_for
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 
 Start = Callable[..., RunningDaemon]
 
@@ -33,10 +35,48 @@ def test_a_load_reports_its_progress(home: Home, start_daemon: Start) -> None:
     assert [event["state"] for event in load(home)] == ["ready"]
 
 
-def test_a_load_that_fails_says_why(home: Home, start_daemon: Start) -> None:
-    start_daemon("--load-error")
-    answer = home.request("POST", "/localspec/load", {})
-    assert json.loads(answer.events[-2])["error"]["code"] == "load_failed"
+@pytest.mark.parametrize("how", ["the engine refuses", "there is no engine"])
+def test_a_load_that_fails_says_why(how: str, home: Home) -> None:
+    """In an event, after one of how far it was: however soon it fails, the answer has begun."""
+    home.use_fake("--load-error")
+    if how == "there is no engine":
+        home.environment["LOCALSPEC_ENGINE"] = str(home.root / "nowhere")
+    daemon = RunningDaemon(home)
+    for _ in range(3):
+        answer = home.request("POST", "/localspec/load", {})
+        assert answer.status == 200
+        first, *_, failed, done = answer.events
+        assert json.loads(first)["state"] == "loading"
+        assert json.loads(failed)["error"]["code"] == "load_failed"
+        assert done == "[DONE]"
+    daemon.stop()
+
+
+def test_a_load_that_is_refused_before_it_begins_has_a_status(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    missing = home.request("POST", "/localspec/load", {"model": "nobody"})
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    for _ in range(3):
+        assert home.chat("exit 3").error["code"] == "worker_died"
+    aside = home.request("POST", "/localspec/load", {})
+    assert (aside.status, aside.error["code"]) == (503, "pair_set_aside")
+
+
+def test_a_load_that_waits_for_another_pairs_answer_says_so_at_once(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    with home.streaming("forever") as stream, ThreadPoolExecutor(1) as pool:
+        stream.readline()
+        connection = UnixConnection(home.socket)
+        connection.request("POST", "/localspec/load", json.dumps({"model": other_pair(home)}))
+        response = connection.getresponse()
+        first = json.loads(response.readline().removeprefix(b"data: "))
+        assert (first["state"], first["stage"]) == ("loading", "waiting")
+        rest = pool.submit(response.read)
+        stream.leave()
+        assert b'"state":"ready"' in rest.result()
+        connection.close()
 
 
 def test_a_stream_finishes_on_the_old_pair_and_the_next_answer_comes_from_the_new(

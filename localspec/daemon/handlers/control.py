@@ -15,7 +15,7 @@ import localspec
 from localspec.daemon.context import Context, answer, context, read
 from localspec.daemon.stream import Stream
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.http import LoadRequest, Status
+from localspec.protocol.http import LoadRequest, PairStatus, Status
 
 _LOOK = 0.05  # seconds between two looks at a load
 
@@ -62,7 +62,9 @@ async def reset(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Load a pair; answers that are being written finish on the present one first.
 
-    Events: how far it is, whenever that changes, and at last that it is ready.
+    Events: how far it is, at once and whenever that changes, and at last that it is ready or why
+    not. What is refused before anything is tried (a pair that is not here or was set aside) has a
+    status.
     """
     body = await read(request, LoadRequest)
     daemon = context(request)
@@ -73,9 +75,10 @@ async def _loading(daemon: Context, pair: PairFiles) -> AsyncGenerator[msgspec.S
     ready = asyncio.ensure_future(daemon.supervisor.ready(pair))
     shown = None
     try:
+        await asyncio.sleep(0)  # its first step: it is refused, ready already, or has begun
         while not ready.done():
-            state = daemon.supervisor.pair_status(pair.name)
-            if state.state == "loading" and state != shown:
+            state = _progress(daemon, pair)
+            if state != shown:
                 yield state
                 shown = state
             await asyncio.wait({ready}, timeout=_LOOK)
@@ -83,6 +86,13 @@ async def _loading(daemon: Context, pair: PairFiles) -> AsyncGenerator[msgspec.S
         yield daemon.supervisor.pair_status(pair.name)
     finally:
         ready.cancel()
+
+
+def _progress(daemon: Context, pair: PairFiles) -> PairStatus:
+    state = daemon.supervisor.pair_status(pair.name)
+    if state.name == pair.name and state.state == "loading":
+        return state
+    return PairStatus(pair.name, "loading", "waiting", 0.0)  # for answers that another one writes
 
 
 async def unload(request: Request) -> Response:
