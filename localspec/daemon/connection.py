@@ -106,7 +106,11 @@ class ClientConnection(H11Protocol):
     # ------------------------------------------------------------------ slow writers
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except Exception:  # numbers that Python does not read, say: h11 does not foresee all
+            log.warning("a request could not be read", exc_info=True)
+            self.send_400_response("The request is not valid HTTP.")
         self._set_deadline()
 
     def on_response_complete(self) -> None:

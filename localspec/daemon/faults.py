@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localspec.errors import InvalidRequest, LocalspecError
+from localspec.errors import InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol.http import BadBody, ErrorBody, ErrorDetail
 
 log = logging.getLogger("localspec.http")
@@ -27,6 +29,18 @@ def response(error: LocalspecError) -> Response:
     )
 
 
+def event(error: Exception) -> bytes:
+    """An error in the middle of server-sent events, as their last but for [DONE]."""
+    known = error if isinstance(error, LocalspecError) else mistake(error)
+    return b"data: " + msgspec.json.encode(error_body(known)) + b"\n\n"
+
+
+def mistake(error: BaseException) -> LocalspecError:
+    """Anything else is a bug of ours: the log has the traceback, the client a sentence."""
+    log.error("a bug in a handler", exc_info=error)
+    return LocalspecError("The daemon made a mistake; its log has the details.")
+
+
 async def on_ours(_request: Request, error: Exception) -> Response:
     assert isinstance(error, LocalspecError)
     if error.status >= 500:
@@ -42,7 +56,8 @@ async def on_body(_request: Request, error: Exception) -> Response:
 async def on_http(request: Request, error: Exception) -> Response:
     """Starlette's own: no such route, wrong method."""
     assert isinstance(error, HTTPException)
-    ours = LocalspecError(f"{request.method} {request.url.path}: {error.detail}.")
+    # Not request.url: it reads the Host header too, which may be anything.
+    ours = LocalspecError(f"{request.method} {request.scope['path']}: {error.detail}.")
     ours.status = error.status_code
     ours.code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
     answer = response(ours)
@@ -50,7 +65,32 @@ async def on_http(request: Request, error: Exception) -> Response:
     return answer
 
 
-async def on_bug(_request: Request, error: Exception) -> Response:
-    """Anything else is a bug of ours: the log has the traceback, the client a sentence."""
-    log.error("a bug in a handler", exc_info=error)
-    return response(LocalspecError("The daemon made a mistake; its log has the details."))
+class LastResort:
+    """Around everything else: whatever goes wrong inside, the client gets an answer of our shape.
+
+    Where an answer has begun nothing can be said any more: the exception goes on to the server,
+    which closes the connection, so that nobody takes the part for the whole.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:  # the server ends, and this hung
+            if not begun:
+                ending = Unavailable("The daemon is ending; try again.", retry_after=2)
+                await response(ending)(scope, receive, watched)
+            raise
+        except Exception as error:
+            if begun:
+                raise
+            await response(mistake(error))(scope, receive, watched)

@@ -12,10 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from localspec.daemon import faults
 from localspec.daemon.answers import Composer
-from localspec.daemon.faults import error_body
 from localspec.daemon.supervisor import Event, Supervisor
-from localspec.errors import LocalspecError
 from localspec.protocol import frames
 
 Result = TypeVar("Result")
@@ -143,8 +142,8 @@ class EventStream(Response):
                 yield _data(self._composer.usage_chunk())
             if self._composer.says_done:
                 yield b"data: [DONE]\n\n"
-        except LocalspecError as error:
-            yield _data(error_body(error))
+        except Exception as error:
+            yield faults.event(error)
 
 
 def _data(value: object) -> bytes:

@@ -6,7 +6,6 @@ and starts quickly.
 
 from __future__ import annotations
 
-import difflib
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -144,13 +143,14 @@ class Library:
             return None
 
     def _unknown(self, name: str) -> ModelNotFound:
+        from localspec.registry.catalogue import did_you_mean
+
         catalogue = self.catalogue
         here = [record.name for record in self.store.listing().records]
         names = dict.fromkeys([*RESERVED[:1], *here, *catalogue.pairs, *catalogue.aliases])
-        near = difflib.get_close_matches(name.strip().lower(), names, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(name.strip().lower(), names)
         return ModelNotFound(
-            f"There is no pair '{name}'.{hint} See: localspec list --all", param="model"
+            f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
         )
 
     # ------------------------------------------------------------------ changes

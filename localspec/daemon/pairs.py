@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from localspec.daemon.library import Library
 
 BUILTIN = "builtin"
+_SHOWN = 300  # characters of a path in an error: longer ones were not written by a person
 # Clients that must send some name send one of these.
 CONFIGURED = ("", "default", "localspec")
 
@@ -63,13 +64,25 @@ def builtin() -> PairFiles:
 
 
 def _from_files(name: str) -> PairFiles:
-    files = [Path(part).expanduser() for part in name.split(",")]
+    try:
+        files = [Path(part).expanduser() for part in name.split(",")]
+    except RuntimeError as error:  # "~nobody": a user whom this machine does not know
+        raise ModelNotFound(
+            f"'{name[:80]}' is no file: there is no such user.", param="model"
+        ) from error
     if len(files) > 2 or not all(file.is_absolute() for file in files):
         raise ModelNotFound(
-            f"'{name}' is neither an absolute path nor two with a comma, target and draft.",
+            f"'{name[:80]}' is neither an absolute path nor two with a comma, target and draft.",
             param="model",
         )
     for file in files:
-        if not file.is_file():
-            raise ModelNotFound(f"There is no file {file}.", param="model")
+        if not _is_file(file):
+            raise ModelNotFound(f"There is no file {str(file)[:_SHOWN]}.", param="model")
     return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # longer than a path may be, a folder that may not be read
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -93,6 +94,12 @@ def application(context: Context) -> ASGIApp:
             BadBody: faults.on_body,
             HTTPException: faults.on_http,
         },
+        middleware=[
+            Middleware(faults.LastResort),
+            Middleware(Doorkeeper, lambda: context.door),
+            Middleware(SameVersion),
+        ],
     )
+    app.router.redirect_slashes = False  # such an answer has no body, and Host may be anything
     app.state.context = context
-    return Doorkeeper(SameVersion(app), lambda: context.door)
+    return app

@@ -12,9 +12,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from localspec.daemon.faults import error_body
+from localspec.daemon import faults
 from localspec.daemon.generation import ClientGone, unless_gone
-from localspec.errors import Cancelled, LocalspecError
+from localspec.errors import Cancelled
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 
@@ -34,20 +34,23 @@ class Stream(Response):
             await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        async def event(value: msgspec.Struct) -> None:
-            data = b"data: " + msgspec.json.encode(value) + b"\n\n"
+        async def event(data: bytes) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
         async with contextlib.aclosing(self._values):
             first = await anext(self._values)
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await event(first)
             try:
+                await event(_data(first))
                 async for value in self._values:
-                    await event(value)
-            except LocalspecError as error:
-                await event(error_body(error))
+                    await event(_data(value))
+            except Exception as error:
+                await event(faults.event(error))
         await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+
+
+def _data(value: msgspec.Struct) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 async def reported(work: Callable[[Callable[[Value], None]], Value]) -> AsyncGenerator[Value, None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,7 @@ from localspec.registry.errors import CatalogueError
 VERSION = 1
 GIB = 1 << 30
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_LONGEST_NAME = 64
 # The hub's own rules for repositories (huggingface_hub, validate_repo_id): no "--", no "..".
 REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])")
 FILE = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
@@ -80,16 +81,23 @@ class Catalogue:
         own = wanted if wanted in self.pairs else self.aliases.get(wanted)
         if own is not None:
             return own, self.pairs[own]
-        near = difflib.get_close_matches(wanted, [*self.pairs, *self.aliases], n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(wanted, [*self.pairs, *self.aliases])
         raise ModelNotFound(
-            f"There is no pair '{name}' in the catalogue.{hint} See: localspec catalogue",
+            f"There is no pair '{name[:80]}' in the catalogue.{hint} See: localspec catalogue",
             param="model",
         )
 
     def fitting(self, free: int) -> Mapping[str, bool]:
         """For each pair whether about `free` bytes of memory hold it."""
         return {name: pair.estimated_bytes() <= free for name, pair in self.pairs.items()}
+
+
+def did_you_mean(wanted: str, names: Iterable[str]) -> str:
+    """A sentence with the names that are near, after a blank; nothing where none is."""
+    if len(wanted) > _LONGEST_NAME:
+        return ""  # nothing is near, and looking for it takes the longer
+    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def shipped_catalogue() -> Path:

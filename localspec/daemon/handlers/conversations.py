@@ -15,7 +15,8 @@ _MOST = 10_000
 async def listed(request: Request) -> Response:
     """?limit=N of the newest, ?search=TEXT those with that text."""
     limit = request.query_params.get("limit", "50")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= _MOST):
+    short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
+    if not (short and 1 <= int(limit) <= _MOST):
         raise InvalidRequest(f"'limit' must be a whole number from 1 to {_MOST}.", param="limit")
     search = request.query_params.get("search", "")
     store = context(request).conversations

@@ -1,0 +1,356 @@
+"""Whatever is sent and whatever goes wrong, the answer is JSON of the published shape."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import openapi
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from localspec.daemon.routes import ROUTES
+from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection, temporary_home
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
+DIGITS = "9" * 5000
+# In JSON as it is written, because Python cannot write all of it.
+VALUES = [
+    *("null", "true", "0", "-1", "1", "2147483648", "9223372036854775808", "1e999", "-1e999"),
+    *(DIGITS, f"-{DIGITS}", f"0.{DIGITS}", f"1e{DIGITS}", "NaN", "Infinity", "0.5", "1e-320"),
+    *(
+        '""',
+        '"a"',
+        '"new"',
+        '"last"',
+        '"\\u0000"',
+        '"\\ud800"',
+        '"\\ud83d\\ude00"',
+        '"\x7f\\u009b"',
+    ),
+    *('"~nobody/x.gguf"', '"/x.gguf,~nobody/y.gguf"', '"~/../\\u0000.gguf"', '"builtin"', '"../x"'),
+    *(f'"{"/" + "a" * 5000}.gguf"', f'"/{"a/" * 5000}.gguf"', f'"{"a" * 5000}"', f'"{DIGITS}"'),
+    *("[]", "{}", "[[]]", '[""]', "[0]", "[-1]", "[[0]]", "[{}]", '{"": ""}', '{"a": {"b": [1]}}'),
+    *('[{"role": "user", "content": "x"}]', '[{"role": "user", "content": [{"type": "text"}]}]'),
+    *('[{"type": "function", "function": {"name": "f"}}]', '{"type": "json_object"}', '"auto"'),
+    "[" * 2000 + "]" * 2000,
+    '{"a":' * 2000 + "1" + "}" * 2000,
+]
+NAMES = [
+    *(
+        "builtin",
+        "x",
+        "last",
+        "new",
+        "~nobody",
+        "..",
+        ".",
+        "a" * 5000,
+        "\0",
+        "é",
+        "%",
+        "a/b",
+        "\x1b[2J",
+    ),
+    *(" ", "?", "#", DIGITS, "default", "-", "A", "😀", "nobody.gguf", "~nobody/x.gguf", "\n"),
+]
+QUERIES = ["", "?limit=", "?context=", "?all=", "?search=", "?x=", "?limit=1&limit="]
+DESCRIPTION: dict[str, Any] = yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))
+
+
+def fields(method: str, path: str) -> list[str]:
+    """The names that a body of this endpoint may have, those of inner objects too."""
+    schemas = DESCRIPTION["components"]["schemas"]
+    found: dict[str, None] = {}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, list):
+            for each in node:
+                walk(each)
+        elif isinstance(node, dict):
+            found.update(dict.fromkeys(node.get("properties", {})))
+            for name, each in node.items():
+                if name == "$ref" and each.startswith("#/components/schemas/"):
+                    name = each.rsplit("/", 1)[1]
+                    if name not in seen:
+                        seen.add(name)
+                        walk(schemas[name])
+                else:
+                    walk(each)
+
+    seen: set[str] = set()
+    walk(DESCRIPTION["paths"][path].get(method.lower(), {}).get("requestBody", {}))
+    return list(found)
+
+
+def bodies(method: str, path: str) -> st.SearchStrategy[bytes]:
+    names = fields(method, path)
+    values = st.sampled_from(VALUES)
+    one = st.sampled_from([*names, "other"])
+    members = st.one_of(st.dictionaries(one, values, min_size=1, max_size=n) for n in (1, 1, 5))
+    usual = {"messages": VALUES[-5], "prompt": '"x"', "content": '"x"', "tokens": "[1]"}
+    whole = members.map(lambda made: {**{k: v for k, v in usual.items() if k in names}, **made})
+    objects = whole.map(
+        lambda made: "{" + ", ".join(f'"{name}": {value}' for name, value in made.items()) + "}"
+    )
+    return st.one_of(objects, objects, objects, values).map(str.encode) | st.sampled_from(
+        [b"", b"\xff", b"{", b'{"a":1,}', b"\0", b"\xef\xbb\xbf{}", b" ", b"[1", b'{"a": \xc3}']
+    )
+
+
+def check_error(value: Any) -> None:
+    assert set(value) == {"error"}
+    assert set(value["error"]) == {"message", "type", "param", "code"}
+    assert value["error"]["code"] != "internal_error", value
+
+
+def check(method: str, target: str, response: http.client.HTTPResponse, body: bytes) -> None:
+    said = f"{method} {target[:80]}: {response.status} {body[:300]!r}"
+    kind = response.headers.get("content-type", "")
+    if method == "HEAD":
+        assert body == b""
+        assert kind != "text/plain; charset=utf-8", said
+        assert response.status != 500, said
+    elif response.status >= 400:
+        assert kind == "application/json", said
+        check_error(json.loads(body))
+    elif kind.startswith("text/event-stream"):
+        for event in body.decode().split("\n\n"):
+            if event and event != "data: [DONE]":
+                value = json.loads(event.removeprefix("data: "))
+                if "error" in value:
+                    check_error(value)
+    elif not target.startswith(("/openapi.yaml", "/metrics")):
+        assert kind == "application/json", said
+        json.loads(body)
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake()
+        home.environment["HF_HUB_OFFLINE"] = "1"
+        daemon = RunningDaemon(home)
+        yield home
+        assert "a bug in a handler" not in home.log.read_text()
+        daemon.stop()
+
+
+def request(home: Home, method: str, target: str, body: bytes | None) -> None:
+    connection = UnixConnection(home.socket)
+    try:
+        connection.request(method, target, body)
+        response = connection.getresponse()
+        check(method, target, response, response.read())
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", dict.fromkeys(path for _, path, _ in ROUTES))
+def test_whatever_is_asked_the_answer_has_the_published_shape(api: Home, path: str) -> None:
+    """Every path with every method, and names, queries and bodies that nobody foresaw."""
+    own = [method for method, route, _ in ROUTES if route == path]
+
+    @settings(
+        max_examples=40,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def each(data: st.DataObject) -> None:
+        method = data.draw(st.sampled_from([*own * 8, *METHODS]))
+        if (method, path) == ("POST", "/localspec/shutdown"):  # or nobody answers the next one
+            method = "GET"
+        target = path.replace("{name}", quote(data.draw(st.sampled_from(NAMES)), safe=""))
+        if query := data.draw(st.sampled_from(QUERIES)):
+            target += query + quote(data.draw(st.sampled_from([*NAMES, "1", "0", "²", "-1"])))
+        described = method.lower() in DESCRIPTION["paths"][path]
+        body = data.draw(bodies(method if described else own[0], path) | st.none())
+        request(api, method, target, body)
+
+    each()
+
+
+PATHS = [
+    "~nobody/x.gguf",
+    "/x.gguf,~nobody/y.gguf",
+    f"/{'a' * 5000}.gguf",
+    "/\x01.gguf",
+    "a" * 9000,
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status"),
+    [
+        *(
+            ("POST", target, {**body, "model": name}, 404)
+            for name in PATHS
+            for target, body in (
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+                ("/v1/completions", {"prompt": "x"}),
+                ("/localspec/load", {}),
+            )
+        ),
+        *(("POST", "/infill", {"prompt": "x", "model": name}, 200) for name in PATHS),
+        *(("POST", "/localspec/drafts", {"target": name}, 404) for name in PATHS),
+        *(("POST", "/localspec/pulls", {"name": name}, 404) for name in PATHS),
+        ("GET", f"/localspec/conversations?limit={DIGITS}", None, 400),
+        ("GET", f"/localspec/pairs/builtin?context={DIGITS}", None, 400),
+        (
+            "POST",
+            "/tokenize",
+            b'{"content": "a", "x": "\\u0000", "y": ' + DIGITS.encode() + b"}",
+            400,
+        ),
+        ("POST", "/tokenize", b'{"content": "\\u0000", "y": 1e' + DIGITS.encode() + b"}", 400),
+        ("POST", "/tokenize", b'{"y": "\\ud800", "content": ' + DIGITS.encode() + b"}", 400),
+    ],
+)
+def test_what_once_was_a_mistake_of_ours_is_refused_or_served(
+    api: Home, method: str, target: str, body: Any, status: int
+) -> None:
+    answer = api.request(method, target, body)
+    assert answer.status == status, answer.body[:300]
+    assert answer.headers["content-type"] == "application/json"
+
+
+RAW = [
+    b"GET /health HTTP/1.1\r\nHost: [\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\nHost: [\r\n\r\n",
+    b"GET /health/ HTTP/1.1\r\nHost: [\r\n\r\n",
+    b"PUT /health HTTP/1.1\r\nHost: [::\r\n\r\n",
+    b"GET * HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET http://localhost/nothing HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET //localhost/nothing HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /%00%ff%ed%a0%80 HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n",
+    b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n",
+    b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: " + DIGITS.encode() + b"\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: \xb2\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    + b"f" * 5000
+    + b"\r\n",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nExpect: tea\r\nContent-Length: 2\r\n\r\n{}",
+    b"GET /nothing HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\nHost: x\r\nX-Localspec-Api: \xff\r\n\r\n",
+    b"GET /nothing HTTP/1.0\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("sent", RAW, ids=range(len(RAW)))
+def test_what_is_hardly_http_is_answered_in_the_same_shape(api: Home, sent: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(PATIENCE)
+        raw.connect(str(api.socket))
+        with contextlib.suppress(BrokenPipeError):
+            raw.sendall(sent)
+        response = http.client.HTTPResponse(raw)
+        response.begin()
+        check("GET", "raw", response, response.read())
+
+
+BUGGY = """
+import sys
+from localspec.daemon import answers, tcp
+from localspec.daemon.supervisor import Supervisor
+
+def feed(self, index, event):
+    if type(event).__name__ == "Done":
+        raise ZeroDivisionError("a mistake")
+    fed(self, index, event)
+
+def pair_status(self, name):
+    raise KeyError("another")
+
+fed, answers.Composer.feed = answers.Composer.feed, feed
+Supervisor.pair_status = pair_status
+tcp.Door.check = lambda *_: 1 / 0
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home: Home) -> None:
+    home.use_fake(listen="127.0.0.1:0")
+    daemon = RunningDaemon(home, program=BUGGY)
+    expected = {
+        "message": "The daemon made a mistake; its log has the details.",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    for answer in (
+        home.request("GET", "/health"),
+        home.request("GET", "/localspec/status"),
+        home.chat("say x"),
+    ):
+        assert (answer.status, answer.headers["content-type"]) == (500, "application/json")
+        assert answer.json == {"error": expected}
+    for target, body in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say a b"}]}),
+        ("/infill", {"prompt": "!say a b"}),
+    ):
+        begun, *_, last = home.request("POST", target, {**body, "stream": True}).events
+        assert "error" not in json.loads(begun)
+        assert json.loads(last) == {"error": expected}
+    [port] = [
+        line.rsplit(" ", 1)[1] for line in home.log.read_text().splitlines() if "127.0" in line
+    ]
+    connection = http.client.HTTPConnection("127.0.0.1", int(port.strip(")")), timeout=PATIENCE)
+    connection.request("GET", "/health")
+    assert json.loads(connection.getresponse().read()) == {"error": expected}
+    connection.close()
+    assert "ZeroDivisionError: a mistake" in home.log.read_text()
+    assert home.request("GET", "/v1/models").status == 200
+    daemon.stop()
+
+
+def test_what_hangs_while_the_daemon_ends_is_told_so(home: Home) -> None:
+    home.use_fake()
+    hanging = """
+import asyncio, sys
+from localspec.daemon import lifecycle
+from localspec.daemon.supervisor import Supervisor
+
+async def hang(self):
+    await asyncio.sleep(3600)
+
+Supervisor.release = hang
+start = lifecycle.Daemon.__init__
+def impatient(self, *arguments, **keywords):
+    start(self, *arguments, **keywords)
+    self._server.config.timeout_graceful_shutdown = 0.3
+lifecycle.Daemon.__init__ = impatient
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+    daemon = RunningDaemon(home, program=hanging)
+    connection = UnixConnection(home.socket)
+    connection.request("POST", "/localspec/unload")
+    home.request("POST", "/localspec/shutdown")
+    response = connection.getresponse()
+    check("POST", "/localspec/unload", response, response.read())
+    assert response.status == 503
+    connection.close()
+    daemon.stop()
