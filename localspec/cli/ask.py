@@ -25,8 +25,8 @@ EXAMPLE = """\
   localspec ask -x "a function that parses ISO dates" > dates.py
   localspec ask -c "and with time zones?"
 """
-# Requests may have 64 MiB, and no context holds so much.
-MAX_INPUT = 48 << 20  # bytes
+# Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
+MAX_INPUT = 4 << 20  # bytes
 # A question this long did not come from a keyboard: say how much of it would fit.
 _LONG = 2000  # characters
 

@@ -29,7 +29,7 @@ log = logging.getLogger("localspec.connection")
 
 MAX_HEAD = 64 * 1024  # bytes of a request before its body
 HEAD_SECONDS = 10.0  # from the first byte of a request to the end of its head
-BODY_SECONDS = 60.0  # and to the end of its body: 64 MiB at a megabyte per second
+BODY_SECONDS = 60.0  # and to the end of its body: 10 MiB at a sixth of a megabyte per second
 STALL_SECONDS = 60.0  # how long a client may read nothing of an answer that waits for it
 SPARE_FILES = 32  # descriptors for the log, the worker, models and databases
 REFUSED_AT_ONCE = 8  # connections too many that are still told so; more are closed unread

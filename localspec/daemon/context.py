@@ -23,8 +23,11 @@ from localspec.errors import Cancelled, RequestTooLarge
 from localspec.paths import Paths
 from localspec.protocol import http
 from localspec.protocol.frames import PairFiles
+from localspec.protocol.weight import TooHeavy, Weight
 
-MAX_BODY = 64 * 1024 * 1024  # bytes; the longest context there is, in characters, fits ten times
+# Bytes: a million token ids, or the text of two million. As text with one character beyond the BMP
+# it takes four times as much, and is copied on its way to the engine.
+MAX_BODY = 10 * 1024 * 1024
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -68,15 +71,20 @@ async def read(request: Request, kind: type[Body]) -> Body:
     declared = request.headers.get("content-length", "0")
     if declared.isdigit() and int(declared) > MAX_BODY:
         raise _too_large()
-    body = bytearray()
+    body, weight = bytearray(), Weight()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY:
                 raise _too_large()
+            weight.feed(chunk)
+    except TooHeavy as error:
+        raise RequestTooLarge(str(error)) from None
     except ClientDisconnect:
         raise Cancelled("The client left, or was too slow, before its request was read.") from None
-    return http.decode(bytes(body), kind)
+    decoded = http.decode(body, kind, weight)
+    await asyncio.sleep(0)  # a long text takes its time here, and again on its way to the engine
+    return decoded
 
 
 def _too_large() -> RequestTooLarge:

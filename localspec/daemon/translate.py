@@ -23,6 +23,7 @@ from localspec.protocol.http import (
     SpeculativeOptions,
     TemplateRequest,
 )
+from localspec.protocol.weight import TooHeavy, Weight
 
 # llama.cpp's seeds are 32 bits wide, and the highest one means "draw one".
 _SEEDS = (1 << 32) - 1
@@ -97,7 +98,8 @@ def completion(request: CompletionRequest) -> list[frames.Generate]:
 
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
-    messages = [_message(message, index) for index, message in enumerate(request.messages)]
+    inner = Weight()  # of the JSON that is written in strings
+    messages = [_message(message, index, inner) for index, message in enumerate(request.messages)]
     goes_on = continued(request)
     prefix = ""
     if goes_on == "content":
@@ -250,14 +252,14 @@ def _speculative(request: GenerationRequest) -> frames.Speculative:
     )
 
 
-def _message(message: ChatMessage, index: int) -> frames.Message:
+def _message(message: ChatMessage, index: int, inner: Weight) -> frames.Message:
     extra = {
         name: value
         for name in ("name", "tool_call_id", "reasoning_content")
         if (value := getattr(message, name)) is not None
     }
     if message.tool_calls:
-        extra["tool_calls"] = [_called(call, index) for call in message.tool_calls]
+        extra["tool_calls"] = [_called(call, index, inner) for call in message.tool_calls]
     # OpenAI's newer name for the same thing; the models' templates know the old one.
     role = "system" if message.role == "developer" else message.role
     content = message.content
@@ -271,7 +273,7 @@ def _message(message: ChatMessage, index: int) -> frames.Message:
     return frames.Message(role, content or "", extra)
 
 
-def _called(call: dict[str, Any], index: int) -> dict[str, Any]:
+def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
     """An earlier call as templates want it: the arguments as an object, not as its JSON."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -281,7 +283,11 @@ def _called(call: dict[str, Any], index: int) -> dict[str, Any]:
         )
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(msgspec.DecodeError):
+        try:
+            inner.add(arguments.encode())
+        except TooHeavy as error:
+            raise InvalidRequest(str(error), param=f"messages[{index}].tool_calls") from None
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments)
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 

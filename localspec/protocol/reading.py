@@ -10,10 +10,17 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
+
+from localspec.protocol.weight import TooHeavy, Weight
+
+# Naming the field at fault takes a second reading and a walk: enough for what a person may search.
+_READ_TWICE = 1 << 20  # bytes
+_LOOKED_AT = 20_000  # keys and values
 
 
 class BadBody(ValueError):
@@ -29,12 +36,18 @@ Body = TypeVar("Body", bound=Struct)
 _decoders: dict[type[Struct], msgspec.json.Decoder[Any]] = {}
 
 
-def decode(body: bytes, kind: type[Body]) -> Body:
-    """The request in `body`.
+def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = None) -> Body:
+    """The request in `body`; `weight` where it was taken while the body came in.
 
     Raises:
         BadBody: one sentence that names the field and what it may be.
     """
+    try:
+        if weight is None:
+            weight = Weight()
+            weight.add(body)
+    except TooHeavy as error:
+        raise BadBody(str(error)) from None
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         request: Body = decoder.decode(body)
@@ -44,10 +57,8 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         raise BadBody("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _malformed(body, error) from None
-    if rb"\u0000" in body:  # rare: only then is it worth reading twice
-        for path, value in _leaves(json.loads(body)):
-            if isinstance(value, str) and "\0" in value:
-                raise BadBody(f"'{path}' contains a NUL character, which no text has.", path)
+    if weight.nul:
+        raise _with_nul(body)
     return request
 
 
@@ -132,8 +143,22 @@ def _inside(each: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]
     return [found] if found else []
 
 
-def _malformed(body: bytes, error: Exception) -> BadBody:
+def _with_nul(body: bytes | bytearray) -> BadBody:
+    """Names the field where it is found soon."""
+    try:
+        value = json.loads(body) if len(body) <= _READ_TWICE else None
+    except (ValueError, RecursionError):  # numbers longer than Python reads
+        value = None
+    for path, leaf in islice(_leaves(value), _LOOKED_AT):
+        if isinstance(leaf, str) and "\0" in leaf:
+            return BadBody(f"'{path}' contains a NUL character, which no text has.", path)
+    return BadBody("The request contains a NUL character, which no text has.")
+
+
+def _malformed(body: bytes | bytearray, error: Exception) -> BadBody:
     """Why `body` is no JSON. Python's reader takes NaN and lone surrogates, so it finds them."""
+    if len(body) > _READ_TWICE:
+        return BadBody(f"The request body is not valid JSON: {error}.")
     try:
         value = json.loads(body)
     except RecursionError:
@@ -142,7 +167,7 @@ def _malformed(body: bytes, error: Exception) -> BadBody:
         return BadBody("The request body is not valid UTF-8.")
     except ValueError as plain:
         return BadBody(f"The request body is not valid JSON: {plain}.")
-    for path, leaf in _leaves(value):
+    for path, leaf in islice(_leaves(value), _LOOKED_AT):
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return BadBody(f"'{path}' must be a finite number, not {leaf}.", path)
         if isinstance(leaf, str) and any("\ud800" <= char <= "\udfff" for char in leaf):
@@ -150,17 +175,25 @@ def _malformed(body: bytes, error: Exception) -> BadBody:
     return BadBody(f"The request body is not valid JSON: {error}.")
 
 
-def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key and scalar in `value` with its path, without recursion."""
-    rest = [(path, value)]
-    while rest:
-        path, value = rest.pop()
-        if isinstance(value, dict):
-            for key, item in value.items():
-                here = f"{path}.{key}" if path else key
-                yield here.encode("utf-8", "replace").decode(), key
-                rest.append((here, item))
-        elif isinstance(value, list):
-            rest.extend((f"{path}[{index}]", item) for index, item in enumerate(value))
+def _leaves(value: object) -> Iterator[tuple[str, Any]]:
+    """Every key and scalar in `value` with its path, in their order and without recursion."""
+    inside = [iter([("", value)])]
+    while inside:
+        for path, item in inside[-1]:
+            if isinstance(item, dict | list):
+                inside.append(_items(item, path))
+                break
+            yield path.encode("utf-8", "replace").decode(), item
         else:
-            yield path.encode("utf-8", "replace").decode(), value
+            inside.pop()
+
+
+def _items(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item
+        return
+    for key, item in value.items():
+        here = f"{path}.{key}" if path else key
+        yield here, key
+        yield here, item

@@ -40,7 +40,12 @@ VALUES = [
     *("[]", "{}", "[[]]", '[""]', "[0]", "[-1]", "[[0]]", "[{}]", '{"": ""}', '{"a": {"b": [1]}}'),
     *('[{"role": "user", "content": "x"}]', '[{"role": "user", "content": [{"type": "text"}]}]'),
     *('[{"type": "function", "function": {"name": "f"}}]', '{"type": "json_object"}', '"auto"'),
-    "[" * 2000 + "]" * 2000,
+    *(
+        f'[{{"role": "assistant", "tool_calls": [{{"function": {{"name": "f", "arguments": {a}}}}}]}}]'
+        for a in (f'"{"[" * 9000}"', '"null"', "[]", DIGITS, '"\\u0000"', f'"{DIGITS}"')
+    ),
+    *("[" * deep + "]" * deep for deep in (200, 900, 2000)),
+    *('{"a":' * deep + "1" + "}" * deep for deep in (200, 900)),
     '{"a":' * 2000 + "1" + "}" * 2000,
 ]
 NAMES = [
@@ -193,7 +198,7 @@ PATHS = [
     ("method", "target", "body", "status"),
     [
         *(
-            ("POST", target, {**body, "model": name}, 404)
+            ("POST", target, {**body, "model": name}, {404})
             for name in PATHS
             for target, body in (
                 ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
@@ -201,26 +206,26 @@ PATHS = [
                 ("/localspec/load", {}),
             )
         ),
-        *(("POST", "/infill", {"prompt": "x", "model": name}, 200) for name in PATHS),
-        *(("POST", "/localspec/drafts", {"target": name}, 404) for name in PATHS),
-        *(("POST", "/localspec/pulls", {"name": name}, 404) for name in PATHS),
-        ("GET", f"/localspec/conversations?limit={DIGITS}", None, 400),
-        ("GET", f"/localspec/pairs/builtin?context={DIGITS}", None, 400),
+        *(("POST", "/infill", {"prompt": "x", "model": name}, {200}) for name in PATHS),
+        *(("POST", "/localspec/drafts", {"target": name}, {400, 404}) for name in PATHS),
+        *(("POST", "/localspec/pulls", {"name": name}, {400, 404}) for name in PATHS),
+        ("GET", f"/localspec/conversations?limit={DIGITS}", None, {400}),
+        ("GET", f"/localspec/pairs/builtin?context={DIGITS}", None, {400}),
         (
             "POST",
             "/tokenize",
             b'{"content": "a", "x": "\\u0000", "y": ' + DIGITS.encode() + b"}",
-            400,
+            {400},
         ),
-        ("POST", "/tokenize", b'{"content": "\\u0000", "y": 1e' + DIGITS.encode() + b"}", 400),
-        ("POST", "/tokenize", b'{"y": "\\ud800", "content": ' + DIGITS.encode() + b"}", 400),
+        ("POST", "/tokenize", b'{"content": "\\u0000", "y": 1e' + DIGITS.encode() + b"}", {400}),
+        ("POST", "/tokenize", b'{"y": "\\ud800", "content": ' + DIGITS.encode() + b"}", {400}),
     ],
 )
 def test_what_once_was_a_mistake_of_ours_is_refused_or_served(
-    api: Home, method: str, target: str, body: Any, status: int
+    api: Home, method: str, target: str, body: Any, status: set[int]
 ) -> None:
     answer = api.request(method, target, body)
-    assert answer.status == status, answer.body[:300]
+    assert answer.status in status, answer.body[:300]
     assert answer.headers["content-type"] == "application/json"
 
 

@@ -1,0 +1,189 @@
+"""The worst JSON costs the request and not the daemon: memory is bounded, others are answered."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.protocol import weight
+from localspec.protocol.weight import TooHeavy, Weight
+from tests.support.daemons import PATIENCE, Home, RunningDaemon, temporary_home
+
+SENT = 64 << 20  # bytes
+TAKEN = 10_000_000  # what the daemon still reads whole
+GROWTH = 200 << 20  # bytes more than before that the daemon may have at any time
+
+START, END = b'{"messages": [{"role": "user", "content": "x"}], ', b"}"
+# Name, what comes before, what is repeated, and what ends it: in fields that take anything.
+WORST = {
+    "empty lists": (START + b'"json_schema": {"a": [', b"[],", b"0]}" + END),
+    "empty objects": (START + b'"chat_template_kwargs": {"a": [', b"{},", b"0]}" + END),
+    "small objects": (START + b'"chat_template_kwargs": {"a": [', b'{"a":1},', b"0]}" + END),
+    "small strings": (START + b'"json_schema": {"a": [', b'"ab",', b"0]}" + END),
+    "numbers": (START + b'"json_schema": {"a": [', b"1.5,", b"0]}" + END),
+    "a field nobody knows": (START + b'"unknown": [', b"[[]],", b"0]" + END),
+    "the same key": (START + b'"logit_bias": {', b'"1":1,', b'"1":1}' + END),
+    "messages": (b'{"messages": [', b'{"role":"a"},', b'{"role":"a"}]' + END),
+    "depth": (START + b'"unknown": ', b"[", b"" + END),
+    "one number": (START + b'"json_schema": {"a": ', b"9", b"}" + END),
+    "one fraction": (START + b'"json_schema": {"a": 0.', b"9", b"}" + END),
+    "NULs": (b'{"messages": [{"role": "user", "content": "', rb"\u0000", b'"}]' + END),
+    "one NUL": (
+        rb'{"model": "\u0000", "messages": [{"role": "user", "content": "',
+        b"x",
+        b'"}]' + END,
+    ),
+    "a wide character": (
+        '{"messages": [{"role": "user", "content": "😀'.encode(),
+        b"x",
+        b'"}]' + END,
+    ),
+    "wide parts": (
+        b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "' + "😀".encode(),
+        b"x",
+        b'"}]}]' + END,
+    ),
+    "escapes": (b'{"messages": [{"role": "user", "content": "', rb"\"\\", b'"}]' + END),
+    "JSON in a string": (
+        b'{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", '
+        b'"arguments": "[',
+        b"[],",
+        b'0]"}}]}]' + END,
+    ),
+    "not closed": (START + b'"json_schema": {"a": [', b'"",', b""),
+    "spaces": (b"{", b" ", b"}"),
+}
+
+
+def body(name: str, size: int) -> bytes:
+    before, again, after = WORST[name]
+    return before + again * ((size - len(before) - len(after)) // len(again)) + after
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        assert home.chat("say x").text == "x"
+        home.environment["PID"] = str(daemon.pid)
+        yield home
+        daemon.stop()
+
+
+def status_kib(pid: str, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def post(home: Home, data: bytes) -> int:
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(PATIENCE)
+        connected.connect(str(home.socket))
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        framed = b"%x\r\n" % len(data)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in (head, framed, data, b"\r\n0\r\n\r\n"):
+                connected.sendall(piece)
+        response = http.client.HTTPResponse(connected)
+        response.begin()
+        found = json.loads(response.read())
+        if response.status != 200:
+            assert found["error"]["code"] != "internal_error", found
+        return response.status
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory")
+@pytest.mark.parametrize("size", [SENT, TAKEN], ids=["too long", "just read"])
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_json_there_is_costs_little_memory(api: Home, name: str, size: int) -> None:
+    """The daemon's own peak, from the kernel. How long others waited is printed: see pytest -s."""
+    pid = api.environment["PID"]
+    data = body(name, size)
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak counts from now
+    before = status_kib(pid, "VmRSS")
+    statuses: list[int] = []
+    sending = threading.Thread(target=lambda: statuses.append(post(api, data)))
+    sending.start()
+    slowest = 0.0
+    while sending.is_alive():
+        began = time.perf_counter()
+        assert api.request("GET", "/health").status == 200
+        slowest = max(slowest, time.perf_counter() - began)
+    sending.join()
+    grown = (status_kib(pid, "VmHWM") - before) << 10
+    print(f"{name}: {statuses}, +{grown >> 20} MiB, /health at most {slowest * 1000:.0f} ms")
+    assert statuses, "no answer"
+    assert statuses[0] in ((413,) if size == SENT else (200, 400, 413))
+    assert grown < GROWTH
+
+
+def test_a_million_token_ids_and_long_texts_are_taken(api: Home) -> None:
+    ids = api.request("POST", "/detokenize", {"tokens": [151_643] * 1_000_000})
+    assert len(ids.json["content"]) == 1_000_000
+    for text in ('word, [list] {x: 1} "quoted" \\ \n' * 150_000, "日本語, 中文、" * 200_000):
+        answer = api.request(
+            "POST", "/apply-template", {"messages": [{"role": "user", "content": text}]}
+        )
+        assert answer.json["prompt"] == f"<user>{text}"
+
+
+JSON = st.recursive(
+    st.none()
+    | st.integers()
+    | st.text(st.sampled_from('a"\\[{,\0\ud83d\n') | st.characters(), max_size=8),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text(st.sampled_from('a"\\[,'), max_size=3), inner)
+    ),
+    max_leaves=12,
+)
+
+
+def parts(value: object) -> tuple[int, int]:
+    """Strings, lists and objects in `value`, and commas between its items."""
+    if isinstance(value, str):
+        return 1, 0
+    if not isinstance(value, list | dict):
+        return 0, 0
+    inner = [*value.values(), *value] if isinstance(value, dict) else value
+    counted = [parts(each) for each in inner]
+    return 1 + sum(n for n, _ in counted), max(len(value) - 1, 0) + sum(n for _, n in counted)
+
+
+@given(JSON, st.booleans(), st.lists(st.integers(1, 12), min_size=1))
+def test_structure_is_counted_as_it_is_however_the_text_is_cut(
+    value: object, ascii_only: bool, cuts: list[int]
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    counted, at = Weight(), 0
+    while at < len(text):
+        for cut in cuts:
+            counted.feed(text[at : at + cut])
+            at += cut
+    assert (counted.parts, counted.items) == parts(value)
+    assert counted.nul == ("\0" in repr(value).replace("\\x00", "\0"))
+
+
+def test_too_much_is_noticed_on_the_way() -> None:
+    for piece, most in (
+        (b"[],", weight.MOST_PARTS),
+        (b'"",', weight.MOST_PARTS),
+        (b"1,", weight.MOST_ITEMS),
+    ):
+        counted = Weight()
+        counted.add(piece * most)
+        with pytest.raises(TooHeavy):
+            counted.add(piece * 10)
