@@ -44,6 +44,11 @@ class Paths(NamedTuple):
         return self.state / "token"
 
     @property
+    def typed_lines(self) -> Path:
+        """What was typed in chats, for the arrow keys in the next one."""
+        return self.state / "chat_history"
+
+    @property
     def config_file(self) -> Path:
         return self.config / "config.toml"
 

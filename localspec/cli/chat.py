@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec import paths
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import CompleteEvent, Completion
     from prompt_toolkit.document import Document
+    from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 _QUOTES = '"""'
@@ -92,15 +94,11 @@ def complete(text: str) -> bool:
 
 def _session(chat: Chat) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.history import InMemoryHistory
 
-    history: FileHistory | InMemoryHistory = InMemoryHistory()
+    history: History = InMemoryHistory()
     if not chat.talk.keeps_nothing:
-        state = paths.default_paths().state
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = state / "chat_history"
-        file.touch(mode=0o600)
-        history = FileHistory(str(file))
+        history = _typed_lines(paths.default_paths().typed_lines)
     return PromptSession(
         history=history,
         multiline=True,  # our Enter decides
@@ -111,6 +109,22 @@ def _session(chat: Chat) -> PromptSession[str]:
         prompt_continuation="  ",
         enable_open_in_editor=True,
     )
+
+
+def _typed_lines(file: Path) -> History:
+    """What was typed in earlier chats. The daemon removes what is removed from the history."""
+    from prompt_toolkit.history import FileHistory
+
+    class Private(FileHistory):
+        """Made anew for its owner alone when `history rm --all` has deleted it meanwhile."""
+
+        def store_string(self, string: str) -> None:
+            file.touch(mode=0o600)
+            super().store_string(string)
+
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file.touch(mode=0o600)
+    return Private(str(file))
 
 
 def _keys() -> KeyBindings:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from localspec.daemon import logs, typed
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
 from localspec.protocol import frames
 from localspec.protocol.conversations import (
@@ -41,6 +42,8 @@ log = logging.getLogger("localspec.daemon")
 Result = TypeVar("Result")
 
 VERSION = 1
+# The file's application_id while no page of it holds remains of what was deleted.
+_CLEAN = 0x4C535043
 NEW, LAST = "new", "last"
 _TITLE = 80  # characters of the first question
 _TABLES = """
@@ -71,10 +74,13 @@ _MESSAGE = (
 class Conversations:
     """The store. Every method but `run` blocks: call it through `run`."""
 
-    def __init__(self, file: Path, states: Path) -> None:
-        """`states`: where the engine saves what it remembers, in a folder for each by its id."""
+    def __init__(self, file: Path, states: Path, typed_lines: Path) -> None:
+        """`states`: where the engine saves what it remembers, in a folder for each by its id;
+        `typed_lines`: what people typed in chats (typed.py).
+        """
         self._file = file
         self._states = states
+        self._typed_lines = typed_lines
         self._opened: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
@@ -159,10 +165,17 @@ class Conversations:
     # ------------------------------------------------------------------ writing
 
     def add(self, turn: Turn) -> None:
-        """Store what was asked and answered; a conversation that was removed meanwhile returns."""
+        """Store what was asked and answered.
+
+        Raises:
+            NotFound: the conversation was removed while its answer was being written.
+        """
         now = time.time()
         answer = turn.answer()
         with self._db as db:
+            known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (turn.id,)).fetchone()
+            if turn.continues and not known:
+                raise NotFound(f"conversation {turn.id} was removed meanwhile.")
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
@@ -184,22 +197,30 @@ class Conversations:
                 db.execute(f"INSERT INTO messages VALUES ({marks})", (turn.id, place, *values))
 
     def remove(self, name: str) -> str:
-        """Forget one; its id."""
+        """Forget one, with all that was written of it; its id."""
         entry = self._find(name)
-        with self._db as db:
+        asked = self._asked(entry.id)
+        with self._deleting() as db:
             db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
-        shutil.rmtree(self._states / entry.id, ignore_errors=True)
+        typed.forget(self._typed_lines, asked)
+        logs.forget_prompts(entry.id)
+        self.remove_states(entry.id)
         return entry.id
 
     def remove_all(self) -> int:
         """Forget everything; how many there were."""
-        shutil.rmtree(self._states, ignore_errors=True)
-        if not self._file.exists():
-            return 0
-        with self._db as db:
-            count = db.execute("DELETE FROM conversations").rowcount
-        self._db.execute("VACUUM")  # what was deleted is no longer in the file either
+        count = 0
+        if self._file.exists():
+            with self._deleting() as db:
+                count = db.execute("DELETE FROM conversations").rowcount
+        typed.forget_all(self._typed_lines)
+        logs.forget_prompts(None)
+        self.remove_states(None)
         return count
+
+    def remove_states(self, name: str | None) -> None:
+        """Delete what the engine saved of a conversation, with None of all."""
+        shutil.rmtree(self._states / name if name else self._states, ignore_errors=True)
 
     def collect(self, *, dry_run: bool) -> list[tuple[str, int]]:
         """Delete saved states of conversations that are gone; names and bytes."""
@@ -225,10 +246,42 @@ class Conversations:
             ).fetchone()
             if row is None:
                 raise NotFound(f"Conversation {entry.id} has no question left to take back.")
+        with self._deleting() as db:
             db.execute(
                 "DELETE FROM messages WHERE conversation = ? AND position >= ?", (entry.id, row[0])
             )
+        typed.forget(self._typed_lines, [row[1]])
         return Undone(entry.id, row[1])
+
+    def _asked(self, name: str) -> list[str]:
+        """What people said in a conversation."""
+        rows = self._db.execute(
+            "SELECT content FROM messages WHERE conversation = ? AND role != 'assistant'", (name,)
+        )
+        return [row[0] for row in rows]
+
+    @contextlib.contextmanager
+    def _deleting(self) -> Iterator[sqlite3.Connection]:
+        """A transaction after which what it deletes is in no page of the file nor beside it."""
+        with self._db as db:
+            yield db
+            db.execute("PRAGMA application_id = 0")  # until it is clean again, also by the next run
+        self._clean(db)
+
+    def _clean(self, db: sqlite3.Connection) -> None:
+        """Write the file anew: balanced pages keep remains, whatever secure_delete says.
+
+        Raises:
+            Conflict: another program reads the file, so that its log cannot be emptied now.
+        """
+        db.execute("VACUUM")
+        (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise Conflict(
+                f"It is removed, but another program reads {self._file}, so traces of it may be left "
+                "until that ends and the daemon is started anew."
+            )
+        db.execute(f"PRAGMA application_id = {_CLEAN}")
 
     # ------------------------------------------------------------------ the file
 
@@ -257,9 +310,16 @@ class Conversations:
             db.execute("PRAGMA secure_delete = ON")
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA temp_store = MEMORY")  # writing the file anew leaves none elsewhere
             db.create_function("folded", 1, str.casefold, deterministic=True)
             if version == 0:
-                db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};COMMIT;")
+                db.executescript(
+                    f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};"
+                    f"PRAGMA application_id = {_CLEAN};COMMIT;"
+                )
+            if db.execute("PRAGMA application_id").fetchone() != (_CLEAN,):
+                with contextlib.suppress(Conflict):
+                    self._clean(db)
         except BaseException:
             db.close()
             raise
@@ -274,6 +334,7 @@ class Turn:
     model: str
     asked: list[ChatMessage]
     kept: list[ChatMessage] = field(default_factory=list)
+    continues: bool = False  # a conversation that was there
     began: float = field(default_factory=time.time)
     texts: list[str] = field(default_factory=list)
     done: frames.Done | None = None
@@ -352,7 +413,7 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     found = await store.run(lambda each: each.get(wanted))
     request.model = request.model or found.model
     kept = [ChatMessage(each.role, each.content) for each in found.messages]
-    turn = Turn(found.id, request.model, request.messages, kept)
+    turn = Turn(found.id, request.model, request.messages, kept, continues=True)
     request.messages = turn.messages
     return turn
 

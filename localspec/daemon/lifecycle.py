@@ -72,7 +72,9 @@ class Daemon:
         )
         supervisor = self._supervisor
         self._library = Library(paths, supervisor.uses, lambda: supervisor.worker_pid)
-        self._conversations = Conversations(paths.data / "conversations.sqlite", paths.states)
+        self._conversations = Conversations(
+            paths.data / "conversations.sqlite", paths.states, paths.typed_lines
+        )
         self._context = Context(
             config, paths, supervisor, self._library, self._conversations, self.drain
         )

@@ -20,6 +20,7 @@ import msgspec
 
 from localspec import errors
 from localspec.config import Config
+from localspec.daemon import logs
 from localspec.daemon.admission import Admission
 from localspec.daemon.in_flight import Again, InFlight, Running
 from localspec.daemon.loaded_pair import LoadedPair
@@ -129,7 +130,7 @@ class Supervisor:
         """
         self.counts.requests += 1
         if self._config.log_prompts:
-            log.info("prompt: %s", msgspec.json.encode(request.prompt).decode())
+            logs.prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
         watch = self.metrics.begin()
         finished = False
         try:

@@ -1,0 +1,185 @@
+"""What a person removes is in no file of ours any more: at once, and however the daemon ends."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+from typing import Any
+
+import pytest
+from prompt_toolkit.history import FileHistory
+
+from tests.support.daemons import Home, RunningDaemon
+
+
+def found_in(home: Home, *words: str) -> dict[str, list[str]]:
+    """Which files of the home hold which of the words."""
+    found: dict[str, list[str]] = {}
+    for path in home.root.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            data = path.read_bytes()
+            if held := [word for word in words if word.encode() in data]:
+                found[str(path.relative_to(home.root))] = held
+    return found
+
+
+class Person:
+    """Somebody who asks, goes on, takes back and removes; `kept` and `gone` are words."""
+
+    def __init__(self, home: Home, seed: int) -> None:
+        self.home = home
+        self.random = random.Random(seed)
+        self.kept: dict[str, list[str]] = {}  # by conversation, a word for each question
+        self.gone: list[str] = []
+        (home.root / "state").mkdir(exist_ok=True)
+        self._typed = FileHistory(str(home.root / "state" / "chat_history"))
+
+    def _question(self) -> tuple[str, str]:
+        """A word and a text in which no page, and no piece of one, is without it."""
+        word = f"{self.random.getrandbits(64):016x}"
+        return word, f"say {' '.join([word] * self.random.choice([1, 3, 40, 300, 2000]))}"
+
+    def _say(self, conversation: str) -> str:
+        word, text = self._question()
+        if self.random.random() < 0.5:
+            self._typed.store_string(text if self.random.random() < 0.5 else f'"""\n{text}\n"""')
+        attached = "notes.txt:\n```\nnothing\n```\n\n" if self.random.random() < 0.3 else ""
+        messages: list[dict[str, str]] = [{"role": "user", "content": attached + text}]
+        if self.random.random() < 0.3:
+            self._typed.store_string(f"/system {word}")
+            messages.insert(0, {"role": "system", "content": word})
+        body = {"messages": messages, "localspec": {"conversation": conversation}}
+        answer = self.home.request("POST", "/v1/chat/completions", body)
+        name: str = answer.json["localspec"]["conversation"]
+        self.kept.setdefault(name, []).append(word)
+        return name
+
+    def ask(self) -> None:
+        self._say("new")
+
+    def go_on(self) -> None:
+        if self.kept:
+            self._say(self.random.choice(list(self.kept)))
+
+    def take_back(self) -> None:
+        name = self.random.choice([each for each in self.kept if self.kept[each]] or [""])
+        if name:
+            undone = self.home.request("POST", f"/localspec/conversations/{name}/undo")
+            assert undone.status == 200
+            self.kept[name].pop()
+
+    def remove(self) -> None:
+        if self.kept:
+            name = self.random.choice(list(self.kept))
+            assert self.home.request("DELETE", f"/localspec/conversations/{name}").status == 200
+            self.gone += self.kept.pop(name)
+
+    def remove_all(self) -> None:
+        removed = self.home.request("DELETE", "/localspec/conversations").json["removed"]
+        assert removed == len(self.kept)
+        self.gone += [word for words in self.kept.values() for word in words]
+        self.kept.clear()
+
+    def check(self) -> None:
+        """Nothing of what is gone, all of what is kept."""
+        assert not found_in(self.home, *self.gone)
+        for name, words in self.kept.items():
+            shown = self.home.request("GET", f"/localspec/conversations/{name}").json
+            said = [each["content"] for each in shown["messages"] if each["role"] == "assistant"]
+            assert len(said) == len(words)
+            assert all(word in text for word, text in zip(words, said, strict=True))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_what_is_removed_is_in_no_file_while_others_stay(home: Home, seed: int) -> None:
+    home.use_fake(log_prompts="true")
+    daemon = RunningDaemon(home)
+    person = Person(home, seed)
+    deeds = [person.ask] * 6 + [person.go_on] * 5 + [person.remove] * 4 + [person.take_back]
+    for _ in range(60):
+        deed = person.random.choice(deeds)
+        deed()
+        if deed == person.remove:
+            person.check()
+    assert person.gone
+    person.check()
+    daemon.process.send_signal(signal.SIGKILL)
+    daemon.process.communicate()
+    assert not found_in(home, *person.gone)
+    daemon = RunningDaemon(home)
+    person.check()
+    person.ask()
+    person.remove_all()
+    assert not found_in(home, *person.gone)
+    person.ask()
+    person.check()
+    daemon.stop()
+    assert not found_in(home, *person.gone)
+
+
+def test_typed_lines_of_others_stay(home: Home, daemon: RunningDaemon) -> None:
+    file = home.root / "state" / "chat_history"
+    typed = FileHistory(str(file))
+    file.touch(mode=0o600)
+    for line in ("say first", "two\nlines", "/system be brief", "say second", "/help"):
+        typed.store_string(line)
+    name = home.chat("say first", localspec={"conversation": "new"}).json["localspec"]
+    home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
+    left = list(FileHistory(str(file)).load_history_strings())
+    assert left == ["/help", "say second", "/system be brief", "two\nlines"]
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_answer_that_is_being_written_does_not_bring_a_removed_conversation_back(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    name = home.chat("say secret", localspec={"conversation": "new"}).json["localspec"]
+    with home.streaming("slow 20", localspec=name) as stream:
+        stream.readline()
+        assert home.request("DELETE", f"/localspec/conversations/{name['conversation']}").json
+        stream.read()
+    assert home.request("GET", "/localspec/conversations").json["conversations"] == []
+    assert not found_in(home, "secret", "slow 20")
+
+
+def test_remains_in_a_file_of_an_earlier_version_go_when_it_is_opened(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    home.chat("say hello", localspec={"conversation": "new"})
+    daemon.stop()
+    file = home.root / "data" / "conversations.sqlite"
+    with sqlite3.connect(file) as db:
+        db.execute("PRAGMA secure_delete = OFF")
+        db.execute("PRAGMA application_id = 0")
+        db.execute("CREATE TABLE scratch (text TEXT)")
+        db.execute("INSERT INTO scratch VALUES (?)", ("sesame " * 5000,))
+        db.execute("DROP TABLE scratch")
+    db.close()
+    assert found_in(home, "sesame")
+    running = RunningDaemon(home)
+    assert len(home.request("GET", "/localspec/conversations").json["conversations"]) == 1
+    assert not found_in(home, "sesame")
+    running.stop()
+
+
+def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
+    """Killed between the deletion and the cleaning, which other threads then never come to."""
+    program = (
+        "import os, sys\n"
+        "from localspec.daemon.conversations import Conversations\n"
+        "Conversations._clean = lambda self, db: os._exit(9) if self._opened else None\n"
+        "from localspec.daemon.__main__ import main\n"
+        "sys.exit(main())"
+    )
+    home.use_fake()
+    daemon = RunningDaemon(home, program)
+    name: Any = home.chat("say sesame", localspec={"conversation": "new"}).json["localspec"]
+    with pytest.raises((OSError, ValueError, EOFError)):
+        home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
+    daemon.process.communicate()
+    assert found_in(home, "sesame")
+    daemon = RunningDaemon(home)
+    assert home.request("GET", "/localspec/conversations").json["conversations"] == []
+    assert not found_in(home, "sesame")
+    daemon.stop()
