@@ -56,6 +56,14 @@ class Context:
             return held or pairs.resolve(name, self.config, self.library)
         return await asyncio.to_thread(pairs.resolve, name, self.config, self.library)
 
+    async def forget_states(self, name: str | None) -> None:
+        """What the engine keeps of a conversation, with None of all.
+
+        First the engine, which may be writing; then the files, of engines that are gone too.
+        """
+        await self.supervisor.forget(name)
+        await self.conversations.run(lambda each: each.remove_states(name))
+
     @property
     def problems(self) -> list[str]:
         """Sentences about files that were edited and cannot be read."""

@@ -81,6 +81,8 @@ class Conversations:
         self._file = file
         self._states = states
         self._typed_lines = typed_lines
+        # Called in the thread, for an engine may have begun with a conversation after its removal.
+        self.removed_meanwhile: Callable[[str], object] = lambda _: None
         self._opened: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
@@ -175,6 +177,8 @@ class Conversations:
         with self._db as db:
             known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (turn.id,)).fetchone()
             if turn.continues and not known:
+                logs.forget_prompts(turn.id)
+                self.removed_meanwhile(turn.id)
                 raise NotFound(f"conversation {turn.id} was removed meanwhile.")
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
@@ -197,25 +201,23 @@ class Conversations:
                 db.execute(f"INSERT INTO messages VALUES ({marks})", (turn.id, place, *values))
 
     def remove(self, name: str) -> str:
-        """Forget one, with all that was written of it; its id."""
+        """Forget one, with all that was written of it but the engine's states; its id."""
         entry = self._find(name)
         asked = self._asked(entry.id)
         with self._deleting() as db:
             db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
         typed.forget(self._typed_lines, asked)
         logs.forget_prompts(entry.id)
-        self.remove_states(entry.id)
         return entry.id
 
     def remove_all(self) -> int:
-        """Forget everything; how many there were."""
+        """Forget everything but the engine's states; how many there were."""
         count = 0
         if self._file.exists():
             with self._deleting() as db:
                 count = db.execute("DELETE FROM conversations").rowcount
         typed.forget_all(self._typed_lines)
         logs.forget_prompts(None)
-        self.remove_states(None)
         return count
 
     def remove_states(self, name: str | None) -> None:

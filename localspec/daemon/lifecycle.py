@@ -100,6 +100,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.drain)
+        self._conversations.removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
+            self._context.forget_states(name), loop
+        )
         allow_more_files()
         handed = systemd.listening_sockets()
         ours = not any(_is_at(each, self._paths.socket) for each in handed)

@@ -72,6 +72,7 @@ class LoadedPair:
         self._safe_reason: str | None = None  # why the fast kernels are off
         self._pair: frames.PairFiles | None = None
         self._worker: Worker | None = None
+        self._alive: set[Worker] = set()  # that one, and those that are ending
         self._progress: frames.Loading | None = None
         self._loading: asyncio.Task[Worker] | None = None
         self._loaded: asyncio.Future[frames.PairInfo] | None = None
@@ -193,6 +194,7 @@ class LoadedPair:
         except OSError as error:
             raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
         self._worker = worker
+        self._alive.add(worker)
         self._counts.worker_starts += 1
         self._later(self._watch(worker))
         self._admission.parallel = self.config.parallel
@@ -243,10 +245,9 @@ class LoadedPair:
             self._fail_all(errors.Unavailable("The pair is being unloaded.", retry_after=2))
             await worker.shut_down()
 
-    def forget(self, conversation: str | None) -> None:
-        """Let the worker drop what it keeps of a conversation, with None of all."""
-        if self._worker:
-            self._worker.send(frames.Forget(conversation))
+    async def forget(self, conversation: str | None) -> None:
+        """Let the worker, and one that is ending, drop what they keep of a conversation, or all."""
+        await asyncio.gather(*(worker.forget(conversation) for worker in self._alive))
 
     def unload_soon(self) -> None:
         """Unload without waiting for it."""
@@ -276,8 +277,8 @@ class LoadedPair:
                 self._settle(frame.info)
             case frames.LoadError():
                 self._settle(errors.LoadFailed(frame.message))
-            case frames.Pong():
-                pass
+            case frames.Pong() | frames.Forgotten():
+                pass  # the worker's own affair
             case _:
                 self._answered(frame)
 
@@ -306,6 +307,7 @@ class LoadedPair:
             self._memory.remember(self._safe_reason)
 
     def _on_death(self, worker: Worker, death: Death) -> None:
+        self._alive.discard(worker)
         if worker is not self._worker:
             log.info("worker %d ended", worker.pid)
             return

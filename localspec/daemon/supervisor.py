@@ -172,9 +172,9 @@ class Supervisor:
         """Try everything again: pairs set aside, and the fast kernels at the next load."""
         self._loaded.reset()
 
-    def forget(self, conversation: str | None) -> None:
-        """Nothing of a conversation, with None of any, is to stay in the engine."""
-        self._loaded.forget(conversation)
+    async def forget(self, conversation: str | None) -> None:
+        """Nothing of a conversation, with None of any, stays in the engine or in its files."""
+        await self._loaded.forget(conversation)
 
     async def release(self) -> bool:
         """Unload the pair unless it is at work; False when nothing was loaded.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -24,8 +25,11 @@ log = logging.getLogger("localspec.worker")
 # `--fd N` is appended: the worker's end of the socketpair.
 DEFAULT_COMMAND = (sys.executable, "-m", "localspec.engine")
 
+_numbers = itertools.count(1)  # of what is to be forgotten
+
 _STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
 _GRACE = 2.0  # seconds between asking a worker to end and ending it
+_FORGETTING = 2.0  # seconds for deleting some files; it answers at once unless it is stopped
 _SAVING = 8.0  # seconds more for what it saves then: conversations, 6 s at most
 
 
@@ -50,6 +54,7 @@ class Worker:
         self._ending: Ending = "crash"
         self._tail = bytearray()
         self._oom_kills = oom.kills()
+        self._forgetting: dict[int, asyncio.Event] = {}
         self._life = asyncio.create_task(self._live())
 
     @property
@@ -61,6 +66,23 @@ class Worker:
         """Queue a frame; to a worker that is gone it goes nowhere, and `on_death` says the rest."""
         if not self._writer.is_closing():
             self._writer.write(frames.encode(frame))
+
+    async def forget(self, conversation: str | None) -> None:
+        """Let it drop what it keeps of a conversation, with None of all.
+
+        When this returns it has, or has ended; one that does not answer is not waited for long.
+        """
+        number = next(_numbers)
+        forgotten = self._forgetting[number] = asyncio.Event()
+        waiting = asyncio.create_task(forgotten.wait())
+        try:
+            self.send(frames.Forget(number, conversation))
+            await asyncio.wait(
+                {waiting, self._life}, timeout=_FORGETTING, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            waiting.cancel()
+            del self._forgetting[number]
 
     def kill(self, ending: Ending) -> None:
         """End it now. SIGKILL also ends a stopped process."""
@@ -112,7 +134,11 @@ class Worker:
                 header = await self._reader.readexactly(frames.HEADER_SIZE)
                 body = await self._reader.readexactly(frames.frame_length(header))
                 self.heard = time.monotonic()
-                self._on_frame(self, frames.from_worker_decoder.decode(body))
+                frame = frames.from_worker_decoder.decode(body)
+                if not isinstance(frame, frames.Forgotten):
+                    self._on_frame(self, frame)
+                elif forgotten := self._forgetting.get(frame.id):
+                    forgotten.set()
 
     async def _read_stderr(self) -> None:
         assert self._process.stderr is not None

@@ -46,7 +46,7 @@ class Refused(Exception):
 
 
 class _Late(Exception):
-    """The time for writing is over."""
+    """The time for writing is over, or what is written is forgotten."""
 
 
 class _Header(msgspec.Struct):
@@ -75,6 +75,7 @@ class States:
         self._notice = notice
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}  # conversations in memory, and their tokens on disk
+        self._gone: set[str] = set()  # conversations of which nothing may be written any more
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         if self._folder is not None:
             for left in self._folder.glob("*/*.part"):
@@ -172,6 +173,8 @@ class States:
         if not _CONVERSATION.fullmatch(conversation):
             return False
         with self._lock:
+            if conversation in self._gone:
+                return False
             saved = self._held.get(conversation, 0)
         return tokens - saved >= max(MIN_TOKENS, saved * GROWTH)
 
@@ -198,6 +201,8 @@ class States:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 self._fill(file, prefix, deadline)
+            if conversation in self._gone:
+                raise _Late
             part.replace(path)  # not synced: what a power cut leaves, the hash will tell
         except (OSError, _Late) as error:
             with contextlib.suppress(OSError):
@@ -225,7 +230,8 @@ class States:
         file.write(header)
         for state in (prefix.target, draft):
             for at in range(0, state.nbytes, _PIECE):
-                if deadline is not None and time.monotonic() > deadline:
+                late = deadline is not None and time.monotonic() > deadline
+                if late or prefix.conversation in self._gone:
                     raise _Late
                 piece = state[at : at + _PIECE].data
                 hashed.update(piece)
@@ -251,23 +257,31 @@ class States:
 
     # ------------------------------------------------------------------ forgetting
 
-    def forget(self, conversation: str | None) -> None:
-        """Delete what is saved of a conversation, with None of all; after what is being written."""
-        with self._lock:
-            if conversation is None:
-                self._held.clear()
-            else:
-                self._held.pop(conversation, None)
-        if self._folder is not None:
-            self._writer.submit(self._delete, conversation)
+    def forget(self, conversation: str | None, then: Callable[[], None] = lambda: None) -> None:
+        """Delete what is saved of a conversation, with None of all, and write nothing of it again.
 
-    def _delete(self, conversation: str | None) -> None:
-        assert self._folder is not None
-        if conversation is None:
+        From any thread, also while or after `close`. What is being written of it is broken off;
+        `then` is called, in any thread, when it is gone.
+        """
+        with self._lock:
+            gone = set(self._held) if conversation is None else {conversation}
+            self._gone |= gone
+            for each in gone:
+                self._held.pop(each, None)
+        try:
+            self._writer.submit(self._delete, conversation, then)
+        except RuntimeError:  # closed: nobody writes any more
+            self._delete(conversation, then)
+
+    def _delete(self, conversation: str | None, then: Callable[[], None]) -> None:
+        if self._folder is None:
+            pass
+        elif conversation is None:
             for folder in self._folder.glob("*/"):
                 shutil.rmtree(folder, ignore_errors=True)
         elif _CONVERSATION.fullmatch(conversation):
             shutil.rmtree(self._folder / conversation, ignore_errors=True)
+        then()
 
     def close(self) -> None:
         """Wait for what is being written."""

@@ -129,7 +129,21 @@ class Worker:
             elif isinstance(frame, Tokenize | Detokenize | ApplyTemplate):
                 self._to_prepare.put(frame)
             else:
+                if isinstance(frame, Forget):
+                    self._forget(frame)
                 self._inbox.put(frame)
+
+    def _forget(self, frame: Forget) -> None:
+        """Out of the files at once: the loop may be deep in a pass, or saving before it ends."""
+
+        def forgotten() -> None:
+            self.send(frames.Forgotten(frame.id))
+
+        engine = self._engine
+        if engine is None:
+            forgotten()  # nothing of any conversation has come yet, or all is closed
+        else:
+            engine.pair.states.forget(frame.conversation, forgotten)
 
     # ------------------------------------------------------------------------ preparer thread
 

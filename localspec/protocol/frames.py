@@ -242,8 +242,12 @@ class Ping(Frame):
 
 
 class Forget(Frame):
-    """Drop what is kept of a conversation's text, with None of all conversations."""
+    """Drop what is kept of a conversation's text, with None of all conversations.
 
+    Answered by Forgotten once no file has it and none will get it, also while the worker ends.
+    """
+
+    id: int
     conversation: str | None
 
 
@@ -408,6 +412,10 @@ class Pong(Frame):
     id: int
 
 
+class Forgotten(Frame):
+    id: int
+
+
 class Notice(Frame):
     """A sentence for the daemon's log."""
 
@@ -417,7 +425,19 @@ class Notice(Frame):
 ToWorker = (
     Load | Generate | Cancel | Tokenize | Detokenize | ApplyTemplate | Forget | Ping | Shutdown
 )
-FromWorker = Loading | Loaded | LoadError | Started | Delta | Done | Failed | Reply | Pong | Notice
+FromWorker = (
+    Loading
+    | Loaded
+    | LoadError
+    | Started
+    | Delta
+    | Done
+    | Failed
+    | Reply
+    | Pong
+    | Forgotten
+    | Notice
+)
 
 _encoder = msgspec.msgpack.Encoder()
 to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)

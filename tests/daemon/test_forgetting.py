@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import shlex
 import signal
 import sqlite3
+import sys
+import threading
 from typing import Any
 
 import pytest
 from prompt_toolkit.history import FileHistory
 
-from tests.support.daemons import Home, RunningDaemon
+from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
 def found_in(home: Home, *words: str) -> dict[str, list[str]]:
@@ -183,3 +186,58 @@ def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
     assert home.request("GET", "/localspec/conversations").json["conversations"] == []
     assert not found_in(home, "sesame")
     daemon.stop()
+
+
+# An engine whose saving takes its time: it says so by a file, and goes on when that is gone.
+SLOW_SAVING = """
+import sys, time
+from pathlib import Path
+from localspec.engine import states
+real, mark = states.States._fill, Path({mark!r})
+def slowly(self, file, prefix, deadline):
+    mark.touch()
+    while mark.exists():
+        time.sleep(0.01)
+    real(self, file, prefix, None)
+states.States._fill = slowly
+from localspec.engine.worker import main
+main(int(sys.argv[-1]))
+"""
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_an_engine_that_is_ending_writes_nothing_of_what_is_removed(
+    home: Home, all_of_them: bool
+) -> None:
+    mark = home.root / "saving"
+    command = [sys.executable, "-c", SLOW_SAVING.format(mark=str(mark))]
+    home.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
+    daemon = RunningDaemon(home)
+    question = " ".join(f"copy(a{at}, b{at})" for at in range(80))
+    fields: Any = {"max_tokens": 4, "localspec": {"conversation": "new"}}
+    names = [
+        home.chat(f"{at} {question}", **fields).json["localspec"]["conversation"] for at in range(2)
+    ]
+    unloading = threading.Thread(target=lambda: home.request("POST", "/localspec/unload", {}))
+    unloading.start()
+    wait_for(mark.exists, "the engine to save")
+    targets = [""] if all_of_them else [f"/{name}" for name in names]
+    answers: list[Any] = []
+    removing = threading.Thread(
+        target=lambda: answers.extend(
+            home.request("DELETE", f"/localspec/conversations{target}").status for target in targets
+        )
+    )
+    removing.start()
+    wait_for(
+        lambda: not home.request("GET", "/localspec/conversations").json["conversations"], "it"
+    )
+    mark.unlink()
+    removing.join()
+    assert answers == [200] * len(targets)
+    saved = home.root / "cache" / "conversations"
+    assert not list(saved.glob("*/*"))
+    unloading.join()
+    assert not list(saved.glob("*/*"))
+    daemon.stop()
+    assert not list(saved.glob("*/*"))

@@ -67,6 +67,8 @@ class FakeWorker:
                     self.active.discard(frame.id)
                 case frames.Ping():
                     self.send(frames.Pong(frame.id))
+                case frames.Forget():
+                    self.send(frames.Forgotten(frame.id))
                 case frames.Tokenize():
                     data = frame.text.encode()
                     pieces = [bytes([byte]) for byte in data]

@@ -32,14 +32,14 @@ async def remove(request: Request) -> Response:
     name = request.path_params["name"]
     daemon = context(request)
     removed = await daemon.conversations.run(lambda each: each.remove(name))
-    daemon.supervisor.forget(removed)
+    await daemon.forget_states(removed)
     return answer(Forgotten(1, removed))
 
 
 async def remove_all(request: Request) -> Response:
     daemon = context(request)
     count = await daemon.conversations.run(lambda each: each.remove_all())
-    daemon.supervisor.forget(None)
+    await daemon.forget_states(None)
     return answer(Forgotten(count))
 
 
