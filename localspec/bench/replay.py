@@ -123,7 +123,7 @@ class Replay:
             self._tokens,
             speculative=Speculative(True, self._depth, "draft"),
         )
-        sampler = Sampler(resolve(request.sampling, {}), self._pair.vocab.piece)
+        sampler = Sampler(resolve(request.sampling, {}))
         self._engine.submit(Prepared(request, [0], sampler))
         while self._engine.active:
             before = self._drafted

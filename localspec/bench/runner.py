@@ -160,7 +160,7 @@ class Runner:
 
     def _prepared(self, request: Generate, prompt: list[int]) -> Prepared:
         settings = resolve(request.sampling, self.pair.defaults)
-        return Prepared(request, prompt, Sampler(settings, self.pair.vocab.piece))
+        return Prepared(request, prompt, Sampler(settings))
 
     def _result(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from localspec.engine.dry import Breakers, BreakerTable
 from localspec.engine.ending import weigh_endings
 from localspec.engine.generation import Prepared
 from localspec.engine.grammar import Grammars
@@ -40,6 +41,8 @@ class Preparer:
         self._pair = pair
         self._renderer = renderer
         self._grammars = Grammars(pair.vocab)
+        vocab = pair.vocab
+        self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
 
     def prepare(self, request: Generate) -> Prepared:
@@ -62,7 +65,7 @@ class Preparer:
         return Prepared(
             request,
             tokens,
-            Sampler(settings, vocab.piece, self._endings() if settings.infill else None),
+            self._sampler(settings),
             matcher,
             expected,
             frozenset(self._control(request.shown)),
@@ -72,11 +75,22 @@ class Preparer:
 
     def _settings(self, asked: Sampling) -> Settings:
         settings = resolve(asked, self._pair.defaults)
-        if not asked.ignore_eos:
+        never = list(self._pair.vocab.suppressed)
+        if asked.ignore_eos:
+            # as llama-server does: an end is never the likeliest, rather than passed over when it comes
+            never += self._pair.vocab.ends
+        if not never:
             return settings
-        # as llama-server does: an end is never the likeliest, rather than passed over when it comes
-        never = dict.fromkeys(self._pair.vocab.ends, -math.inf)
-        return replace(settings, logit_bias={**settings.logit_bias, **never})
+        return replace(
+            settings, logit_bias={**settings.logit_bias, **dict.fromkeys(never, -math.inf)}
+        )
+
+    def _sampler(self, settings: Settings) -> Sampler:
+        breakers: Breakers = {}
+        if settings.dry_multiplier > 0.0:
+            breakers = self._breakers.find(settings.dry_sequence_breakers)
+        narrowed = self._endings() if settings.infill else None
+        return Sampler(settings, breakers=breakers, narrowed=narrowed)
 
     def _endings(self) -> Callable[[Distribution], Distribution]:
         vocab = self._pair.vocab

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.dry import Breakers, penalties
 from localspec.engine.noise import delays
 from localspec.protocol.frames import Sampling, TokenLogprob
 
@@ -149,7 +150,7 @@ def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
 
 
 class Sampler:
-    """Samples for one request: settings, randomness, and the pieces DRY's breakers need.
+    """Samples for one request: settings, randomness, and DRY's breakers in tokens.
 
     A token is drawn with randomness of its place in the answer, so that plain and speculative decoding
     under the `match` rule draw alike. The stream of `uniform` is for drafts and the rejection rule.
@@ -158,7 +159,8 @@ class Sampler:
     def __init__(
         self,
         settings: Settings,
-        piece: Callable[[int], bytes],
+        *,
+        breakers: Breakers | None = None,
         narrowed: Callable[[Distribution], Distribution] | None = None,
     ) -> None:
         """narrowed: what is left of the candidates, after all that the settings say but temperature 0."""
@@ -168,7 +170,7 @@ class Sampler:
         self._open = replace(settings, temperature=1.0) if settings.greedy else settings
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         self._random = np.random.Generator(np.random.PCG64(self.seed & 0xFFFFFFFFFFFFFFFF))
-        self._piece = piece
+        self._breakers = breakers or {}
         self._gap = 10.0  # how far below the top the k-th candidate was last time, in nats
         self._bias_ids = np.fromiter(settings.logit_bias.keys(), dtype=np.int64)
         self._bias = np.fromiter(settings.logit_bias.values(), dtype=np.float32)
@@ -189,7 +191,7 @@ class Sampler:
         if settings.penalised:
             _penalise(row, history, settings)
             if settings.dry_multiplier > 0.0:
-                _dry(row, history, settings, self._piece)
+                _dry(row, history, settings, self._breakers)
         if mask is not None:
             row[~mask] = -np.inf
             if row.max() == -np.inf:  # the grammar leaves only what a bias forbids: it goes before
@@ -319,47 +321,15 @@ def _penalise(row: Logits, history: Sequence[int], settings: Settings) -> None:
     row[ids] = values - times * settings.frequency_penalty - settings.presence_penalty
 
 
-def _dry(
-    row: Logits, history: Sequence[int], settings: Settings, piece: Callable[[int], bytes]
-) -> None:
-    """DRY (p-e-w, 2024), in place: a token that would extend a repeat of n ≥ allowed tokens loses
-    multiplier · base^(n - allowed). Repeats do not reach across a sequence breaker.
-    """
-    span = len(history) if settings.dry_penalty_last_n < 0 else settings.dry_penalty_last_n
-    if span == 0:
-        return
-    backwards = list(reversed(history[-span:]))
-    breakers = [b.encode() for b in settings.dry_sequence_breakers]
-    limit = len(backwards)
-    for at, token in enumerate(backwards):
-        if any(b in piece(token) for b in breakers):
-            limit = at
-            break
-    longest: dict[int, int] = {}
-    for at, length in enumerate(_prefix_matches(backwards)):
-        length = min(length, limit)
-        if at and length >= settings.dry_allowed_length:
-            follower = backwards[at - 1]
-            longest[follower] = max(longest.get(follower, 0), length)
-    for token, length in longest.items():
-        # 50 keeps base ** n finite, 1e6 the logit: a grammar may leave no other token
-        power = min(length - settings.dry_allowed_length, 50)
-        row[token] -= min(settings.dry_multiplier * settings.dry_base**power, 1e6)
-
-
-def _prefix_matches(items: Sequence[int]) -> list[int]:
-    """Z-function: how many items from each place on equal those from the start."""
-    n = len(items)
-    z = [0] * n
-    left = right = 0
-    for i in range(1, n):
-        k = min(right - i, z[i - left]) if i < right else 0
-        while i + k < n and items[k] == items[i + k]:
-            k += 1
-        z[i] = k
-        if i + k > right:
-            left, right = i, i + k
-    return z
+def _dry(row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers) -> None:
+    """DRY over the last `dry_penalty_last_n` tokens, in place."""
+    last = settings.dry_penalty_last_n
+    span = history if last < 0 or last >= len(history) else history[len(history) - last :]
+    multiplier, base = settings.dry_multiplier, settings.dry_base
+    for token, lost in penalties(
+        span, breakers, multiplier, base, settings.dry_allowed_length
+    ).items():
+        row[token] -= lost
 
 
 def logprob(row: Logits, token: int, top: int, piece: Callable[[int], bytes]) -> TokenLogprob:

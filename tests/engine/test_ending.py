@@ -95,7 +95,7 @@ def test_a_sure_model_goes_on_and_the_greedy_sampler_takes_its_word(vocab: Vocab
     def narrowed(found: Distribution) -> Distribution:
         return weigh_endings(found, vocab.is_eog, vocab.end, vocab.piece)
 
-    greedy = Sampler(Settings(temperature=0.0, top_p=0.9, min_p=0.0), vocab.piece, narrowed)
+    greedy = Sampler(Settings(temperature=0.0, top_p=0.9, min_p=0.0), narrowed=narrowed)
     assert greedy.sample(row, 0) == sure
     flat = np.zeros(vocab.size, np.float32)
     flat[sure] = 0.1

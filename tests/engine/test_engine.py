@@ -14,6 +14,7 @@ from localspec.engine.sampling import Sampler, Settings, logprob, resolve
 from localspec.engine.speculate import Rows, verify_match
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import PairFiles, Sampling, Speculative
+from tests.support.gguf_files import ARRAY, I32, with_keys
 from tests.support.pairs import (
     BOS,
     N_VOCAB,
@@ -318,7 +319,7 @@ CLOSE = Sampling(temperature=0.5, top_k=4, seed=6)  # drafts are often what is d
 
 
 def sampler_of(asked: Sampling) -> Sampler:
-    return Sampler(resolve(asked, {}), lambda token: b"")
+    return Sampler(resolve(asked, {}))
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8, None])
@@ -398,9 +399,7 @@ def test_two_requests_without_a_seed_differ(contextual: Running) -> None:
 def test_sampled_drafts_keep_the_targets_distribution(contextual: Running, rule: str) -> None:
     """The second and third token of an answer, which come out of drafts, against plain probabilities."""
     asked = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
-    sampler = Sampler(
-        Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0), contextual.pair.vocab.piece
-    )
+    sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
     speculative = drafting(2, verification=rule)
     bias = dict.fromkeys(fresh(contextual, PROMPT, 1).tokens, 100.0)
     # The first token is fixed by a prompt that ends with it, so that one distribution is tested.
@@ -422,6 +421,26 @@ def test_sampled_drafts_keep_the_targets_distribution(contextual: Running, rule:
             samples.append((drawn, {int(t): distribution.of(int(t)) for t in distribution.ids}))
     assert samples
     assert chi_square_z(*samples) < 4.5
+
+
+def test_tokens_that_the_file_suppresses_are_never_generated(
+    contextual_files: PairFiles, contextual: Running, tmp_path: Path, load: Load
+) -> None:
+    """As in llama.cpp's own chain, where a bias of minus infinity comes before everything else."""
+    said = set(fresh(contextual, PROMPT, 24).tokens)
+    key = {"tokenizer.ggml.suppress_tokens": (ARRAY, (I32, [*said, -1, N_VOCAB]))}
+    path = tmp_path / "suppressing.gguf"
+    path.write_bytes(with_keys(Path(contextual_files.target).read_bytes(), key))
+    engine = load(PairFiles("suppressing", str(path), contextual_files.draft))
+    assert set(engine.pair.vocab.suppressed) == said
+    wanted = Sampling(logit_bias=dict.fromkeys(said, 100.0), seed=1)
+    for sampling in (GREEDY, SAMPLED, wanted):
+        for speculative in (drafting(0), drafting(4), drafting(4, verification="rejection")):
+            answer = engine.ask(PROMPT, 24, sampling, speculative)
+            assert not said & set(answer.tokens)
+    never = Sampler(Settings(temperature=0.0, logit_bias=dict.fromkeys(said, -math.inf)))
+    tokens = engine.ask(PROMPT, 24, GREEDY, drafting(4)).tokens
+    assert first_strange(contextual_files.target, PROMPT, tokens, never) is None
 
 
 # ---------------------------------------------------------------------------- logprobs

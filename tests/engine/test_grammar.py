@@ -214,7 +214,7 @@ def test_rejection_keeps_the_distribution_that_a_grammar_leaves(
     )
     likely = dict.fromkeys((a, b, c, outside), 12.0)
     asked = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, logit_bias=likely)
-    sampler = Sampler(Settings(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0), vocab.piece)
+    sampler = Sampler(Settings(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0))
     speculative = drafting(1, verification="rejection")
     # "a" is forced and the token after it is the target's own: the third comes from a draft.
     wish = Constraint("regex", "a[abc]{3}")

@@ -119,7 +119,7 @@ def test_truncations_leave_what_the_reference_leaves(
 ) -> None:
     settings = replace(OFF, **chosen)
     row = row_of(values)
-    distribution = Sampler(settings, piece).distribution(row)
+    distribution = Sampler(settings).distribution(row)
     assert_same(drawn(row, distribution), reference(values, settings))
     assert float(distribution.probs.sum()) == pytest.approx(1.0)
 
@@ -148,7 +148,7 @@ def test_a_vocabulary_of_150_000_is_truncated_like_a_small_one(chosen: dict[str,
         left = left[left >= left[0] + math.log(settings.min_p)]
     weights = np.exp((left - left[0]) / settings.temperature)
     wanted = weights / weights.sum()
-    sampler = Sampler(settings, piece)
+    sampler = Sampler(settings)
     for _ in range(3):  # the search for the top remembers how far it looked
         distribution = sampler.distribution(row)
         # Of 150 000 sums in float32, the last few digits decide about the last few tokens.
@@ -161,7 +161,7 @@ def test_a_vocabulary_of_150_000_is_truncated_like_a_small_one(chosen: dict[str,
 
 
 def test_top_k_finds_the_top_after_rows_of_another_spread() -> None:
-    sampler = Sampler(replace(OFF, top_k=10), piece)
+    sampler = Sampler(replace(OFF, top_k=10))
     rng = np.random.default_rng(0)
     for spread in (0.001, 100.0, 1e-6, 5.0, 1000.0, 0.0):
         row = (rng.normal(0, 1, 1000) * spread).astype(np.float32)
@@ -177,7 +177,7 @@ def test_top_k_finds_the_top_after_rows_of_another_spread() -> None:
 def test_top_k_with_fewer_possible_tokens_than_k_keeps_those() -> None:
     row = np.full(1000, -np.inf, dtype=np.float32)
     row[[3, 700]] = 1.0
-    distribution = Sampler(replace(OFF, top_k=40), piece).distribution(row)
+    distribution = Sampler(replace(OFF, top_k=40)).distribution(row)
     assert sorted(distribution.ids.tolist()) == [3, 700]
     assert distribution.probs.tolist() == [0.5, 0.5]
 
@@ -186,7 +186,7 @@ def test_top_k_with_fewer_possible_tokens_than_k_keeps_those() -> None:
 def test_greedy_is_the_highest_logit_whatever_else_is_set(
     values: list[float], chosen: Mapping[str, Any]
 ) -> None:
-    sampler = Sampler(replace(OFF, **{**chosen, "temperature": 0.0}), piece)
+    sampler = Sampler(replace(OFF, **{**chosen, "temperature": 0.0}))
     row = row_of(values)
     assert float(row[sampler.sample(row, 0)]) == max(values)
     assert sampler.distribution(row).probs.tolist() == [1.0]
@@ -195,7 +195,7 @@ def test_greedy_is_the_highest_logit_whatever_else_is_set(
 @pytest.mark.parametrize("chosen", [{}, {"top_k": 3}, {"top_p": 0.99}, {"min_p": 1e-9}])
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-30, 1e-60, 5e-324])
 def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: float) -> None:
-    sampler = Sampler(replace(OFF, **chosen, temperature=temperature), piece)
+    sampler = Sampler(replace(OFF, **chosen, temperature=temperature))
     distribution = sampler.distribution(row_of([1.0, 3.0, 2.0, -5.0]))
     assert distribution.of(1) == 1.0
     assert sampler.sample(row_of([1.0, 3.0, 2.0, -5.0]), 0) == 1
@@ -205,7 +205,7 @@ def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: 
 def test_impossible_tokens_are_never_drawn(values: list[float]) -> None:
     row = row_of(values)
     for chosen in ({}, {"top_k": 5}, {"top_p": 0.999999}, {"typical_p": 0.999}):
-        sampler = Sampler(replace(OFF, seed=3, **chosen), piece)
+        sampler = Sampler(replace(OFF, seed=3, **chosen))
         distribution = sampler.distribution(row)
         for uniform in (0.0, 0.5, 1 - 2**-53):
             assert row[distribution.pick(uniform)] > -np.inf
@@ -241,7 +241,7 @@ def test_penalties_are_llama_cpps(
         frequency_penalty=frequency,
         presence_penalty=presence,
     )
-    adjusted = Sampler(settings, piece).adjusted(row_of(values), history)
+    adjusted = Sampler(settings).adjusted(row_of(values), history)
     span = history if last_n < 0 else history[max(len(history) - last_n, 0) :]
     for token, value in enumerate(values):
         wanted = float(value)
@@ -251,73 +251,32 @@ def test_penalties_are_llama_cpps(
         assert float(adjusted[token]) == pytest.approx(wanted, rel=1e-5, abs=1e-5)
 
 
-def dry_reference(history: list[int], settings: Settings) -> dict[int, float]:
-    """What each token loses, by comparing every place of the history with its end."""
-    last = settings.dry_penalty_last_n
-    span = history if last < 0 else history[max(len(history) - last, 0) :]
-    breakers = [text.encode() for text in settings.dry_sequence_breakers]
-    longest: dict[int, int] = {}
-    for at in range(1, len(span)):
-        length = 0
-        while length < at and span[at - 1 - length] == span[-1 - length]:
-            if any(breaker in piece(span[-1 - length]) for breaker in breakers):
-                break
-            length += 1
-        if length >= settings.dry_allowed_length and length:
-            longest[span[at]] = max(longest.get(span[at], 0), length)
-    return {
-        token: settings.dry_multiplier * settings.dry_base ** (n - settings.dry_allowed_length)
-        for token, n in longest.items()
-    }
-
-
-@given(
-    st.lists(st.integers(0, 3), max_size=20),
-    st.integers(1, 4),
-    st.integers(-1, 15),
-    st.sampled_from([(), ("\n",), ("\n", "3")]),
-)
-def test_dry_takes_from_each_token_that_would_extend_a_repeat(
-    history: list[int], allowed: int, last_n: int, breakers: tuple[str, ...]
-) -> None:
-    settings = replace(
-        OFF,
-        dry_multiplier=0.5,
-        dry_allowed_length=allowed,
-        dry_penalty_last_n=last_n,
-        dry_sequence_breakers=breakers,
-    )
-    adjusted = Sampler(settings, piece).adjusted(row_of([0.0] * 4), history)
-    wanted = dry_reference(history, settings)
-    assert adjusted.tolist() == pytest.approx([-wanted.get(token, 0.0) for token in range(4)])
-
-
 def test_dry_stays_finite_arithmetic_for_the_largest_settings_allowed() -> None:
     settings = replace(OFF, dry_multiplier=100.0, dry_base=100.0, dry_sequence_breakers=())
-    row = Sampler(settings, piece).adjusted(row_of([0.0, 0.0, 0.0]), [1] * 200)
+    row = Sampler(settings).adjusted(row_of([0.0, 0.0, 0.0]), [1] * 200)
     assert -np.inf < row[1] <= -1e6
     assert row[0] == row[2] == 0.0
-    assert Sampler(settings, piece).sample(row, 0) in (0, 2)
+    assert Sampler(settings).sample(row, 0) in (0, 2)
 
 
 @given(st.dictionaries(st.integers(0, 7), st.sampled_from([-100.0, -1.5, 2.0, 100.0])))
 def test_a_bias_is_added_to_its_token_only(bias: dict[int, float]) -> None:
     row = row_of([1.0] * 8)
-    adjusted = Sampler(replace(OFF, logit_bias=bias), piece).adjusted(row, [])
+    adjusted = Sampler(replace(OFF, logit_bias=bias)).adjusted(row, [])
     assert adjusted.tolist() == [1.0 + bias.get(token, 0.0) for token in range(8)]
     assert row.tolist() == [1.0] * 8
 
 
 @given(st.lists(st.booleans(), min_size=8, max_size=8).filter(any))
 def test_a_mask_leaves_only_what_it_allows(allowed: list[bool]) -> None:
-    sampler = Sampler(replace(OFF, logit_bias={0: 100.0}), piece)
+    sampler = Sampler(replace(OFF, logit_bias={0: 100.0}))
     row = sampler.adjusted(row_of([0.0] * 8), [], np.array(allowed))
     assert [value > -np.inf for value in row] == allowed
 
 
 def test_where_nothing_applies_the_row_is_not_copied() -> None:
     row = row_of([1.0, 2.0])
-    assert Sampler(OFF, piece).adjusted(row, [1]) is row
+    assert Sampler(OFF).adjusted(row, [1]) is row
 
 
 # ---------------------------------------------------------------------------- drawing with a seed
@@ -331,7 +290,7 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
     chosen: dict[str, Any], seed: int
 ) -> None:
     row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
-    sampler = Sampler(replace(OFF, seed=seed, **chosen), piece)
+    sampler = Sampler(replace(OFF, seed=seed, **chosen))
     wanted = sampler.distribution(row)
     probabilities = {int(token): wanted.of(int(token)) for token in wanted.ids}
     draws = [sampler.sample(row, place) for place in range(4000)]
@@ -342,18 +301,18 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
 
 def test_draws_at_one_place_follow_the_distribution_over_seeds() -> None:
     row = np.random.default_rng(4).normal(0, 2, 40).astype(np.float32)
-    wanted = Sampler(OFF, piece).distribution(row)
+    wanted = Sampler(OFF).distribution(row)
     probabilities = {int(token): wanted.of(int(token)) for token in wanted.ids}
     for place in (0, 1, 1000):
-        draws = [Sampler(replace(OFF, seed=seed), piece).sample(row, place) for seed in range(4000)]
+        draws = [Sampler(replace(OFF, seed=seed)).sample(row, place) for seed in range(4000)]
         assert chi_square_z((draws, probabilities)) < 4.5
 
 
 def test_the_same_draws_from_another_distribution_are_found() -> None:
     """The control of the two tests above."""
     row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
-    sampler = Sampler(replace(OFF, seed=7), piece)
-    warmer = Sampler(replace(OFF, temperature=1.2), piece).distribution(row)
+    sampler = Sampler(replace(OFF, seed=7))
+    warmer = Sampler(replace(OFF, temperature=1.2)).distribution(row)
     draws = [sampler.sample(row, place) for place in range(4000)]
     assert chi_square_z((draws, {int(t): warmer.of(int(t)) for t in warmer.ids})) > 8
 
@@ -374,7 +333,7 @@ def test_rounding_changes_a_draw_only_where_it_is_that_near_an_edge(
     values: list[float], chosen: Mapping[str, Any], seed: int, place: int, rounding: int
 ) -> None:
     """Whatever changes places in the sorted row, and wherever a cut falls."""
-    sampler = Sampler(replace(OFF, **chosen, seed=seed), piece)
+    sampler = Sampler(replace(OFF, **chosen, seed=seed))
     row = row_of(values)
     noise = np.random.default_rng(rounding).uniform(-1e-4, 1e-4, len(row)).astype(np.float32)
     assert near_draw(sampler, row, place, sampler.sample(row + noise, place), 3e-4)
@@ -383,7 +342,7 @@ def test_rounding_changes_a_draw_only_where_it_is_that_near_an_edge(
 @pytest.mark.parametrize("chosen", [{"top_k": 40}, {"top_p": 0.95}, {"min_p": 0.05}])
 def test_candidates_that_change_places_by_rounding_change_no_draw(chosen: dict[str, Any]) -> None:
     """A walk along the sorted candidates would give the one for the other at one draw in twenty."""
-    sampler = Sampler(replace(OFF, seed=5, **chosen), piece)
+    sampler = Sampler(replace(OFF, seed=5, **chosen))
     row = np.random.default_rng(6).normal(0, 1, 300).astype(np.float32)
     order = np.argsort(-row)
     for at in range(0, 10, 2):
@@ -495,7 +454,7 @@ def test_settings_of_a_file_that_are_no_numbers_are_left_out() -> None:
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_a_seed_fixes_what_is_drawn(seed: int) -> None:
     row = row_of([0.0] * 100)
-    one, two = (Sampler(replace(OFF, seed=seed), piece) for _ in "ab")
+    one, two = (Sampler(replace(OFF, seed=seed)) for _ in "ab")
     assert [one.sample(row, at) for at in range(4)] == [two.sample(row, at) for at in range(4)]
     draws = [[sampler.uniform() for _ in range(2)] for sampler in (one, two)]
     assert draws[0] == draws[1]
@@ -504,6 +463,6 @@ def test_a_seed_fixes_what_is_drawn(seed: int) -> None:
 
 def test_without_a_seed_two_requests_draw_differently() -> None:
     row = row_of([0.0] * 100)
-    one, two = Sampler(OFF, piece), Sampler(OFF, piece)
+    one, two = Sampler(OFF), Sampler(OFF)
     assert one.uniform() != two.uniform()
     assert [one.sample(row, at) for at in range(9)] != [two.sample(row, at) for at in range(9)]

@@ -28,10 +28,6 @@ DRAFT: Logits = (TARGET + _rng.normal(0, 1.5, (N, N))).astype(np.float32)
 drafts = st.lists(st.integers(0, N - 1), max_size=6)
 
 
-def piece(token: int) -> bytes:
-    return str(token).encode()
-
-
 def after(text: Sequence[int]) -> Logits:
     row: Logits = TARGET[text[-1]]
     return row
@@ -48,7 +44,7 @@ def greedy(first: int, count: int) -> list[int]:
 def test_greedy_keeps_the_drafts_that_are_the_argmax_and_corrects_the_next(
     drafted: list[int],
 ) -> None:
-    sampler = Sampler(replace(OFF, temperature=0.0), piece)
+    sampler = Sampler(replace(OFF, temperature=0.0))
     kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, sampler, 0)
     truth = greedy(0, len(drafted) + 1)
     right = next((i for i, d in enumerate(drafted) if d != truth[i]), len(drafted))
@@ -60,7 +56,7 @@ def test_match_gives_the_tokens_of_plain_decoding_with_the_same_seed(
     drafted: list[int], seed: int
 ) -> None:
     settings = replace(OFF, seed=seed)
-    speculative, plain = Sampler(settings, piece), Sampler(settings, piece)
+    speculative, plain = Sampler(settings), Sampler(settings)
     kept = verify_match(lambda i, k: after([0, *drafted[:i]]), drafted, speculative, 5)
     text = [0]
     for place in range(5, 5 + len(kept)):
@@ -78,7 +74,7 @@ def test_each_row_is_asked_with_the_tokens_kept_before_it(drafted: list[int], se
             seen.append((i, list(kept)))
             return after([0, *drafted[:i]])
 
-        sampler = Sampler(replace(OFF, seed=seed), piece)
+        sampler = Sampler(replace(OFF, seed=seed))
         if rule == "match":
             kept = verify_match(rows, drafted, sampler, 0)
         else:
@@ -90,7 +86,7 @@ def test_each_row_is_asked_with_the_tokens_kept_before_it(drafted: list[int], se
 
 
 def test_a_draft_that_agrees_with_the_target_is_always_accepted() -> None:
-    sampler = Sampler(replace(OFF, seed=1), piece)
+    sampler = Sampler(replace(OFF, seed=1))
     for place in range(300):
         text, probs = [0], []
         for _ in range(3):
@@ -109,7 +105,7 @@ def test_a_draft_that_agrees_with_the_target_is_always_accepted() -> None:
 
 def test_a_draft_the_target_cannot_say_is_never_accepted() -> None:
     row = np.array([0.0, -np.inf, 1.0], dtype=np.float32)
-    sampler = Sampler(replace(OFF, seed=1), piece)
+    sampler = Sampler(replace(OFF, seed=1))
     certain = Distribution(np.array([1]), np.ones(1))
     for place in range(300):
         assert verify_rejection(lambda i, k: row, [1], [certain], sampler, place)[0] in (0, 2)
@@ -120,7 +116,7 @@ def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> fl
 
     Standard deviations of chi-square: what follows each token is a sample of its own.
     """
-    sampler = sampler or Sampler(settings, piece)
+    sampler = sampler or Sampler(settings)
     opinions = [sampler.distribution(DRAFT[t]) for t in range(N)]
     text = [0]
     while len(text) < count:
@@ -137,7 +133,7 @@ def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> fl
             sampler,
             len(text) - 1,
         )
-    plain = Sampler(settings, piece)
+    plain = Sampler(settings)
     wanted = [plain.distribution(TARGET[t]) for t in range(N)]
     followers: list[list[int]] = [[] for _ in range(N)]
     for token, after_it in pairwise(text):
@@ -169,7 +165,7 @@ def test_the_test_of_the_distribution_finds_a_wrong_rule(
 ) -> None:
     """The control: the same statistic on rules that are nearly right."""
     settings = replace(OFF, seed=11)
-    sampler = Sampler(settings, piece)
+    sampler = Sampler(settings)
     if mistake == "no residual":  # after a rejection, drawn from the target's whole distribution
         monkeypatch.setattr(speculate, "residual", lambda target, draft: target)
     else:  # accepted with min(1, 1.3 p/q), and everything else as it should be

@@ -171,7 +171,22 @@ def with_text(data: bytes, key: str, text: str) -> bytes:
     """A whole file, of any size, in which the text under `key` is another one."""
     found = data.index(_string(key) + struct.pack("<I", STRING)) + 12 + len(key.encode())
     (length,) = struct.unpack_from("<Q", data, found)
-    rest = found + 8 + length
+    return _spliced(data, found, found + 8 + length, _string(text))
+
+
+def with_keys(data: bytes, metadata: dict[str, tuple[int, object]]) -> bytes:
+    """A whole file with more metadata: key → (value type, value), of keys that it lacks."""
+    more = b"".join(
+        _string(key) + struct.pack("<I", kind) + _value(kind, value)
+        for key, (kind, value) in metadata.items()
+    )
+    (count,) = struct.unpack_from("<Q", data, 16)
+    spliced = _spliced(data, 24, 24, more)
+    return spliced[:16] + struct.pack("<Q", count + len(metadata)) + spliced[24:]
+
+
+def _spliced(data: bytes, start: int, stop: int, instead: bytes) -> bytes:
+    """The file with other bytes in its metadata's place from `start` to `stop`."""
     # Where the tensors' names end, and the padding begins, is known to none but the last row.
     header = read_header(_Bytes(data))
     end = len(data)
@@ -179,7 +194,7 @@ def with_text(data: bytes, key: str, text: str) -> bytes:
         last = header.tensors[-1]
         row = data.rindex(_string(last.name), 0, header.data_offset)
         end = row + len(_string(last.name)) + 4 + 8 * len(last.shape) + 12
-    head = data[:found] + _string(text) + data[rest:end]
+    head = data[:start] + instead + data[stop:end]
     if not header.tensors:
         return head
     return head + b"\0" * (_padded(len(head)) - len(head)) + data[header.data_offset :]

@@ -116,7 +116,7 @@ def assert_alike(
     """
     if ours == theirs:
         return
-    sampler = sampler or Sampler(Settings(temperature=0.0), lambda _: b"")
+    sampler = sampler or Sampler(Settings(temperature=0.0))
     for answer in (ours, theirs):
         strange = first_strange(path, prompt, answer, sampler)
         assert strange is None, f"token {strange} of {answer} is not the target's; {ours}; {theirs}"

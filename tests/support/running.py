@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -158,10 +160,15 @@ class Running:
         self.pair.close()
 
 
+# Other settings to run every test with that loads a pair here, to see that none holds by chance of
+# kernels: LOCALSPEC_TEST_ENGINE='{"n_threads": 4, "extra_buffers": false}'
+_ALWAYS: dict[str, Any] = json.loads(os.environ.get("LOCALSPEC_TEST_ENGINE", "{}"))
+
+
 @contextlib.contextmanager
 def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
     """A pair loaded on one thread, closed at the end."""
-    chosen = {"n_threads": 1, "n_ctx": 512, "n_batch": 256, **settings}
+    chosen = {"n_threads": 1, "n_ctx": 512, "n_batch": 256, **settings, **_ALWAYS}
     engine = Running(Pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None))
     try:
         yield engine

@@ -124,6 +124,12 @@ class Vocab:
                 raise InvalidRequest("The text could not be tokenized.")
         return buffer[:count]
 
+    def tokenize_piece(self, raw: bytes) -> list[int]:
+        """Tokens of at most some hundred bytes, which may begin or end within a character."""
+        buffer = (C.llama_token * (len(raw) + 8))()
+        count = C.llama_tokenize(self._handle, raw, len(raw), buffer, len(buffer), False, False)
+        return buffer[: max(count, 0)]
+
     def _specials(self) -> list[str]:
         """The texts that are one token each, whatever stands around them."""
         cutting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
@@ -155,6 +161,30 @@ class Vocab:
             known = bool(C.llama_vocab_is_eog(self._handle, self.check(token)))
             self._eog[token] = known
         return known
+
+    @cached_property
+    def words(self) -> list[bytes]:
+        """Each token as it reads alone at the start of a text; control tokens too.
+
+        About 2 µs per token, once. Unlike its piece, a word has no space that a tokenizer added.
+        """
+        buffer = ctypes.create_string_buffer(256)
+        words = []
+        for token in range(self.size):
+            one = C.llama_token(token)
+            count = int(C.llama_detokenize(self._handle, one, 1, buffer, len(buffer), False, True))
+            if count < 0:
+                buffer = ctypes.create_string_buffer(-count)
+                count = int(C.llama_detokenize(self._handle, one, 1, buffer, -count, False, True))
+            words.append(buffer.raw[: max(count, 0)])
+        return words
+
+    @cached_property
+    def suppressed(self) -> list[int]:
+        """Tokens that the model's file says are never to be generated (`suppress_tokens`)."""
+        count = ctypes.c_int32()
+        found = C.llama_vocab_get_suppress_tokens(self._handle, ctypes.byref(count))
+        return list(found[: count.value]) if found and count.value else []
 
     @cached_property
     def ends(self) -> list[int]:

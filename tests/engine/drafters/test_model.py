@@ -129,7 +129,7 @@ def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from(
     settings = Settings(temperature=1.0, top_k=8, seed=3)
     drafting.fresh(TEXT, 1)
     drafting.verified([], 5)
-    ask = drafting.propose(5, Sampler(settings, lambda token: b""))
+    ask = drafting.propose(5, Sampler(settings))
     assert len(ask.probs) == len(ask.tokens) == len(ask.buckets) == 5
     for token, probs in zip(ask.tokens, ask.probs, strict=True):
         assert probs.of(token) > 0

@@ -1,0 +1,150 @@
+"""DRY and its sequence breakers, held against llama.cpp's own sampler."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import localspec
+from localspec.engine import llama
+from localspec.engine.dry import MOST, BreakerTable
+from localspec.engine.llama import Model, Vocab
+from localspec.engine.sampling import Logits, Sampler, Settings
+from localspec.errors import InvalidRequest
+from localspec.protocol.frames import PairFiles
+
+# Of one character and of several, some that few tokens end with, one longer than llama.cpp takes, and
+# what it passes over.
+BREAKERS = ["\n", ":", '"', "*", "\n\n", ", and", "return x", " =", "é", "日本", "w12", "12 w3"]
+BREAKERS += ["x" * 60, "", "\0", "a\0b"]
+OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, dry_multiplier=0.5)
+
+
+@pytest.fixture(scope="module", params=["shipped", "synthetic"])
+def vocab(request: pytest.FixtureRequest, contextual_files: PairFiles) -> Vocab:
+    llama.initialise()
+    shipped = str(Path(localspec.__file__).parent / "builtin" / "target.gguf")
+    return Vocab(Model(shipped if request.param == "shipped" else contextual_files.target))
+
+
+def table_of(vocab: Vocab) -> BreakerTable:
+    return BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
+
+
+def theirs(vocab: Vocab, row: Logits, history: Sequence[int], settings: Settings) -> list[float]:
+    """The row after llama.cpp's sampler."""
+    raw = [text.encode() for text in settings.dry_sequence_breakers]
+    texts = (ctypes.c_char_p * max(len(raw), 1))(*raw)
+    last = settings.dry_penalty_last_n
+    sampler = llama_cpp.llama_sampler_init_dry(
+        vocab.handle,
+        settings.dry_multiplier,
+        settings.dry_base,
+        settings.dry_allowed_length,
+        len(history) + 1 if last < 0 else last,
+        texts,
+        len(raw),
+    )
+    for token in history:
+        llama_cpp.llama_sampler_accept(sampler, token)
+    data = (llama_cpp.llama_token_data * len(row))(
+        *[llama_cpp.llama_token_data(token, float(value), 0.0) for token, value in enumerate(row)]
+    )
+    array = llama_cpp.llama_token_data_array(data, len(row), -1, False)
+    llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
+    llama_cpp.llama_sampler_free(sampler)
+    return [array.data[at].logit for at in range(array.size)]
+
+
+def tokens_near(vocab: Vocab, breakers: Sequence[str]) -> list[int]:
+    """Tokens that a history of breakers and repeats is made of."""
+    found = vocab.tokenize("a return x = w12 w3, and: b\n", add_special=False, parse_special=False)
+    for breaker in breakers:
+        text = "m" + breaker.partition("\0")[0] + "n"
+        found += vocab.tokenize(text, add_special=False, parse_special=False)
+    return sorted(set(found))
+
+
+@st.composite
+def cases(draw: st.DrawFn, vocab: Vocab) -> tuple[list[int], Settings]:
+    breakers = draw(st.lists(st.sampled_from(BREAKERS), max_size=4))
+    pool = draw(st.lists(st.sampled_from(tokens_near(vocab, breakers)), min_size=1, max_size=6))
+    history = draw(st.lists(st.sampled_from(pool), max_size=40))
+    for breaker in breakers:  # whole breakers, as the tokenizer writes them
+        written = vocab.tokenize(breaker, add_special=False, parse_special=False)
+        at = draw(st.integers(0, len(history)))
+        history[at:at] = written
+    settings = Settings(
+        temperature=1.0,
+        dry_multiplier=draw(st.sampled_from([0.1, 0.8, 100.0])),
+        dry_base=draw(st.sampled_from([1.0, 1.0000001, 1.75, 100.0])),
+        dry_allowed_length=draw(st.sampled_from([0, 1, 2, 3, 2**31 - 1])),
+        dry_penalty_last_n=draw(st.sampled_from([-1, 0, 1, 2, 5, 20, 1000])),
+        dry_sequence_breakers=tuple(breakers),
+    )
+    return history * draw(st.sampled_from([1, 1, 3])), settings
+
+
+def test_what_tokens_lose_is_what_llama_cpp_takes(vocab: Vocab) -> None:
+    table = table_of(vocab)
+    row = np.random.default_rng(1).normal(0, 3, vocab.size).astype(np.float32)
+
+    @given(cases(vocab))
+    def same(case: tuple[list[int], Settings]) -> None:
+        history, settings = case
+        sampler = Sampler(settings, breakers=table.find(settings.dry_sequence_breakers))
+        ours = sampler.adjusted(row, history)
+        wanted = np.maximum(theirs(vocab, row, history, settings), row - np.float32(MOST))
+        np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
+
+    same()
+
+
+def test_a_breaker_that_would_go_on_with_a_repeat_is_spared(vocab: Vocab) -> None:
+    a, b, line = (
+        vocab.tokenize(text, add_special=False, parse_special=False)[-1]
+        for text in ("a", "b", "\n")
+    )
+    history = [a, b, line, a, b]
+    row = np.zeros(vocab.size, dtype=np.float32)
+    with_breaker = Sampler(OFF, breakers=table_of(vocab).find(("\n",))).adjusted(row, history)
+    assert with_breaker[line] == 0.0
+    without = Sampler(OFF).adjusted(row, history)
+    assert without[line] == -0.5
+
+
+def test_a_breaker_of_several_tokens_ends_a_repeat(vocab: Vocab) -> None:
+    words = [token for token in range(vocab.size) if vocab.piece(token).strip().isalnum()]
+    x, y, one, two = words[10], words[20], words[30], words[40]
+    breaker = (vocab.words[one] + vocab.piece(two)).decode()
+    breakers = table_of(vocab).find((breaker,))
+    assert any(tail for tail in breakers[one])
+    tail = max(breakers[one], key=len)
+    history = [x, y, one, *tail, x, y, one, *tail]
+    row = np.zeros(vocab.size, dtype=np.float32)
+    assert Sampler(OFF).adjusted(row, history)[x] < 0.0
+    assert Sampler(OFF, breakers=breakers).adjusted(row, history)[x] == 0.0
+
+
+def test_a_breaker_that_is_no_unicode_is_refused_by_name(vocab: Vocab) -> None:
+    with pytest.raises(InvalidRequest, match="Unicode") as caught:
+        table_of(vocab).find(("a\ud800",))
+    assert caught.value.param == "dry_sequence_breakers"
+
+
+def test_looking_back_further_than_any_text_costs_nothing(vocab: Vocab) -> None:
+    """llama.cpp sets aside a place for each token of the span."""
+    row = np.zeros(vocab.size, dtype=np.float32)
+    history = [3, 4, 5, 3, 4]
+    rows = []
+    for last in (-1, 2**31 - 1):
+        settings = Settings(dry_multiplier=1.0, dry_penalty_last_n=last, repeat_last_n=last)
+        rows.append(Sampler(settings).adjusted(row, history).tolist())
+    assert rows[0] == rows[1]
