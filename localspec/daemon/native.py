@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from localspec.daemon import translate
-from localspec.daemon.answers import Collected, Composer
+from localspec.daemon.answers import Composer
 from localspec.protocol import frames
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
 
@@ -128,16 +128,11 @@ class NativeComposer(Composer):
 
     def whole(self) -> object:
         answers = [
-            self._final(index, choice.done, self._text(choice), choice.logprobs)
+            self._final(index, choice.done, "".join(choice.texts), choice.logprobs)
             for index, choice in enumerate(self.choices)
             if choice.done
         ]
         return answers[0] if len(answers) == 1 else answers
-
-    def _text(self, choice: Collected) -> str:
-        """Nothing of an answer that was taken over: an editor would offer it as if it were whole."""
-        cancelled = choice.done is None or choice.done.finish_reason == "cancelled"
-        return "" if cancelled else "".join(choice.texts)
 
     def _final(
         self, index: int, done: frames.Done, text: str, logprobs: list[frames.TokenLogprob]

@@ -164,12 +164,11 @@ class Pending:
         body = {"input_prefix": "p", "input_suffix": "s", "prompt": "!forever", **fields}
         self._connection.request("POST", "/infill", json.dumps(body))
 
-    def read(self) -> str:
+    def read(self) -> tuple[int, str]:
         response = self._connection.getresponse()
-        assert response.status == 200
         text = response.read().decode()
         self.leave()
-        return text
+        return response.status, text
 
     def leave(self) -> None:
         self._connection.close()
@@ -186,8 +185,8 @@ def test_a_newer_completion_takes_over_from_the_older_one(
     older = Pending(home)
     wait_for(lambda: running(home) == 1, "the older completion")
     assert infill(home, "say new", input_prefix="p")["content"] == "new"
-    answer = json.loads(older.read())
-    assert (answer["content"], answer["stop_type"]) == ("", "none")
+    status, text = older.read()
+    assert (status, json.loads(text)["error"]["code"]) == (499, "cancelled")
     assert home.chat("running").text == "0"
 
 
@@ -215,15 +214,15 @@ def test_an_editor_that_leaves_frees_its_place_at_once(home: Home, start_daemon:
     assert infill(home, "running")["content"] == "0"
 
 
-def test_a_stream_that_is_taken_over_ends_with_a_stop(home: Home, daemon: RunningDaemon) -> None:
+def test_a_stream_that_is_taken_over_ends_with_an_error(home: Home, daemon: RunningDaemon) -> None:
     older = Pending(home, stream=True, id_slot=0)
     wait_for(lambda: running(home) == 1, "the older completion")
     with ThreadPoolExecutor(1) as pool:
         body = pool.submit(older.read)
         infill(home, "say new", id_slot=0)
-        events = [json.loads(e[6:]) for e in body.result().split("\n\n") if e]
-    assert events[-1]["stop"] is True
-    assert events[-1]["stop_type"] == "none"
+        events = [json.loads(e[6:]) for e in body.result()[1].split("\n\n") if e]
+    assert events[0]["content"] == "0 "
+    assert events[-1]["error"]["code"] == "cancelled"
 
 
 def test_an_editor_does_not_wait_while_chats_take_every_place(

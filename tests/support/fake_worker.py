@@ -19,7 +19,8 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
 In an /infill the command is `prompt` after an exclamation mark.
 
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
-safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load.
+safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load; `--pace S` waits
+before each word of "say".
 """
 
 from __future__ import annotations
@@ -160,7 +161,9 @@ class FakeWorker:
         match command:
             case "say":
                 words = prompt.split()[1:]
-                yield from (word if index == 0 else f" {word}" for index, word in enumerate(words))
+                for index, word in enumerate(words):
+                    time.sleep(self.options.pace)
+                    yield word if index == 0 else f" {word}"
             case "slow" | "forever" | "think":
                 if command == "think":
                     yield "<think>"
@@ -224,6 +227,7 @@ def main() -> None:
     parser.add_argument("--first-decode")
     parser.add_argument("--always")
     parser.add_argument("--load-delay", type=float, default=0.0)
+    parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--load-error", action="store_true")
     parser.add_argument("--template")
     options = parser.parse_args()

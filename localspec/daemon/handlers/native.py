@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon import native
+from localspec.daemon.connection import UNIX
 from localspec.daemon.context import Context, context, read
+from localspec.daemon.editors import Place
 from localspec.daemon.generation import EventStream, events_of, whole_answer
 from localspec.errors import ModelNotFound
 from localspec.protocol.frames import Generate, PairFiles
@@ -25,27 +25,30 @@ async def complete(request: Request) -> Response:
 async def infill(request: Request) -> Response:
     body = await read(request, InfillRequest)
     # A warm-up takes over from nobody, and a completion waits behind no warm-up.
-    editor = None if body.n_predict == 0 or (body.n or 1) > 1 else _editor(request, body)
+    editor = None if body.n_predict == 0 or (body.n or 1) > 1 else _place(request, body)
     return await _respond(request, body, native.infill(body), editor)
 
 
-def _editor(request: Request, body: InfillRequest) -> Hashable:
+def _place(request: Request, body: InfillRequest) -> Place:
     """Who waits for this completion, and where: a newer one of the same makes it worthless.
 
-    An editor is the process at the other end (over TCP: the program's name for itself), and the place
-    is its slot if it names one, else the text above the line in which somebody types.
+    On the Unix socket an editor is the process at the other end, and over TCP whoever `user` names.
+    Else it is a program on a host, which may run twice: there only the same text is the same editor.
     """
-    if body.user:
-        return body.user
     client = request.client
-    who: Hashable = None
-    if client is not None:
-        who = client.port if client.host == "unix" else request.headers.get("user-agent")
-    return who, body.id_slot if body.id_slot >= 0 else hash(body.input_prefix)
+    text = hash((body.input_prefix, body.input_suffix))
+    slot = body.id_slot if body.id_slot >= 0 else hash(body.input_prefix)
+    if client is not None and client.host == UNIX:
+        return Place((UNIX, client.port, body.user, slot), text, sure=True)
+    if body.user:
+        return Place((body.user, slot), text, sure=True)
+    host = client.host if client else None
+    program = request.headers.get("user-agent")
+    return Place((host, program, body.id_slot, text), text, sure=False)
 
 
 async def _respond(
-    request: Request, body: NativeRequest, wanted: list[Generate], editor: Hashable = None
+    request: Request, body: NativeRequest, wanted: list[Generate], editor: Place | None = None
 ) -> Response:
     daemon = context(request)
     pair = await _pair(daemon, body.model, strict=_OUR_CLIENT in request.headers)
