@@ -26,6 +26,7 @@ _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
 class Prefix:
     """What a target remembers after reading `tokens`, and a draft after the first `n_draft` of them.
 
+    least: the fewest of them that it can be cut to; all of them where it cannot be cut at all.
     exact: read by the exact lane; only that one may go on from it. conversation: whose text it is.
     source: "memory", or "disk" where it comes from a saved conversation.
     """
@@ -34,6 +35,7 @@ class Prefix:
     target: State
     draft: State | None = None
     n_draft: int = 0
+    least: int = 0
     exact: bool = False
     conversation: str | None = None
     source: str = "memory"
@@ -132,35 +134,36 @@ class Prefixes:
         return True
 
     def supersede(self, prefix: Prefix) -> None:
-        """Drop what holds nothing beyond `prefix`; of models whose state can be cut."""
+        """Drop what holds nothing that `prefix` could not be cut to."""
         self._kept = [
             each
             for each in self._kept
             if each.exact != prefix.exact
+            or each.least < prefix.least
             or common_prefix(each.tokens, prefix.tokens) < len(each.tokens)
         ]
 
     def covers(self, tokens: Sequence[int], exact: bool) -> bool:
         """Is all of `tokens` kept already? Then it counts as used now."""
-        found, length = self.find(tokens, exact=exact, whole=False)
+        found, length = self.find(tokens, exact=exact)
         if found is None or length < len(tokens):
             return False
         self._used(found)
         return True
 
     def find(
-        self, tokens: Sequence[int], *, exact: bool, whole: bool, also: Sequence[Prefix] = ()
+        self, tokens: Sequence[int], *, exact: bool, align: int = 1, also: Sequence[Prefix] = ()
     ) -> tuple[Prefix | None, int]:
-        """The prefix that shares most with `tokens`, and how many; `also`: those kept elsewhere.
+        """The prefix that can be cut to most of `tokens`, and how many; `also`: those kept elsewhere.
 
-        whole: only one that is itself a beginning of `tokens` (a state that cannot be cut).
+        align: how many is a multiple of it.
         """
         best: Prefix | None = None
         longest = 0
         for each in [*self, *also]:
             if each.exact == exact:
-                length = common_prefix(each.tokens, tokens)
-                if length > longest and not (whole and length < len(each.tokens)):
+                length = common_prefix(each.tokens, tokens) // align * align
+                if length > longest and length >= each.least:
                     best, longest = each, length
         return best, longest
 

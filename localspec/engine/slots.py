@@ -54,8 +54,10 @@ class Slots:
         self._prefixes = prefixes
         self._exact = exact
         # A recurrent state cannot be cut, only continued whole.
-        self._cuttable = not (target.model.recurrent or target.model.hybrid)
-        self._draft_cuttable = draft is None or not (draft.model.recurrent or draft.model.hybrid)
+        self._cuttable = _cuttable(target)
+        self._draft_cuttable = draft is None or _cuttable(draft)
+        # A state put back lies in other cells than one that was read, so its sums have another order.
+        self._restores = not (exact and target.model.n_swa)
         self._slots = [Slot(i, first_draft + i) for i in range(count)]
         self._clock = 0
 
@@ -81,7 +83,7 @@ class Slots:
         """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.busy]
-        shared = {s.id: common_prefix(s.cached, prompt) if reuse else 0 for s in self._slots}
+        shared = {s.id: self._usable(s, prompt, align) if reuse else 0 for s in self._slots}
         best = max(idle, key=lambda s: (shared[s.id], -s.last_used))
         source = max(self._slots, key=lambda s: shared[s.id])
         keep = shared[best.id]
@@ -90,14 +92,27 @@ class Slots:
         if shared[source.id] > keep or wasteful:
             best = min(idle, key=lambda s: (s.n_target > 0, s.last_used))
             keep = shared[best.id]
-        back = self._put_back(best, prompt, shared[source.id], saved) if reuse else 0
-        if not back:  # trying may have cost a slot what it held
-            keep, offered = (min(shared[s.id], s.n_target) for s in (best, source))
+        back = self._put_back(best, prompt, shared[source.id], align, saved) if reuse else 0
+        if reuse and not back:  # trying may have cost a slot what it held
+            keep, offered = (self._usable(s, prompt, align) for s in (best, source))
             keep = self._bring(best, source, keep, offered)
-        self._take(best, prompt, min(back or keep, len(prompt) - 1) // align * align)
+        self._take(best, prompt, back or keep)
         if not back:
             best.source = "slot" if best.n_target else ""
         return best
+
+    def _usable(self, slot: Slot, prompt: Sequence[int], align: int) -> int:
+        """How many tokens of `prompt` a request can go on from with what is really in a slot's memory."""
+        shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
+        return shared if shared >= self._least(slot) else 0
+
+    def _least(self, slot: Slot) -> int:
+        """The fewest tokens that the target's memory of a slot can be cut to."""
+        if self._cuttable:
+            return _least(self._target, slot.id, slot.n_target)
+        # llama.cpp keeps a snapshot per token of the last pass only, and would give an older pass's
+        # instead of refusing.
+        return min(slot.last_pass + 1, slot.n_target)
 
     def _bring(self, slot: Slot, source: Slot, keep: int, offered: int) -> int:
         """Copy a longer shared prefix from another slot; returns what `slot` now holds of the prompt."""
@@ -108,9 +123,10 @@ class Slots:
         self._target.copy(source.id, slot.id, offered)
         slot.tokens, slot.n_target = source.tokens[:offered], offered
         if self._draft is not None and self._draft_cuttable:
-            slot.n_draft = min(source.n_draft, offered)
-            if slot.n_draft:
-                self._draft.copy(source.draft_id, slot.draft_id, slot.n_draft)
+            n_draft = min(source.n_draft, offered)
+            if n_draft and n_draft >= _least(self._draft, source.draft_id, source.n_draft):
+                self._draft.copy(source.draft_id, slot.draft_id, n_draft)
+                slot.n_draft = n_draft
         return offered
 
     def _take(self, slot: Slot, prompt: list[int], keep: int) -> None:
@@ -145,6 +161,7 @@ class Slots:
             target,
             draft,
             slot.n_draft if draft is not None else 0,
+            self._least_saved(slot),
             self._exact,
             slot.conversation,
         )
@@ -153,33 +170,41 @@ class Slots:
             self._prefixes.exchange.copied(held.size, spent * 1e3)
         return held
 
+    def _least_saved(self, slot: Slot) -> int:
+        """As `_least`, of a copy: llama.cpp leaves out what the last token of the text could not see."""
+        if not self._cuttable:
+            return slot.n_target
+        least, window = self._least(slot), self._target.model.n_swa
+        return least if not window or slot.n_target <= window else max(least, slot.n_target - 1)
+
     def _keep(self, slot: Slot, left: int) -> None:
         """Before a slot loses all but `left` tokens: keep a copy where that is worth it."""
         kept = self._prefixes
-        if kept is None or slot.n_target <= left or kept.limit <= 0:
+        if kept is None or slot.n_target <= left or kept.limit <= 0 or not self._restores:
             return
         size = self._target.state_size(slot.id)
         worth = kept.exchange.worth_keeping(slot.n_target - left, size)
-        if not worth or (self._cuttable and kept.covers(slot.cached, self._exact)):
+        if not worth or kept.covers(slot.cached, self._exact):
             return
         held = self.snapshot(slot)
-        if self._cuttable:
-            kept.supersede(held)
+        kept.supersede(held)
         kept.put(held)
 
-    def _put_back(self, slot: Slot, prompt: list[int], offered: int, saved: Prefix | None) -> int:
+    def _put_back(
+        self, slot: Slot, prompt: list[int], offered: int, align: int, saved: Prefix | None
+    ) -> int:
         """Give `slot` the longest kept prefix where that beats the `offered` tokens by enough.
 
         Returns how many tokens of the prompt it holds then, 0 where nothing was put back.
         """
         kept = self._prefixes
-        if kept is None:
+        if kept is None or not self._restores:
             return 0
         # At least one token is left to be read, so a state that cannot be cut must be shorter.
         found, length = kept.find(
             prompt[:-1],
             exact=self._exact,
-            whole=not self._cuttable,
+            align=align,
             also=[saved] if saved is not None else [],
         )
         if found is None or not kept.exchange.pays(length - offered, found.size):
@@ -200,8 +225,7 @@ class Slots:
         kept.taken(found, length)
         slot.source = "disk" if found.source == "disk" else "memory"
         # What goes beyond the prompt is still kept, or too little to be: it is no loss.
-        self.roll_back(slot, min(length, slot.n_target))
-        return length
+        return length if self.roll_back(slot, length) else 0
 
     def _make_cells(self, count: int) -> None:
         """llama.cpp puts a state back only where cells are free: others give theirs up for it."""
@@ -212,10 +236,10 @@ class Slots:
     def roll_back(self, slot: Slot, length: int) -> bool:
         """Cut both memories to `length` tokens. False: the model cannot, and reads all of it again."""
         if self._target.length(slot.id) > length:
-            # llama.cpp keeps a snapshot per token of the last pass only, and would give an older
-            # pass's instead of refusing.
-            kept = self._cuttable or length > slot.last_pass
-            if not (kept and self._target.remove(slot.id, length)):
+            # What a pass read ahead of `n_target` took no cell that the text up to there needs.
+            ahead = self._cuttable and length >= slot.n_target
+            there = ahead or length >= self._least(slot)
+            if not (there and self._target.remove(slot.id, length)):
                 self.forget(slot)
                 return False
         slot.n_target = min(slot.n_target, length)
@@ -230,9 +254,12 @@ class Slots:
         if self._draft.length(slot.draft_id) > length:
             if not self._draft_cuttable:
                 slot.n_draft = self._return_to_mark(self._draft, slot, length)
-            elif not self._draft.remove(slot.draft_id, length):
-                self._draft.remove(slot.draft_id, 0)
-                slot.n_draft = 0
+            else:
+                held = self._draft.length(slot.draft_id)
+                there = length >= _least(self._draft, slot.draft_id, held)
+                if not (there and self._draft.remove(slot.draft_id, length)):
+                    self._draft.remove(slot.draft_id, 0)
+                    slot.n_draft = 0
 
     def _return_to_mark(self, draft: Context, slot: Slot, length: int) -> int:
         """Go back to where drafting began (llama.cpp's own snapshots reach no further back than the
@@ -284,3 +311,12 @@ class Slots:
         self._keep(oldest, 0)
         self.clear(oldest)
         return True
+
+
+def _cuttable(context: Context) -> bool:
+    return not (context.model.recurrent or context.model.hybrid)
+
+
+def _least(context: Context, sequence: int, held: int) -> int:
+    """The fewest of `held` tokens that a cache of attention can be cut to; `held`: it cannot be."""
+    return min(held, context.model.can_go_on_from(context.first(sequence)))

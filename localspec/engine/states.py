@@ -29,7 +29,7 @@ from localspec.engine.llama import State
 from localspec.engine.prefixes import Prefix, free_memory
 
 MAGIC = b"LSPREFIX"
-VERSION = 1
+VERSION = 2
 # Fewer are read again within seconds on any machine, and a file costs the disk its wear.
 MIN_TOKENS = 256
 # A conversation is written again when it has grown by this part, so that all of its writings together
@@ -55,6 +55,7 @@ class _Header(msgspec.Struct):
     identity: str
     tokens: list[int]
     n_draft: int
+    least: int
     exact: bool
     target: int
     draft: int
@@ -142,6 +143,7 @@ class States:
         if (
             len(body) != header.target + header.draft
             or not 0 <= header.n_draft <= len(header.tokens)
+            or not 0 <= header.least <= len(header.tokens)
             or min(header.target, header.draft) < 0
         ):
             raise Refused("it is damaged")
@@ -150,6 +152,7 @@ class States:
             body[: header.target],
             body[header.target :] if header.draft else None,
             header.n_draft,
+            header.least,
             header.exact,
         )
 
@@ -220,6 +223,7 @@ class States:
                 self._identity,
                 list(prefix.tokens),
                 prefix.n_draft,
+                prefix.least,
                 prefix.exact,
                 prefix.target.nbytes,
                 draft.nbytes,

@@ -74,32 +74,28 @@ def test_it_holds_what_was_used_last_within_the_limit_and_tells_of_the_rest(
     assert kept.size <= LIMIT
 
 
-@given(st.lists(texts, max_size=10), texts, st.booleans())
-def test_what_is_found_is_the_longest_and_its_own_text(
-    there: list[list[int]], wanted: list[int], whole: bool
+@given(st.lists(st.tuples(texts, st.integers(0, 8)), max_size=10), texts, st.integers(1, 3))
+def test_what_is_found_is_the_longest_of_its_own_text_that_it_can_be_cut_to(
+    there: list[tuple[list[int], int]], wanted: list[int], align: int
 ) -> None:
     kept = store(10_000)
-    for tokens in there:
-        kept.put(prefix(tokens))
-    found, length = kept.find(wanted, exact=False, whole=whole)
-    lengths = [
-        common_prefix(tokens, wanted)
-        for tokens in there
-        if not whole or wanted[: len(tokens)] == tokens
-    ]
-    assert length == max(lengths, default=0)
+    for tokens, least in there:
+        kept.put(prefix(tokens, least=min(least, len(tokens))))
+    found, length = kept.find(wanted, exact=False, align=align)
+    shared = ((common_prefix(t, wanted) // align * align, min(m, len(t))) for t, m in there)
+    assert length == max((common for common, least in shared if common >= least), default=0)
     if found is None:
         assert length == 0
     else:
         assert list(found.tokens[:length]) == wanted[:length]
-        assert not whole or len(found.tokens) == length
+        assert found.least <= length
 
 
 def test_what_the_exact_lane_has_read_is_for_it_alone() -> None:
     kept = store()
     kept.put(prefix([1, 2, 3], exact=True))
-    assert kept.find([1, 2, 3], exact=False, whole=False) == (None, 0)
-    assert kept.find([1, 2, 3], exact=True, whole=False)[1] == 3
+    assert kept.find([1, 2, 3], exact=False) == (None, 0)
+    assert kept.find([1, 2, 3], exact=True)[1] == 3
     kept.supersede(prefix([1, 2, 3, 4]))
     assert len(kept) == 1
 
@@ -110,6 +106,15 @@ def test_a_longer_text_takes_the_place_of_its_beginnings() -> None:
         kept.put(prefix(tokens))
     kept.supersede(prefix([1, 2, 3, 4]))
     assert [list(each.tokens) for each in kept] == [[1, 9]]
+
+
+def test_a_longer_text_does_not_take_the_place_of_what_it_cannot_be_cut_to() -> None:
+    kept = store()
+    kept.put(prefix([1, 2], least=2))
+    kept.put(prefix([1, 2, 3], least=3))
+    kept.supersede(prefix([1, 2, 3, 4], least=3))
+    assert [list(each.tokens) for each in kept] == [[1, 2]]
+    assert not kept.covers([1], exact=False)
 
 
 def test_one_that_is_put_back_moves_to_its_slot_unless_much_of_it_is_left() -> None:

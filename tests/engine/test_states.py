@@ -34,7 +34,7 @@ class Disk:
 
     def save(self, conversation: str, tokens: list[int] = TEXT, size: int = 1000) -> None:
         body = np.arange(size, dtype=np.uint8)
-        prefix = Prefix(tokens, body, body[: size // 4], 7, conversation=conversation)
+        prefix = Prefix(tokens, body, body[: size // 4], 7, 5, conversation=conversation)
         self.states.save_all([lambda: prefix], 10.0)
 
     def file(self, conversation: str) -> Path:
@@ -55,6 +55,7 @@ def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
     found = Disk(disk.folder).states.load("ab12", TEXT)
     assert found is not None
     assert (list(found.tokens), found.n_draft, found.source) == (TEXT, 7, "disk")
+    assert found.least == 5
     assert found.target.tobytes() == bytes(np.arange(1000, dtype=np.uint8))
     assert found.draft is not None
     assert found.draft.nbytes == 250

@@ -140,7 +140,9 @@ class Context(Freed):
         params.kv_unified = (
             True  # one sequence may use the whole cache, and one pass holds them all
         )
-        params.swa_full = True  # sliding windows otherwise cannot roll a draft back
+        # Cells outside the window stay until others need them, so that edits and copies find them;
+        # what is there still is for `first` to say.
+        params.swa_full = True
         params.no_perf = True
         params.flash_attn_type = _FLASH[settings.flash_attention]
         if settings.chooses:  # by default one row per sequence may be chosen on the device
@@ -243,6 +245,15 @@ class Context(Freed):
         """Tokens the memory holds for a sequence (its highest position + 1)."""
         self._check_sequence(sequence)
         return int(C.llama_memory_seq_pos_max(self._memory, sequence)) + 1
+
+    def first(self, sequence: int) -> int:
+        """The lowest position from which the memory holds a sequence without a gap; -1: nothing.
+
+        llama.cpp gives cells that no token after a text's last one can see to whoever needs them, and
+        leaves them out of a saved state. Of a recurrent state it is the last position.
+        """
+        self._check_sequence(sequence)
+        return int(C.llama_memory_seq_pos_min(self._memory, sequence))
 
     def save(self, sequence: int, *, partial: bool = False) -> State:
         """The state of one sequence, to be given to `restore`.

@@ -21,6 +21,8 @@ _SPLIT_MODES = {
     "row": C.LLAMA_SPLIT_MODE_ROW,
 }
 
+_CHUNKED = {"llama4"}  # attention in chunks (LLAMA_SWA_TYPE_CHUNKED), of `n_swa` positions each
+
 
 class Freed(ABC):
     """Something of C's that must be freed: `with` does it."""
@@ -77,13 +79,26 @@ class Model(Freed):
         self.path = path
         self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
         self.n_layer = int(C.llama_model_n_layer(self.handle))
-        self.n_swa = int(C.llama_model_n_swa(self.handle))
+        self.n_swa = int(C.llama_model_n_swa(self.handle))  # 0: attention without a window
         self.size = int(C.llama_model_size(self.handle))
         self.n_params = int(C.llama_model_n_params(self.handle))
         self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
         self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
         self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
+        self._chunked = self.metadata("general.architecture") in _CHUNKED
         self.vocab = Vocab(self)
+
+    def can_go_on_from(self, first: int) -> int:
+        """The shortest text that can be gone on with where the cache begins at position `first`.
+
+        The token at position p sees a window of the `n_swa` that end with it (is_masked_swa in
+        llama.cpp's llama-hparams.h), or, in chunks, what shares p // n_swa with it.
+        """
+        if first <= 0:
+            return 0
+        if self._chunked:
+            return -(-first // self.n_swa) * self.n_swa
+        return first + self.n_swa - 1
 
     @property
     def description(self) -> str:

@@ -1,0 +1,282 @@
+"""Random small models of llama.cpp's architectures, a few hundred kilobytes each.
+
+What tensors an architecture has is llama.cpp's own knowledge: it is given the metadata, as in its
+tests/test-llama-archs.cpp, and asked for a model of it; the names and shapes it wants are written down
+with weights at full strength, so that one wrong, missing or stale cell changes the answer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
+from llama_cpp._ggml import libggml
+
+from localspec.bench.synthetic import _write_vocabulary
+
+N_VOCAB, N_CTX, WINDOW = 512, 2048, 32
+_PER_LAYER_HEADS = {
+    "plamo2", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "lfm2", "lfm2moe",
+    "kimi-linear",
+}  # fmt: skip
+_MLA = {"deepseek2", "kimi-linear"}
+_PATTERN = {"mimo2", "step35", "cohere2moe"}  # they take the layers' kinds as a list only
+_LAYERS = {"llama4": 4, "gemma3n": 22, "nemotron_h": 3, "gemma4": 5}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one architecture's model."""
+
+    embd: int = 128
+    heads: int = 2
+    ff: int = 192
+    layers: int = 2
+
+
+def shape(architecture: str) -> Shape:
+    """What llama.cpp's own fixture found each architecture to need."""
+    layers = _LAYERS.get(architecture, 2)
+    if architecture in _MLA:
+        return Shape(heads=1, layers=layers)
+    if architecture == "gemma3n":
+        return Shape(64, 1, 96, layers)
+    if architecture in {"qwen3next", "qwen35", "qwen35moe", "gpt-oss"}:
+        return Shape(256, layers=layers)
+    return Shape(layers=layers)
+
+
+def write(architecture: str, folder: Path, *, experts: bool = False, seed: int = 0) -> Path:
+    """One GGUF; experts: as a mixture of them. Raises ValueError where llama.cpp refuses it."""
+    path = folder / f"{architecture}{'-moe' if experts else ''}-{seed}.gguf"
+    if not path.exists():
+        header = folder / f"{path.stem}.header"
+        _write(header, architecture, experts, {})
+        rng = np.random.default_rng(seed)
+        wanted = _wanted(header)
+        tensors = {name: _weights(rng, name, size) for name, size in wanted.items()}
+        _sharpen(architecture, tensors)
+        header.unlink()
+        _write(path, architecture, experts, tensors)
+    return path
+
+
+def _weights(
+    rng: np.random.Generator, name: str, dimensions: tuple[int, ...]
+) -> npt.NDArray[np.float32]:
+    """As numpy orders dimensions: the rows' length last."""
+    values = rng.standard_normal(dimensions[::-1], dtype=np.float32)
+    if "ssm_a" in name:  # rates of decay: a state that grows would swamp everything
+        return (-np.abs(values) - np.float32(0.1)) * np.float32(0.1)
+    if len(dimensions) == 1 or dimensions[-1] == 1 or "norm" in name:
+        return values * np.float32(0.1) + np.float32("norm" in name)
+    if name.startswith("token_embd"):  # what attention finds weighs more than the token itself
+        return values * np.float32(0.3)
+    if name.startswith("output"):
+        return values * np.float32(2 * dimensions[0] ** -0.5)
+    return values * np.float32(dimensions[0] ** -0.5)
+
+
+def _sharpen(architecture: str, tensors: dict[str, npt.NDArray[np.float32]]) -> None:
+    """Let each token look at few others, and what it finds there weigh: random attention averages."""
+    # These do not divide by the root of a head's size.
+    sharp = np.float32(0.6 if architecture in {"gemma3n", "gemma4"} else 2.2)
+    normed = any("attn_q_norm" in name for name in tensors)
+    queries = "attn_q_norm attn_k_norm" if normed else "attn_q. attn_k. attn_qkv."
+    tied = "output.weight" not in tensors
+    for name, data in tensors.items():
+        if any(part in name for part in queries.split()):
+            data *= sharp
+        elif "attn_out" in name:
+            data *= np.float32(6 if tied else 3)
+    if tied:  # no token is to be sure to follow itself
+        tensors["token_embd.weight"] *= np.float32(0.1)
+        tensors["output_norm.weight"] *= np.float32(6)
+
+
+def _write(
+    path: Path, architecture: str, experts: bool, tensors: dict[str, npt.NDArray[np.float32]]
+) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_vocabulary(writer, N_VOCAB)
+    sizes = shape(architecture)
+    values = _metadata(architecture, sizes)
+    if experts:
+        values |= _experts(sizes)
+    for key, value in values.items():
+        _put(writer, f"{architecture}.{key}", value)
+    for name in ("alpha_n", "alpha_p", "beta", "eps"):
+        writer.add_float32(f"xielu.{name}", 1e-7 if name == "eps" else 1.0)
+    for name, data in tensors.items():
+        writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _put(writer: Any, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _metadata(architecture: str, sizes: Shape) -> dict[str, object]:
+    """More than any one architecture reads."""
+    head = sizes.embd // sizes.heads
+    each = [0 if layer == 1 else sizes.heads for layer in range(sizes.layers)]
+    heads: object = each if architecture in _PER_LAYER_HEADS else sizes.heads
+    feed: object = sizes.ff
+    if architecture.startswith("nemotron_h"):
+        feed = [0 if layer <= 1 else sizes.ff for layer in range(sizes.layers)]
+    pattern: object = 5 if architecture == "gemma4" else 2
+    if architecture in _PATTERN:
+        pattern = [layer % 2 for layer in range(sizes.layers)]
+    if architecture == "gemma4":
+        pattern = [layer % 5 != 4 for layer in range(sizes.layers)]
+    delta = architecture in {"qwen3next", "qwen35", "qwen35moe"}
+    values: dict[str, object] = {
+        "vocab_size": N_VOCAB,
+        "context_length": N_CTX if architecture != "llama4" else 3 * 8192,
+        "embedding_length": sizes.embd,
+        "features_length": sizes.embd,
+        "block_count": sizes.layers,
+        "leading_dense_block_count": 1,
+        "feed_forward_length": feed,
+        "use_parallel_residual": False,
+        "logit_scale": 1.0,
+        "residual_scale": 1.0,
+        "embedding_scale": 1.0,
+        "time_mix_extra_dim": 32,
+        "time_decay_extra_dim": 32,
+        "full_attention_interval": 2,
+        "token_shift_count": 2,
+        "rescale_every_n_layers": 0,
+        "attention.head_count": heads,
+        "attention.head_count_kv": heads,
+        "attention.max_alibi_bias": 8.0,
+        "attention.clamp_kqv": 100.0,
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.group_norm_epsilon": 1e-5,
+        "attention.group_norm_groups": 8,
+        "attention.q_lora_rank": 64,
+        "attention.kv_lora_rank": 64,
+        "attention.decay_lora_rank": 32,
+        "attention.iclr_lora_rank": 32,
+        "attention.value_residual_mix_lora_rank": 32,
+        "attention.gate_lora_rank": 32,
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": pattern,
+        "attention.shared_kv_layers": 0,
+        "attention.key_length_swa": head,
+        "attention.value_length_swa": head,
+        "rope.freq_base_swa": 10000.0,
+        "rope.dimension_sections": [head // 4] * 4,
+        "ssm.inner_size": 256 if delta else 2 * sizes.embd,
+        "ssm.conv_kernel": 4,
+        "ssm.state_size": 128,
+        "ssm.time_step_rank": sizes.heads,
+        "ssm.group_count": 0 if architecture == "plamo2" else 2,
+        "kda.head_dim": 128,
+        "wkv.head_size": head,
+        "shortconv.l_cache": 3,
+    }
+    if architecture == "gemma4":
+        values["embedding_length_per_layer_input"] = sizes.embd // 2
+    if architecture in _MLA:
+        values |= {
+            "attention.key_length": 128,
+            "attention.value_length": 64,
+            "rope.dimension_count": 64,
+            "attention.key_length_mla": 96,
+            "attention.value_length_mla": 64,
+        }
+    return values
+
+
+def _experts(sizes: Shape) -> dict[str, object]:
+    """All of them used by every token: of two nearly equal ones rounding would choose another."""
+    return {
+        "expert_feed_forward_length": sizes.ff,
+        "expert_shared_feed_forward_length": sizes.ff // 2,
+        "expert_latent_length": sizes.ff,
+        "interleave_moe_layer_step": 2,
+        "expert_count": 2,
+        "expert_used_count": 2,
+        "expert_shared_count": 1,
+        "expert_gating_func": 2,
+        "expert_group_scale": 1.0,
+        "experts_per_group": 1,
+    }
+
+
+# ------------------------------------------------------------------------------- llama.cpp's wishes
+
+_SetTensor = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _GgufParams(ctypes.Structure):
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+class _TensorHead(ctypes.Structure):
+    """The beginning of ggml_tensor (ggml.h)."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+    )
+
+
+@contextmanager
+def _header_read(path: Path) -> Iterator[int]:
+    libggml.gguf_init_from_file.restype = ctypes.c_void_p
+    libggml.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GgufParams)
+    libggml.gguf_free.argtypes = (ctypes.c_void_p,)
+    handle = libggml.gguf_init_from_file(str(path).encode(), _GgufParams(True, None))
+    assert handle, path
+    try:
+        yield handle
+    finally:
+        libggml.gguf_free(handle)
+
+
+def _wanted(header: Path) -> dict[str, tuple[int, ...]]:
+    """Names and dimensions (llama.cpp's order, without trailing ones) of the tensors of a header."""
+    found: dict[str, tuple[int, ...]] = {}
+    libggml.ggml_get_name.restype = ctypes.c_char_p
+    libggml.ggml_get_name.argtypes = (ctypes.c_void_p,)
+    libggml.ggml_n_dims.argtypes = (ctypes.c_void_p,)
+
+    @_SetTensor
+    def note(tensor: int, _user: int) -> None:
+        name = libggml.ggml_get_name(tensor).decode()
+        head = _TensorHead.from_address(tensor)
+        found[name] = tuple(head.ne[: libggml.ggml_n_dims(tensor)])
+
+    library = C._lib
+    make = library.llama_model_init_from_user
+    make.restype = ctypes.c_void_p
+    make.argtypes = (ctypes.c_void_p, _SetTensor, ctypes.c_void_p, C.llama_model_params)
+    with _header_read(header) as metadata:
+        model = make(metadata, note, None, C.llama_model_default_params())
+    if not model:
+        raise ValueError(f"llama.cpp refuses {header.name}")
+    C.llama_model_free(model)
+    return found
