@@ -136,27 +136,37 @@ def _fit(fit: dict[str, Any] | None) -> str:
 def drafts(found: dict[str, Any]) -> None:
     """Those that match as a table, then why the others do not."""
     possible = [each for each in found["drafts"] if each["matched"]]
-    if possible:
-        rows = [["DRAFT", "SIZE", "TARGET IS", "SPEED", "WHERE"]]
-        for each in possible:
-            speed = _speed(each["speed"], found["plain"])
-            ratio = f"{each['ratio']:.1f}×"
-            rows.append([each["name"], size(each["size"]), ratio, speed, each["origin"]])
-        table(rows)
-        if found["plain"]:
-            render.line(f"The target alone: {found['plain']:.1f} tokens/s.")
-    else:
+    if not possible:
         render.line("No model on this disk can draft for it.")
+    elif any(each["gain"] for each in possible):
+        rows = [["DRAFT", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]]
+        for each in possible:
+            rows.append([each["name"], size(each["size"]), *_gain(each["gain"]), each["origin"]])
+        table(rows)
+        render.line(f"The target alone: {found['plain']:.1f} tokens/s.")
+        for each, before in zip(possible[1:], possible, strict=False):
+            if each["tied"]:
+                render.line(f"{before['name']} and {each['name']} cannot be told apart.")
+    else:
+        rows = [["DRAFT", "SIZE", "TARGET IS", "WHERE"]]
+        for each in possible:
+            rows.append([each["name"], size(each["size"]), f"{each['ratio']:.1f}×", each["origin"]])
+        table(rows)
+        render.line("How much each gains: add --measure.")
     for each in found["drafts"]:
         if not each["matched"]:
             render.line(f"not {each['name']} ({each['origin']}): {each['reason']}")
 
 
-def _speed(speed: float | None, plain: float | None) -> str:
-    if speed is None:
-        return "not measured"
-    gain = f" ({speed / plain:.2f}×)" if plain else ""
-    return f"{speed:.1f} tokens/s{gain}"
+def _gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
+    if gain is None:
+        return "", "not measured", ""
+    low, high = gain["acceptance_low"], gain["acceptance_high"]
+    accepted = f"{gain['acceptance']:.0%} ({low:.0%} to {high:.0%})"
+    speed_up = f"{gain['speed_up']:.2f}× ({gain['low']:.2f} to {gain['high']:.2f})"
+    if gain["speed_up"] < 1:
+        speed_up += ", does not pay"
+    return accepted, speed_up, str(gain["depth"])
 
 
 def pulls(states: list[dict[str, Any]]) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from localspec.config import Config
 from localspec.daemon import pairs
 from localspec.daemon.library import Library
-from localspec.daemon.measure import Interrupted, Speeds
+from localspec.daemon.measure import Interrupted, Trials
 from localspec.daemon.memory import Free
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
+    DraftGain,
     Drafts,
     DraftView,
     FitView,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from localspec.registry.catalogue import Pair
     from localspec.registry.details import Details, ModelDetails
     from localspec.registry.drafts import Candidate
+    from localspec.registry.gain import Gain, Trial
     from localspec.registry.model import Model
     from localspec.registry.records import Record, StoredModel
 
@@ -202,10 +204,10 @@ def drafts(
     library: Library,
     target: str,
     folders: list[str],
-    speeds: Speeds | None,
+    trials: Trials | None,
     report: Callable[[Drafts], None],
 ) -> Drafts:
-    """Every model on this disk as a draft for `target`; with `speeds` those that match measured.
+    """Every model on this disk as a draft for `target`; with `trials` those that match measured.
 
     Raises:
         InvalidRequest: a folder. BadGguf: the target. Conflict: the engine is needed elsewhere.
@@ -217,24 +219,23 @@ def drafts(
         if not Path(folder).is_dir():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
     models = find_models(library.store, map(Path, folders))
-    if speeds is None:
+    if trials is None:
         ranked = rank_drafts(Path(target), models)
         return Drafts(target, drafts=[_draft(each) for each in ranked])
-    measured = speeds
+    measured = trials
     names = {each.path: each.name for each in models}  # a stored file is named by its hash
+
+    def measure(ours: Path, draft: Path) -> Trial:
+        report(Drafts(target, measuring=names.get(draft, draft.name)))
+        return measured(ours, draft)
+
     try:
-        report(Drafts(target, measuring="the target alone"))
-        plain = measured.plain()
-
-        def measure(ours: Path, draft: Path) -> float:
-            report(Drafts(target, measuring=names.get(draft, draft.name), plain=plain))
-            return measured(ours, draft)
-
         ranked = rank_drafts(Path(target), models, measure)
     except Interrupted:
         raise Conflict("The engine was needed for a request; measure when it is idle.") from None
     finally:
         measured.end()
+    plain = next((each.gain.plain for each in ranked if each.gain), None)
     return Drafts(target, plain=plain, drafts=[_draft(each) for each in ranked])
 
 
@@ -248,5 +249,18 @@ def _draft(each: Candidate) -> DraftView:
         matched=each.matched,
         reason=each.reason,
         notes=each.notes,
-        speed=each.speed,
+        gain=_gain(each.gain) if each.gain else None,
+        tied=each.tied,
+    )
+
+
+def _gain(gain: Gain) -> DraftGain:
+    return DraftGain(
+        gain.acceptance,
+        gain.acceptance_low,
+        gain.acceptance_high,
+        gain.speed_up,
+        gain.low,
+        gain.high,
+        gain.depth,
     )

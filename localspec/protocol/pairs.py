@@ -176,10 +176,26 @@ class Verifying(Struct):
     remedy: str = ""
 
 
+class DraftGain(Struct):
+    """What a draft is worth: acceptance per drafted token, and the speed-up over the target alone that it
+    gives at the depth that pays best, each with its 95 % interval. Where it never pays, below 1, the
+    daemon does not draft.
+    """
+
+    acceptance: float
+    acceptance_low: float
+    acceptance_high: float
+    speed_up: float
+    low: float
+    high: float
+    depth: int
+
+
 class DraftView(Struct):
     """A possible draft. `reason` is why not; `ratio` is target / draft in bytes of weights.
 
-    `speed` is tokens per second of the target with this draft, where it was measured.
+    `gain` is there where it was measured; `tied`: what was measured does not tell it apart from the one
+    before it.
     """
 
     name: str
@@ -190,13 +206,14 @@ class DraftView(Struct):
     matched: bool
     reason: str
     notes: tuple[str, ...] = ()
-    speed: float | None = None
+    gain: DraftGain | None = None
+    tied: bool = False
 
 
 class Drafts(Struct):
     """An event of /drafts: what is being measured, and in the last one the list, best first.
 
-    `plain` is the target's speed alone, where it was measured.
+    `plain` is the target's speed alone in tokens per second, where it was measured.
     """
 
     target: str

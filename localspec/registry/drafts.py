@@ -9,6 +9,7 @@ from pathlib import Path
 from localspec.errors import LocalspecError
 from localspec.registry.architectures import rollback_sentence
 from localspec.registry.found import Found
+from localspec.registry.gain import Gain, Trial, weigh
 from localspec.registry.model import Model, read_local_model
 from localspec.registry.pairing import verdict
 
@@ -16,7 +17,8 @@ from localspec.registry.pairing import verdict
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A possible draft. `reason` is why not, empty when it matches; `ratio` is target / draft in
-    bytes of weights; `speed` is tokens per second with this target, where it was measured."""
+    bytes of weights; `gain` is what it is worth with this target, where it was measured. `tied`: it
+    cannot be told apart from the one before it in the list."""
 
     found: Found
     size: int
@@ -24,18 +26,17 @@ class Candidate:
     matched: bool
     reason: str
     notes: tuple[str, ...] = ()
-    speed: float | None = None
+    gain: Gain | None = None
+    tied: bool = False
 
 
 def rank_drafts(
-    target: Path,
-    models: Iterable[Found],
-    measure: Callable[[Path, Path], float] | None = None,
+    target: Path, models: Iterable[Found], measure: Callable[[Path, Path], Trial] | None = None
 ) -> list[Candidate]:
     """All of `models` judged as drafts for `target`: those that match first.
 
-    Among them the fastest measured first, else the smallest: a draft's speed matters more than its
-    quality.
+    Among them the ones that gain most where they were measured, else the smallest: a draft's speed
+    matters more than its quality.
 
     Raises:
         BadGguf: the target itself cannot be read.
@@ -43,13 +44,26 @@ def rank_drafts(
     ours = read_local_model(target)
     same = target.resolve()
     judged = [_judge(ours, found) for found in models if found.path.resolve() != same]
-    if measure:
-        judged = [_measured(target, each, measure) if each.matched else each for each in judged]
-    return sorted(judged, key=_order)
+    if measure is None:
+        return sorted(judged, key=_order)
+    trials: dict[Path, Trial] = {}
+    for at, each in enumerate(judged):
+        if each.matched:
+            try:
+                trials[each.found.path] = measure(target, each.found.path)
+            except LocalspecError as error:  # one that cannot even be measured does not match
+                judged[at] = replace(each, matched=False, reason=error.message)
+    gains = weigh(trials)
+    ranked = sorted((replace(each, gain=gains.get(each.found.path)) for each in judged), key=_order)
+    return [
+        replace(each, tied=bool(before and each.gain and each.gain.like(before)))
+        for each, before in zip(ranked, [None, *(each.gain for each in ranked)], strict=False)
+    ]
 
 
 def _order(each: Candidate) -> tuple[bool, float, int, str]:
-    return not each.matched, -(each.speed or 0.0), each.size, each.found.name
+    gain = each.gain.speed_up if each.gain else 0.0
+    return not each.matched, -gain, each.size, each.found.name
 
 
 def _judge(target: Model, found: Found) -> Candidate:
@@ -68,11 +82,3 @@ def _judge(target: Model, found: Found) -> Candidate:
         notes = judged.notes
         reason = "" if judged.matched else f"{judged.reason}."
     return Candidate(found, draft.weights, ratio, not reason, reason, notes)
-
-
-def _measured(target: Path, each: Candidate, measure: Callable[[Path, Path], float]) -> Candidate:
-    """The candidate with its speed; one that cannot even be measured does not match."""
-    try:
-        return replace(each, speed=measure(target, each.found.path))
-    except LocalspecError as error:
-        return replace(each, matched=False, reason=error.message)

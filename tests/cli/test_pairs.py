@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.synthetic import Shape, target_cycle, write_model
+from localspec.bench.synthetic import Shape, draft_cycle, target_cycle, write_model
 from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
 from tests.support.pulling import PullingHome, pulling_home
 from tests.support.terminal import ESCAPES, terminal
@@ -355,13 +355,36 @@ def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path
     target, draft = home.files
     write_model(tmp_path / "alien.gguf", Shape(1, 64, 128, 4, 300), target_cycle(300))
     run = home.run("drafts", target.name, ".", cwd=tmp_path)
-    assert re.search(rf"^{draft.name} .* not measured ", run.stdout, re.M)
+    assert re.search(rf"^{draft.name} .* [\d.]+× ", run.stdout, re.M)
+    assert "How much each gains: add --measure." in run.stdout
     assert "not alien.gguf" in run.stdout
     run = home.run("drafts", str(target), str(tmp_path), "--measure")
-    assert re.search(rf"^{draft.name} .* [\d.]+ tokens/s \([\d.]+×\)", run.stdout, re.M), run
+    row = rf"^{draft.name} .* \d+% \(\d+% to \d+%\) +[\d.]+× \([\d.]+ to [\d.]+\)"
+    assert re.search(row, run.stdout, re.M), run
     assert "The target alone: " in run.stdout
     assert home.status()["worker_pid"] is None  # its memory is free again
     assert "There is no folder" in home.run("drafts", str(target), "/nowhere").stderr
+
+
+@pytest.mark.slow
+def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path) -> None:
+    """Whatever else the machine does: acceptance of greedy text does not depend on it."""
+    cycle = target_cycle(1024)
+    shape = Shape(4, 128, 256, 4, 1024)
+    write_model(tmp_path / "target.gguf", shape, cycle)
+    for name, rate in (("b", 0.95), ("c", 0.6), ("a", 0.0)):
+        wrong = draft_cycle(cycle, rate)
+        write_model(tmp_path / f"{name}.gguf", Shape(1, 64, 64, 4, 1024), wrong, seed=2)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
+        run = home.run(
+            "drafts", str(tmp_path / "target.gguf"), str(tmp_path), "--measure", "--json"
+        )
+        neighbour.kill()
+    ranked = [each for each in json.loads(run.stdout)["drafts"] if each["gain"]]
+    assert [each["name"] for each in ranked] == ["b.gguf", "c.gguf", "a.gguf"]
+    for each, rate in zip(ranked, (0.95, 0.6, 0.0), strict=True):
+        gain = each["gain"]
+        assert gain["acceptance_low"] - 0.1 <= rate <= gain["acceptance_high"] + 0.1
 
 
 # ------------------------------------------------------------------ offline

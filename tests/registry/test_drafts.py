@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localspec.errors import LocalspecError
 from localspec.registry.drafts import rank_drafts
 from localspec.registry.found import Found, find_models
+from localspec.registry.gain import Trial, acceptance_interval, weigh
 from localspec.registry.own import add
 from localspec.registry.store import Store
 from tests.support.gguf_files import BOOL, model, sha256
@@ -90,22 +95,78 @@ def test_matching_drafts_come_first_the_smallest_ahead(models: tuple[Path, list[
     assert all(reason.endswith(".") for reason in reasons.values())
 
 
-def test_measured_drafts_are_ranked_by_speed(models: tuple[Path, list[Found]]) -> None:
-    ranked = rank_drafts(
-        *models, measure=lambda _, draft: {"small": 10.0, "middle": 20.0}[draft.stem]
-    )
-    assert [(each.found.name, each.speed) for each in ranked[:2]] == [
-        ("middle.gguf", 20.0),
-        ("small.gguf", 10.0),
-    ]
+def trial(rate: float, step_ms: float = 1.0, count: int = 100) -> Trial:
+    texts = [(count, round(rate * count))] * 6
+    return Trial(texts, {1: 20.0, 2: 22.0, 4: 24.0, 8: 30.0}, {1: step_ms}, 0.3)
+
+
+def test_measured_drafts_are_ranked_by_what_they_gain(models: tuple[Path, list[Found]]) -> None:
+    rates = {"small": 0.5, "middle": 0.8}
+    ranked = rank_drafts(*models, measure=lambda _, draft: trial(rates[draft.stem]))
+    assert [each.found.name for each in ranked[:2]] == ["middle.gguf", "small.gguf"]
+    assert not ranked[1].tied
+    ranked = rank_drafts(*models, measure=lambda _, draft: trial(0.5, count=20))
+    assert [each.tied for each in ranked[:2]] == [False, True]
 
 
 def test_a_draft_that_cannot_be_measured_does_not_match(models: tuple[Path, list[Found]]) -> None:
-    def measure(_: Path, draft: Path) -> float:
+    def measure(_: Path, draft: Path) -> Trial:
         if draft.stem == "small":
             raise LocalspecError("The worker died.")
-        return 5.0
+        return trial(0.5)
 
     ranked = rank_drafts(*models, measure=measure)
     assert [each.found.name for each in ranked if each.matched] == ["middle.gguf"]
     assert "The worker died." in {each.reason for each in ranked}
+
+
+@given(
+    rates=st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    noise=st.lists(st.floats(1, 3), min_size=6, max_size=6),
+)
+def test_a_neighbour_that_slows_some_measurements_does_not_change_the_order(
+    rates: list[float], noise: list[float]
+) -> None:
+    """Drafts of one size, some of them measured while something else ran."""
+    quiet = {at: trial(rate) for at, rate in enumerate(rates)}
+    noisy = {
+        at: replace(each, target_ms={width: ms * noise[at] for width, ms in each.target_ms.items()})
+        for at, each in quiet.items()
+    }
+    gains = weigh(noisy)
+    for at, one in gains.items():
+        for other in range(at):
+            if quiet[at].texts == quiet[other].texts:
+                assert one.speed_up == gains[other].speed_up
+            else:
+                assert (one.speed_up > gains[other].speed_up) == (
+                    quiet[at].texts[0][1] > quiet[other].texts[0][1]
+                )
+
+
+@given(st.lists(st.tuples(st.integers(1, 200), st.floats(0, 1)), min_size=1, max_size=8))
+def test_the_interval_holds_the_rate(texts: list[tuple[int, float]]) -> None:
+    low, rate, high = acceptance_interval([(n, round(share * n)) for n, share in texts])
+    assert 0 <= low <= rate <= high <= 1
+    assert high > low
+
+
+def test_intervals_hold_the_truth_nearly_always() -> None:
+    """95 % are meant; texts that differ in how easily they are guessed among them."""
+    dice = random.Random(1)
+    held = 0
+    for _ in range(400):
+        truth = dice.random()
+        texts = []
+        for _ in range(6):
+            rate = min(1.0, max(0.0, dice.gauss(truth, 0.08 if 0.2 < truth < 0.8 else 0.0)))
+            texts.append((80, sum(dice.random() < rate for _ in range(80))))
+        low, _, high = acceptance_interval(texts)
+        held += low <= truth <= high
+    assert held >= 370
+
+
+def test_the_best_depth_follows_the_costs() -> None:
+    assert weigh({0: trial(0.95)})[0].depth > weigh({0: trial(0.3)})[0].depth
+    dear = Trial([(100, 60)] * 6, {1: 10.0, 2: 20.0, 3: 30.0}, {1: 1.0}, 0.0)
+    assert weigh({0: dear})[0].speed_up < 1

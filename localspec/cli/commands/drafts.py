@@ -19,7 +19,11 @@ from localspec.client.pairs import PairsClient
 )
 @click.argument("target")
 @click.argument("folders", nargs=-1, metavar="[FOLDER]...", shell_complete=suggest.files)
-@click.option("--measure", is_flag=True, help="Load each with TARGET and measure; fastest first.")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Load each with TARGET and measure what it gains; the best first.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
 def command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
     client = PairsClient()

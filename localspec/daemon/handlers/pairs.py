@@ -107,9 +107,9 @@ async def drafts(request: Request) -> Response:
     body = await read(request, pairs.DraftsRequest)
     daemon = context(request)
     pair = await daemon.pair(body.target)
-    speeds = measure.Speeds(daemon.supervisor, pair.target) if body.measure else None
+    trials = measure.Trials(daemon.supervisor) if body.measure else None
     return Stream(
         reported(
-            lambda report: views.drafts(daemon.library, pair.target, body.folders, speeds, report)
+            lambda report: views.drafts(daemon.library, pair.target, body.folders, trials, report)
         )
     )
