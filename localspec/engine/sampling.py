@@ -13,19 +13,22 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from localspec.engine.dry import Breakers, penalties
 from localspec.engine.noise import delays
+from localspec.protocol import limits
 from localspec.protocol.frames import Sampling, TokenLogprob
 
 Logits = npt.NDArray[np.float32]
 # Nats below the top (at temperature 1) from which on a token is no candidate: e^-30 is 1e-13, which
 # even a long answer does not meet, and a peaked row of a large vocabulary has nothing else to offer.
 NEVER = 30.0
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Distribution(NamedTuple):
@@ -106,39 +109,37 @@ class Settings:
         )
 
 
-# The keys of `general.sampling.*` in a GGUF and the settings they are the defaults of.
-METADATA_KEYS = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_last_n": "repeat_last_n",
-    "penalty_repeat": "repeat_penalty",
+# The keys of `general.sampling.*` in a GGUF, the settings they are the defaults of, and their limits.
+METADATA_KEYS: dict[str, tuple[str, Any]] = {
+    "temp": ("temperature", limits.Temperature),
+    "top_k": ("top_k", limits.LookBack),
+    "top_p": ("top_p", limits.Probability),
+    "min_p": ("min_p", limits.Probability),
+    "penalty_last_n": ("repeat_last_n", limits.LookBack),
+    "penalty_repeat": ("repeat_penalty", limits.RepeatPenalty),
 }
 
 
 def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
-    """The settings a model's file asks for; a value that is no number is left out."""
+    """The settings a model's file asks for; left out is a value that no request may have either."""
     found: dict[str, float] = {}
-    for key, name in METADATA_KEYS.items():
+    for key, (name, limit) in METADATA_KEYS.items():
         text = metadata(f"general.sampling.{key}")
         if text is None:
             continue
         try:
             value = float(text)
-        except ValueError:
+            whole = isinstance(getattr(Settings(), name), int)
+            found[name] = msgspec.convert(int(value) if whole else value, limit)
+        except (ValueError, OverflowError):  # no number, none that is finite, or beyond the limits
             continue
-        if np.isfinite(value):
-            found[name] = value
     return found
 
 
 def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
     """What was asked, over what the model's file says, over llama.cpp's defaults."""
-    settings = Settings()
-    for name, value in defaults.items():
-        kind = type(getattr(settings, name))
-        settings = replace(settings, **{name: kind(value)})
+    told: Mapping[str, Any] = defaults
+    settings = replace(Settings(), **told)
     chosen = {
         name: getattr(asked, name)
         for name in Settings.__dataclass_fields__
@@ -146,6 +147,8 @@ def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
     }
     if asked.dry_sequence_breakers is not None:
         chosen["dry_sequence_breakers"] = tuple(asked.dry_sequence_breakers)
+    if chosen.get("dry_base", 1.0) < 1.0:  # as llama-server
+        del chosen["dry_base"]
     return replace(settings, logit_bias=dict(asked.logit_bias), **chosen)
 
 
@@ -220,17 +223,16 @@ class Sampler:
         k = settings.top_k
         if 0 < k < len(row):
             ids = self._top(row, k)
-            weights = np.exp(row[ids].astype(np.float64) - float(row.max()))
-            return _truncated(ids, weights, float(weights.sum()), settings)
+            below = _below(row, ids)
+            return _truncated(ids, below, float(np.exp(below).sum()), settings)
         if settings.top_p >= 1.0 and settings.min_p <= 0.0 and settings.typical_p >= 1.0:
-            # Nothing is cut, so nothing is sorted.
-            temperature = np.float32(max(settings.temperature, 1e-30))  # less is 0 in float32
-            weights = np.exp((row - row.max()) / temperature).astype(np.float64)
-            return Distribution(np.arange(len(row)), weights / weights.sum())
-        everything = np.exp(row - row.max())
+            ids = np.flatnonzero(row > -np.inf)  # nothing is cut, so nothing is sorted
+            return Distribution(ids, _tempered(_below(row, ids), settings.temperature))
+        with np.errstate(over="ignore"):  # further below than float32 reaches: never drawn
+            everything = np.exp(row - row.max())
         total = float(everything.sum(dtype=np.float64))
         ids = _head(everything, total, settings)
-        return _truncated(ids, everything[ids].astype(np.float64), total, settings)
+        return _truncated(ids, _below(row, ids), total, settings)
 
     def _top(self, row: Logits, k: int) -> npt.NDArray[np.int64]:
         """Ids of the k highest logits, unordered. Looks only at those near the top: how near is
@@ -246,6 +248,11 @@ class Sampler:
             ids = ids[np.argpartition(row[ids], -k)[-k:]]
             self._gap = top - float(row[ids].min()) + 1.0  # rows of one text are much alike
         return ids[row[ids] > -np.inf]
+
+
+def _below(row: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """How far the logits (n,) of `ids` are below the row's highest, as numbers up to 0."""
+    return np.asarray(row[ids].astype(np.float64) - float(row.max()))
 
 
 def _certain(token: int) -> Distribution:
@@ -272,37 +279,38 @@ def _head(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.i
 
 def _truncated(
     ids: npt.NDArray[np.int64],
-    weights: npt.NDArray[np.float64],
+    below: npt.NDArray[np.float64],
     total: float,
     settings: Settings,
 ) -> Distribution:
     """Sort, then typical → top-p → min-p → temperature, each on what the one before left.
 
-    weights (n,): exp(logit - highest) of the ids; total: the sum that makes them probabilities.
+    below (n,): logit - highest of the ids; total: the sum of exp(below) that makes probabilities.
     """
-    order = np.argsort(-weights, kind="stable")
-    ids, weights = ids[order], weights[order]
+    order = np.argsort(-below, kind="stable")
+    ids, below = ids[order], below[order]
+    weights = np.exp(below)
     if settings.typical_p < 1.0:
         probs = weights / total
         surprise = -np.log(np.maximum(probs, 1e-300))
         rank = np.argsort(np.abs(surprise - (probs * surprise).sum()), kind="stable")
         count = int(np.searchsorted(np.cumsum(probs[rank]), settings.typical_p)) + 1
         keep = np.sort(rank[:count])
-        ids, weights = ids[keep], weights[keep]
+        ids, below, weights = ids[keep], below[keep], weights[keep]
         total = float(weights.sum())
     if settings.top_p < 1.0:
         count = int(np.searchsorted(np.cumsum(weights / total), settings.top_p)) + 1
-        ids, weights = ids[:count], weights[:count]
+        ids, below, weights = ids[:count], below[:count], weights[:count]
     if settings.min_p > 0.0:
         kept = weights >= weights[0] * settings.min_p
-        ids, weights = ids[kept], weights[kept]
-    return Distribution(ids, _tempered(weights, settings.temperature))
+        ids, below = ids[kept], below[kept]
+    return Distribution(ids, _tempered(below, settings.temperature))
 
 
-def _tempered(weights: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
-    """Probabilities of exp(logit) weights at a temperature; the highest weight is 1."""
-    if temperature != 1.0:
-        weights = (weights / weights.max()) ** (1 / temperature)
+def _tempered(below: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
+    """Probabilities (n,) of logits at a temperature above 0."""
+    # A temperature that is nothing in float32 is as good as nothing, and divides a finite number.
+    weights = np.exp((below - below.max()) / max(temperature, 1e-30))
     return np.asarray(weights / weights.sum())
 
 
@@ -313,12 +321,14 @@ def _penalise(row: Logits, history: Sequence[int], settings: Settings) -> None:
         return
     counts = Counter(history[-span:])
     ids = np.fromiter(counts.keys(), dtype=np.int64)
-    times = np.fromiter(counts.values(), dtype=np.float32)
-    values = row[ids]
+    times = np.fromiter(counts.values(), dtype=np.float64)
+    values = row[ids].astype(np.float64)
     values = np.where(
         values <= 0.0, values * settings.repeat_penalty, values / settings.repeat_penalty
     )
-    row[ids] = values - times * settings.frequency_penalty - settings.presence_penalty
+    values -= times * settings.frequency_penalty + settings.presence_penalty
+    possible = values > -np.inf
+    row[ids[possible]] = np.clip(values[possible], -_LARGEST, _LARGEST)
 
 
 def _dry(row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers) -> None:

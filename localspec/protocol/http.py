@@ -12,6 +12,18 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol.frames import Speculation, Timings
+from localspec.protocol.limits import (
+    INT32,
+    Bias,
+    Count,
+    DryBase,
+    DryMultiplier,
+    LookBack,
+    Penalty,
+    Probability,
+    RepeatPenalty,
+    Temperature,
+)
 from localspec.protocol.reading import BadBody as BadBody
 from localspec.protocol.reading import decode as decode
 
@@ -20,13 +32,6 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_PROMPTS = 16
 MAX_TOOLS = 128
-_INT32 = (1 << 31) - 1
-
-Count = Annotated[int, Meta(ge=0, le=_INT32)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-LookBack = Annotated[int, Meta(ge=-1, le=_INT32)]
 
 
 # ---------------------------------------------------------------------------- requests
@@ -121,17 +126,17 @@ class GenerationRequest(Struct):
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     n_predict: LookBack | None = None  # llama-server's; -1: as many as fit
-    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    temperature: Temperature | None = None
     top_k: LookBack | None = None
     top_p: Probability | None = None
     min_p: Probability | None = None
     typical_p: Probability | None = None
-    repeat_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repeat_penalty: RepeatPenalty | None = None
     repeat_last_n: LookBack | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] | None = None
-    dry_base: Annotated[float, Meta(ge=0, le=100)] | None = None
+    dry_multiplier: DryMultiplier | None = None
+    dry_base: DryBase | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: LookBack | None = None
     dry_sequence_breakers: Annotated[list[str], Meta(max_length=64)] | None = None
@@ -189,7 +194,7 @@ class TokenizeRequest(Struct):
 
 
 class DetokenizeRequest(Struct):
-    tokens: list[Annotated[int, Meta(ge=0, le=_INT32)]]
+    tokens: list[Annotated[int, Meta(ge=0, le=INT32)]]
 
 
 class TemplateRequest(Struct):

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from localspec.protocol.http import MAX_LOGPROBS, Count, GenerationRequest
+from localspec.protocol.http import MAX_LOGPROBS, GenerationRequest
+from localspec.protocol.limits import INT32, Count
 
-_SLOT = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+_SLOT = Annotated[int, Meta(ge=-1, le=INT32)]
 _MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]
 
 

@@ -14,7 +14,7 @@ from localspec.engine.sampling import Sampler, Settings, logprob, resolve
 from localspec.engine.speculate import Rows, verify_match
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import PairFiles, Sampling, Speculative
-from tests.support.gguf_files import ARRAY, I32, with_keys
+from tests.support.gguf_files import ARRAY, F32, I32, with_keys
 from tests.support.pairs import (
     BOS,
     N_VOCAB,
@@ -441,6 +441,22 @@ def test_tokens_that_the_file_suppresses_are_never_generated(
     never = Sampler(Settings(temperature=0.0, logit_bias=dict.fromkeys(said, -math.inf)))
     tokens = engine.ask(PROMPT, 24, GREEDY, drafting(4)).tokens
     assert first_strange(contextual_files.target, PROMPT, tokens, never) is None
+
+
+def test_settings_of_a_file_that_no_request_may_have_do_no_harm(
+    contextual_files: PairFiles, tmp_path: Path, load: Load
+) -> None:
+    """A repeat penalty of 0 divides logits by nothing: no token was left, and the engine ended."""
+    keys = {
+        "general.sampling.penalty_repeat": (F32, 0.0),
+        "general.sampling.temp": (F32, -1e30),
+        "general.sampling.top_k": (I32, 7),
+    }
+    path = tmp_path / "sampling.gguf"
+    path.write_bytes(with_keys(Path(contextual_files.target).read_bytes(), keys))
+    engine = load(PairFiles("sampling", str(path), contextual_files.draft))
+    assert engine.pair.defaults == {"top_k": 7}
+    assert len(engine.ask(PROMPT, 12, Sampling()).tokens) == 12
 
 
 # ---------------------------------------------------------------------------- logprobs

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.sampling import (
+    METADATA_KEYS,
     Distribution,
     Logits,
     Sampler,
@@ -23,6 +26,7 @@ from localspec.engine.sampling import (
     residual,
     resolve,
 )
+from localspec.protocol import limits
 from localspec.protocol.frames import Sampling
 from tests.support.rescoring import near_draw
 from tests.support.statistics import chi_square_z
@@ -357,6 +361,86 @@ def test_candidates_that_change_places_by_rounding_change_no_draw(chosen: dict[s
     assert all(first == second for first, second in draws)
 
 
+# ---------------------------------------------------------------------------- the ends of what is legal
+
+
+def ends_of(limit: Any) -> st.SearchStrategy[Any]:
+    """The limits of a number, the numbers next to them, and some between."""
+    kind = msgspec.inspect.type_info(limit)
+    assert isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType)
+    low, high = kind.ge, kind.le
+    if isinstance(kind, msgspec.inspect.IntType):
+        ends = [low, low + 1, 1, 2, 64, high - 1, high]
+    else:
+        ends = [low, math.nextafter(low, high), math.nextafter(high, low), high]
+        ends += [at for at in (5e-324, 1e-45, 1e-38, 1e-7, 0.5, 1 - 1e-7, 1.0) if low < at < high]
+    return st.sampled_from(ends)
+
+
+EXTREMES = st.fixed_dictionaries(
+    {
+        "temperature": ends_of(limits.Temperature),
+        "top_k": ends_of(limits.LookBack),
+        "top_p": ends_of(limits.Probability),
+        "min_p": ends_of(limits.Probability),
+        "typical_p": ends_of(limits.Probability),
+        "repeat_penalty": ends_of(limits.RepeatPenalty),
+        "repeat_last_n": ends_of(limits.LookBack),
+        "frequency_penalty": ends_of(limits.Penalty),
+        "presence_penalty": ends_of(limits.Penalty),
+        "dry_multiplier": ends_of(limits.DryMultiplier),
+        "dry_base": ends_of(limits.DryBase),
+        "dry_allowed_length": ends_of(limits.Count),
+        "dry_penalty_last_n": ends_of(limits.LookBack),
+        "seed": st.integers(-(2**63), 2**63 - 1),
+        "logit_bias": st.dictionaries(st.integers(0, 7), ends_of(limits.Bias)),
+    }
+)
+any_logits = st.lists(
+    st.one_of(
+        st.sampled_from([-math.inf, -3e38, -1e30, -1e4, -1e-45, 0.0, 1e-45, 50.0, 1e4, 3e38]),
+        st.floats(-30, 30),
+    ),
+    min_size=8,
+    max_size=8,
+).filter(lambda values: max(values) > -math.inf)
+
+
+@settings(max_examples=400)
+@given(
+    any_logits,
+    EXTREMES,
+    st.lists(st.integers(0, 7), max_size=60),
+    st.none() | st.lists(st.booleans(), min_size=8, max_size=8).filter(any),
+)
+def test_legal_settings_leave_a_distribution_whatever_they_are_together(
+    values: list[float],
+    asked: dict[str, Any],
+    history: list[int],
+    allowed: list[bool] | None,
+) -> None:
+    """Numbers that are finite and sum to one, over a token that is possible, without a warning."""
+    sampler = Sampler(resolve(Sampling(**asked), {}))
+    mask = None if allowed is None else np.array(allowed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row = sampler.adjusted(row_of(values), history * 5, mask)
+        assert np.isfinite(row.max())
+        assert not np.isnan(row).any()
+        for _ in range(2):  # the search for the top remembers how far it looked
+            distribution = sampler.distribution(row)
+            assert len(distribution.ids) > 0
+            assert np.isfinite(distribution.probs).all()
+            assert float(distribution.probs.sum()) == pytest.approx(1.0)
+            token = sampler.sample(row, 3)
+            assert row[token] > -np.inf
+            assert mask is None or mask[token]
+            assert distribution.pick(sampler.uniform()) in distribution.ids
+        draft = Sampler(resolve(Sampling(**asked), {})).distribution(row_of([0.0] * 8))
+        left = residual(distribution, draft)
+        assert float(left.probs.sum()) == pytest.approx(1.0)
+
+
 # ---------------------------------------------------------------------------- picking and residual
 
 
@@ -432,7 +516,7 @@ def test_logprobs_are_the_log_softmax_of_the_row(values: list[float], top: int) 
 def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> None:
     settings = resolve(
         Sampling(temperature=0.0, seed=7, dry_sequence_breakers=["x"]),
-        {"temperature": 0.6, "top_k": 20.0},
+        {"temperature": 0.6, "top_k": 20},
     )
     assert settings.temperature == 0.0
     assert settings.top_k == 20
@@ -440,6 +524,28 @@ def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> N
     assert settings.top_p == Settings().top_p
     assert settings.dry_sequence_breakers == ("x",)
     assert settings.seed == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "limit"), [(key, *of) for key, of in METADATA_KEYS.items()]
+)
+def test_settings_of_a_file_beyond_a_requests_limits_are_left_out(
+    key: str, name: str, limit: Any
+) -> None:
+    kind = msgspec.inspect.type_info(limit)
+    assert isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType)
+    for text in (str(kind.ge), str(kind.le)):
+        assert model_defaults({f"general.sampling.{key}": text}.get) == {name: float(text)}
+    beyond = [str(kind.ge - 1), str(kind.le + 1), "1e300", "-1e300", "inf", "-inf", "nan", "1e999"]
+    beyond += ["0", "1e-300"] if kind.ge > 0 else []
+    for text in beyond:
+        assert model_defaults({f"general.sampling.{key}": text}.get) == {}
+
+
+def test_a_base_below_one_is_the_default_one() -> None:
+    """As in llama-server: the longer a repeat, the less would be taken."""
+    assert resolve(Sampling(dry_base=0.5), {}).dry_base == Settings().dry_base
+    assert resolve(Sampling(dry_base=1.0), {}).dry_base == 1.0
 
 
 def test_settings_of_a_file_that_are_no_numbers_are_left_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from localspec.protocol import http
 from localspec.protocol.http import BadBody, ChatRequest, CompletionRequest, decode
+from localspec.protocol.native import InfillRequest, NativeCompletionRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -37,7 +39,8 @@ def refusal(fields: dict[str, Any] | bytes) -> BadBody:
         ("max_tokens", -1, "must be at least 0"),
         ("n_predict", -2, "must be at least -1"),
         ("frequency_penalty", 3, "must be at most 2"),
-        ("repeat_penalty", 0, "must be more than 0"),
+        ("repeat_penalty", 0, "must be at least 0.001"),
+        ("repeat_penalty", 1e-300, "must be at least 0.001"),
         ("n", 5, "must be at most 4"),
         ("n", True, "must be a whole number, not true or false"),
         ("seed", 2**64, "must be at most 9223372036854775807"),
@@ -54,6 +57,55 @@ def test_a_field_of_the_wrong_type_or_size_is_named_with_its_limit(
     error = refusal({field: value})
     assert error.param == field
     assert error.message == f"'{field}' {words}."
+
+
+def numbers(kind: type) -> dict[str, list[tuple[Any, Any]]]:
+    """The limits of every field of a request that takes a number, or several."""
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    for field in info.fields:
+        kinds = [field.type]
+        while kinds:
+            each = kinds.pop()
+            if isinstance(each, msgspec.inspect.Metadata):
+                kinds.append(each.type)
+            elif isinstance(each, msgspec.inspect.UnionType):
+                kinds += each.types
+            elif isinstance(each, msgspec.inspect.DictType):
+                kinds.append(each.value_type)
+            elif isinstance(each, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+                found.setdefault(field.name, []).append((each.ge, each.le))
+    return found
+
+
+REQUESTS = [ChatRequest, CompletionRequest, NativeCompletionRequest, InfillRequest]
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_every_number_of_a_request_has_limits_and_is_refused_by_name_beyond_them(
+    kind: type,
+) -> None:
+    fields = numbers(kind)
+    assert {"temperature", "repeat_penalty", "dry_base", "logit_bias", "seed"} <= set(fields)
+    whole = {"messages": MESSAGES, "prompt": "x"}
+    for name, limits in fields.items():
+        assert None not in [limit for pair in limits for limit in pair], name
+        ((low, high),) = limits
+        below = low - 1 if isinstance(low, int) else math.nextafter(low, -math.inf)
+        above = high + 1 if isinstance(high, int) else math.nextafter(high, math.inf)
+        for value in (low, high):
+            sent = {"7": value} if name == "logit_bias" else value
+            decode(json.dumps({**whole, name: sent}).encode(), kind)
+        for value, word in ((below, low), (above, high)):
+            sent = {"7": value} if name == "logit_bias" else value
+            with pytest.raises(BadBody) as caught:
+                decode(json.dumps({**whole, name: sent}).encode(), kind)
+            assert (caught.value.param or "").startswith(name)
+            assert (
+                str(word).removesuffix(".0") in caught.value.message
+                or "finite" in caught.value.message
+            )
 
 
 @pytest.mark.parametrize(
