@@ -29,11 +29,20 @@ def conversation(found: dict[str, Any]) -> None:
     for message in found["messages"]:
         who = {"user": "You", "assistant": "Answer", "system": "System"}
         printer = render.printer()
-        text = f"## {who.get(message['role'], message['role'])}\n\n{message['content'].rstrip()}"
+        text = f"## {who.get(message['role'], message['role'])}\n\n{_said(message)}"
         why = _WHY.get(message.get("finish") or "")
         printer.text(text + (f"\n\n*{why}*" if why else ""), [])
         printer.close()
         render.line("")
+
+
+def _said(message: dict[str, Any]) -> str:
+    """Thoughts as a quotation, then the text, then a line for each call."""
+    thoughts = (message.get("reasoning_content") or "").strip()
+    parts = ["\n".join(f"> {line}" for line in thoughts.splitlines()), message["content"].rstrip()]
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or []]
+    parts += [f"    {each.get('name')}({each.get('arguments')})" for each in functions]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _when(seconds: float) -> str:

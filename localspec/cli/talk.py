@@ -8,6 +8,9 @@ from localspec.cli import ask, places, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import NotFound
 
+# Of a kept message, what a request's messages have too.
+_SENT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+
 
 class _Listening(render.Printer):
     """Prints as another printer does, and remembers."""
@@ -31,7 +34,7 @@ class Talk:
         self.client = ConversationsClient(autostart=not options["no_daemon_start"])
         self.id = "new"
         self.model: str = options["model"] or ""
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.last: dict[str, Any] = {}  # statistics of the last answer
         self.context = 0
         self._options = options
@@ -54,7 +57,7 @@ class Talk:
                 self._said_system = each["content"]
                 self.system = self.system or each["content"]
             else:
-                self.messages.append({"role": each["role"], "content": each["content"]})
+                self.messages.append({key: each[key] for key in _SENT if each.get(key) is not None})
 
     def say(self, question: str) -> None:
         """Ask and print the answer; interrupted or not, what came is part of the conversation."""

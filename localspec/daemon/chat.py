@@ -38,6 +38,14 @@ class Said:
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+    over: bool = False
+
+    def end(self) -> Sequence[Piece]:
+        """What was held back; nothing more comes."""
+        pieces = () if self.over else self.parser.finish()
+        self.over = True
+        self.add(pieces)
+        return pieces
 
     def add(self, pieces: Sequence[Piece]) -> None:
         for piece in pieces:
@@ -65,7 +73,8 @@ class ChatComposer(Composer):
         parser: Callable[[], AnswerParser] = AnswerParser,
     ) -> None:
         super().__init__(model, requests, n=n, note=note)
-        self._said = [Said(parser()) for _ in self.choices]
+        self.said = [Said(parser()) for _ in self.choices]
+        self.when_done: Callable[[], None] = lambda: None  # called before the client knows the end
 
     def feed(self, index: int, event: frames.Started | frames.Delta | frames.Done) -> None:
         super().feed(index, event)
@@ -75,16 +84,18 @@ class ChatComposer(Composer):
         self, index: int, event: frames.Started | frames.Delta | frames.Done
     ) -> Sequence[Piece]:
         """What the event adds to what was said."""
-        said = self._said[index]
+        said = self.said[index]
         pieces: Sequence[Piece] = ()
         match event:
             case frames.Started():
                 said.parser.begin(event.tail)
             case frames.Delta():
                 pieces = said.parser.push(event.text)
+                said.add(pieces)
             case frames.Done():
-                pieces = said.parser.finish()
-        said.add(pieces)
+                pieces = said.end()
+                if index == 0:
+                    self.when_done()
         return pieces
 
     def chunks(
@@ -152,7 +163,7 @@ class ChatComposer(Composer):
         return self._ended(completion, self._all_done())
 
     def _answer(self, index: int) -> ChatAnswer:
-        said = self._said[index]
+        said = self.said[index]
         return ChatAnswer(
             said.content if said.content or not said.calls else None,
             reasoning_content=said.reasoning or UNSET,
@@ -161,7 +172,7 @@ class ChatComposer(Composer):
 
     def _finish(self, index: int, done: frames.Done | None) -> str:
         reason = finish(done)
-        return "tool_calls" if reason == "stop" and self._said[index].calls else reason
+        return "tool_calls" if reason == "stop" and self.said[index].calls else reason
 
     def _chunk(
         self,

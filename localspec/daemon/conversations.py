@@ -11,41 +11,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
-import secrets
 import shutil
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from localspec.daemon import logs, typed
+from localspec.daemon.parsing import split_thoughts
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
-from localspec.protocol import frames
 from localspec.protocol.conversations import (
     Conversation,
     ConversationEntry,
     StoredMessage,
     Undone,
 )
-from localspec.protocol.http import ChatMessage, ChatRequest
 
 if TYPE_CHECKING:
     import sqlite3
 
-    from localspec.daemon.supervisor import Event
+    from localspec.daemon.turns import Turn
 
 log = logging.getLogger("localspec.daemon")
 Result = TypeVar("Result")
 
-VERSION = 1
+VERSION = 2
 # The file's application_id while no page of it holds remains of what was deleted.
 _CLEAN = 0x4C535043
-NEW, LAST = "new", "last"
-_TITLE = 80  # characters of the first question
+LAST = "last"
 _TABLES = """
 CREATE TABLE conversations (
     id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
@@ -56,7 +55,8 @@ CREATE TABLE messages (
     conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
     position INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, created REAL NOT NULL,
     finish TEXT, model TEXT, tokens INTEGER, tokens_per_second REAL, drafted INTEGER,
-    accepted INTEGER, speed_up REAL,
+    accepted INTEGER, speed_up REAL, reasoning_content TEXT, tool_calls TEXT, tool_call_id TEXT,
+    name TEXT,
     PRIMARY KEY (conversation, position)
 ) STRICT;
 """
@@ -67,7 +67,8 @@ _ENTRY = (
 )
 _MESSAGE = (
     "SELECT role, content, created, finish, model, tokens, tokens_per_second, drafted, accepted,"
-    " speed_up FROM messages WHERE conversation = ? ORDER BY position"
+    " speed_up, reasoning_content, tool_calls, tool_call_id, name"
+    " FROM messages WHERE conversation = ? ORDER BY position"
 )
 
 
@@ -143,7 +144,7 @@ class Conversations:
     def get(self, name: str) -> Conversation:
         """One conversation by its id, the beginning of it, or "last"."""
         entry = self._find(name)
-        messages = [StoredMessage(*row) for row in self._db.execute(_MESSAGE, (entry.id,))]
+        messages = [_from_row(row) for row in self._db.execute(_MESSAGE, (entry.id,))]
         return Conversation(
             entry.id, entry.title, entry.model, entry.created, entry.updated, messages
         )
@@ -173,7 +174,6 @@ class Conversations:
             NotFound: the conversation was removed while its answer was being written.
         """
         now = time.time()
-        answer = turn.answer()
         with self._db as db:
             known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (turn.id,)).fetchone()
             if turn.continues and not known:
@@ -183,7 +183,7 @@ class Conversations:
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
-                (turn.id, turn.began, now, turn.model, _title(turn.asked)),
+                (turn.id, turn.began, now, turn.model, turn.title),
             )
             if any(message.role == "system" for message in turn.asked):
                 db.execute(
@@ -192,11 +192,11 @@ class Conversations:
             (last,) = db.execute(
                 "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (turn.id,)
             ).fetchone()
-            asked = [StoredMessage(each.role, _text(each), turn.began) for each in turn.asked]
+            asked, answer = turn.to_store()
             for position, message in enumerate([*asked, answer], last + 1):
                 # The system message comes first, whenever it was said.
                 place = 0 if message.role == "system" else position
-                values = [getattr(message, name) for name in message.__struct_fields__]
+                values = _to_row(message)
                 marks = ", ".join("?" * (len(values) + 2))
                 db.execute(f"INSERT INTO messages VALUES ({marks})", (turn.id, place, *values))
 
@@ -319,6 +319,8 @@ class Conversations:
                     f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};"
                     f"PRAGMA application_id = {_CLEAN};COMMIT;"
                 )
+            if version == 1:
+                _upgrade(db)
             if db.execute("PRAGMA application_id").fetchone() != (_CLEAN,):
                 with contextlib.suppress(Conflict):
                     self._clean(db)
@@ -328,110 +330,33 @@ class Conversations:
         return db
 
 
-@dataclass
-class Turn:
-    """One question and its answer, as they happen. `kept` are the messages from before."""
-
-    id: str
-    model: str
-    asked: list[ChatMessage]
-    kept: list[ChatMessage] = field(default_factory=list)
-    continues: bool = False  # a conversation that was there
-    began: float = field(default_factory=time.time)
-    texts: list[str] = field(default_factory=list)
-    done: frames.Done | None = None
-    failed: bool = False
-
-    @property
-    def messages(self) -> list[ChatMessage]:
-        """What the model reads; a new system message takes the old one's place."""
-        replaced = any(message.role == "system" for message in self.asked)
-        kept = [each for each in self.kept if not (replaced and each.role == "system")]
-        system = [each for each in (*kept, *self.asked) if each.role == "system"]
-        return system + [each for each in (*kept, *self.asked) if each.role != "system"]
-
-    async def recorded(
-        self, events: AsyncGenerator[tuple[int, Event], None], store: Conversations
-    ) -> AsyncGenerator[tuple[int, Event], None]:
-        """`events` as they are; when they end, in whatever way, the turn is stored."""
-        try:
-            async with contextlib.aclosing(events):
-                async for index, event in events:
-                    if index == 0:
-                        self._note(event)
-                    if self.done:
-                        self._store(store)  # before the client knows the end: it may ask again
-                    yield index, event
-        except LocalspecError:
-            self.failed = True
-            raise
-        finally:
-            if self.texts or self.done:  # a request that was refused leaves nothing
-                self._store(store)
-
-    def _note(self, event: Event) -> None:
-        match event:
-            case frames.Delta():
-                self.texts.append(event.text)
-            case frames.Done():
-                self.done = event
-
-    _stored = False
-
-    def _store(self, store: Conversations) -> None:
-        if not self._stored:
-            self._stored = True
-            store.soon(lambda each: each.add(self))
-
-    def answer(self) -> StoredMessage:
-        message = StoredMessage("assistant", "".join(self.texts), time.time(), model=self.model)
-        if self.done is None or self.done.finish_reason == "cancelled":
-            message.finish = "failed" if self.failed else "interrupted"
-            return message
-        message.finish = self.done.finish_reason
-        message.tokens = self.done.completion_tokens
-        message.tokens_per_second = self.done.timings.predicted_per_second
-        message.drafted = self.done.speculation.drafted
-        message.accepted = self.done.speculation.accepted
-        message.speed_up = self.done.speculation.speed_up
-        return message
+def _to_row(message: StoredMessage) -> list[Any]:
+    calls = message.tool_calls
+    message = msgspec.structs.replace(message, tool_calls=None)
+    values = msgspec.structs.asdict(message)
+    values["tool_calls"] = json.dumps(calls, ensure_ascii=False) if calls else None
+    return list(values.values())
 
 
-async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn | None:
-    """The turn `request` asks for, None when it asks to keep nothing.
-
-    `model` is the configured pair's name. `request.model` is filled in from a conversation that is
-    continued, and `request.messages` with what was said before.
-
-    Raises:
-        NotFound: there is no such conversation.
-        Conflict: the file cannot be read.
-    """
-    wanted = request.localspec and request.localspec.conversation
-    if not wanted:
-        return None
-    if wanted == NEW:
-        return Turn(secrets.token_hex(4), request.model or model, request.messages)
-    found = await store.run(lambda each: each.get(wanted))
-    request.model = request.model or found.model
-    kept = [ChatMessage(each.role, each.content) for each in found.messages]
-    turn = Turn(found.id, request.model, request.messages, kept, continues=True)
-    request.messages = turn.messages
-    return turn
+def _from_row(row: Sequence[Any]) -> StoredMessage:
+    message = StoredMessage(*row)
+    if isinstance(message.tool_calls, str):
+        message.tool_calls = json.loads(message.tool_calls)
+    return message
 
 
-def _title(messages: list[ChatMessage]) -> str:
-    """The first line of the question."""
-    text = next((_text(each) for each in reversed(messages) if each.role == "user"), "")
-    line = next(_lines(text), "")
-    return line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
-
-
-def _lines(text: str) -> Iterator[str]:
-    return (line.strip() for line in text.splitlines() if line.strip())
-
-
-def _text(message: ChatMessage) -> str:
-    if isinstance(message.content, list):
-        return "".join(part.text or "" for part in message.content)
-    return message.content or ""
+def _upgrade(db: sqlite3.Connection) -> None:
+    """From version 1, which kept answers as the model wrote them, thoughts and all in one text."""
+    db.execute("BEGIN IMMEDIATE")
+    with db:
+        for name in ("reasoning_content", "tool_calls", "tool_call_id", "name"):
+            db.execute(f"ALTER TABLE messages ADD COLUMN {name} TEXT")
+        answers = db.execute("SELECT rowid, content FROM messages WHERE role = 'assistant'")
+        for row, content in answers.fetchall():
+            reasoning, text = split_thoughts(content)
+            if reasoning:
+                db.execute(
+                    "UPDATE messages SET content = ?, reasoning_content = ? WHERE rowid = ?",
+                    (text, reasoning, row),
+                )
+        db.execute("PRAGMA user_version = 2")

@@ -198,6 +198,17 @@ class AnswerParser:
             pieces.append(Text(kind, text))
 
 
+def split_thoughts(text: str) -> tuple[str, str]:
+    """The thoughts at the beginning of a whole answer, and the rest of it."""
+    parser = AnswerParser()
+    pieces = [*parser.push(text), *parser.finish()]
+    parts = {"reasoning": "", "content": ""}
+    for piece in pieces:
+        if isinstance(piece, Text):
+            parts[piece.kind] += piece.text
+    return parts["reasoning"], parts["content"]
+
+
 def _partial(text: str, marks: Sequence[str], *, blanks: bool) -> int:
     """How many characters at the end of `text` may begin a marker (and the blanks before it)."""
     keep = max(

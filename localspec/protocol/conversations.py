@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 
 class StoredMessage(Struct, omit_defaults=True):
-    """`finish` of an answer: stop, length, interrupted (its reader left) or failed."""
+    """`finish` of an answer: stop, length, tool_calls, interrupted (its reader left) or failed.
+
+    `reasoning_content`, `tool_calls`, `tool_call_id` and `name` are as in a request's messages.
+    """
 
     role: str
     content: str
@@ -18,6 +23,10 @@ class StoredMessage(Struct, omit_defaults=True):
     drafted: int | None = None
     accepted: int | None = None
     speed_up: float | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
 
 class ConversationEntry(Struct):

@@ -22,6 +22,13 @@ from tests.support.terminal import ESCAPES, terminal
 # ------------------------------------------------------------------ history
 
 
+def test_history_shows_thoughts_as_a_quotation(warm: Home) -> None:
+    assert warm.run("ask", "raw <think>Hm.\nSo.</think>Yes.").returncode == 0
+    shown = warm.run("history", "show").stdout
+    assert shown.endswith("## Answer\n\n> Hm.\n> So.\n\nYes.\n\n")
+    warm.run("history", "rm", "last")
+
+
 def test_history_lists_shows_searches_exports_and_forgets(warm: Home) -> None:
     assert warm.run("history").stdout == ""
     warm.run("ask", "say one")

@@ -9,6 +9,8 @@ import stat
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
@@ -94,6 +96,130 @@ def test_an_answer_whose_reader_left_is_kept_and_marked(api: Home) -> None:
     reply = wait_for(lambda: _last_answer(api, "forever"), "the partial answer")
     assert reply["finish"] == "interrupted"
     assert reply["content"].startswith("0 ")
+
+
+LOOK = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
+
+
+def test_thoughts_are_kept_apart_and_sent_as_such(api: Home) -> None:
+    name = ask(api, "raw <think>Hm.</think>\n\nYes.")["localspec"]["conversation"]
+    reply = kept(api, name)["messages"][1]
+    assert (reply["content"], reply["reasoning_content"]) == ("Yes.", "Hm.")
+    echoed = json.loads(ask(api, "echo", name)["choices"][0]["message"]["content"])
+    answer = echoed["prompt"]["messages"][1]
+    assert (answer["content"], answer["extra"]) == ("Yes.", {"reasoning_content": "Hm."})
+
+
+def test_thoughts_stay_in_the_text_for_a_client_that_wants_them_there(api: Home) -> None:
+    wanted = "<think>Hm.</think>\n\nYes."
+    name = ask(api, f"raw {wanted}", reasoning_format="none")["localspec"]["conversation"]
+    assert said(api, name)[1] == ("assistant", wanted)
+
+
+def test_thoughts_that_were_cut_off_are_kept_as_thoughts(api: Home) -> None:
+    with api.streaming("think", localspec={"conversation": "new"}) as stream:
+        for _ in range(8):
+            stream.readline()
+    reply = wait_for(lambda: _last_answer(api, "think"), "the partial answer")
+    assert reply["content"] == ""
+    assert reply["reasoning_content"].startswith("0 ")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_calls_and_their_results_are_kept_and_sent_again(
+    home: Home, start_daemon: Callable[..., RunningDaemon], streamed: bool
+) -> None:
+    start_daemon("--template", "{{ tools }}<tool_call>")
+    fields = {"tools": [LOOK], "localspec": {"conversation": "new"}, "stream": streamed}
+    answer = home.chat(f"raw Let me see. {CALL}", **fields)
+    if streamed:
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in answer.events[:-1]]
+        id = next(each["tool_calls"][0]["id"] for each in deltas if "tool_calls" in each)
+    else:
+        id = answer.json["choices"][0]["message"]["tool_calls"][0]["id"]
+    reply = kept(home)["messages"][1]
+    function = {"name": "look", "arguments": '{"at": "it"}'}
+    assert reply["tool_calls"] == [{"id": id, "type": "function", "function": function}]
+    assert reply["content"] == "Let me see."
+    messages = [
+        {"role": "tool", "tool_call_id": id, "name": "look", "content": "a cat"},
+        {"role": "user", "content": "echo"},
+    ]
+    body = {"messages": messages, "tools": [LOOK], "localspec": {"conversation": "last"}}
+    echoed = home.request("POST", "/v1/chat/completions", body)
+    sent = json.loads(echoed.text)["prompt"]["messages"]
+    assert [each["role"] for each in sent] == ["user", "assistant", "tool", "user"]
+    calls = [{"id": id, "type": "function", "function": {**function, "arguments": {"at": "it"}}}]
+    assert sent[1]["extra"] == {"tool_calls": calls}
+    assert sent[2]["extra"] == {"name": "look", "tool_call_id": id}
+    third = kept(home)["messages"][2]
+    assert (third["content"], third["tool_call_id"], third["name"]) == ("a cat", id, "look")
+
+
+def test_an_answer_that_was_continued_is_kept_whole(api: Home) -> None:
+    messages = [
+        {"role": "user", "content": "Count."},
+        {"role": "assistant", "content": "say one two"},
+    ]
+    body = {"messages": messages, "localspec": {"conversation": "new"}}
+    api.request("POST", "/v1/chat/completions", body)
+    assert said(api) == [("user", "Count."), ("assistant", "say one twoone two")]
+
+
+def test_an_older_file_is_read_and_nothing_of_it_is_lost(home: Home, daemon: RunningDaemon) -> None:
+    file = home.root / "data" / "conversations.sqlite"
+    file.parent.mkdir(exist_ok=True)
+    with sqlite3.connect(file) as db:
+        db.executescript(VERSION_1)
+    db.close()
+    found = kept(home, "0a1b2c3d")
+    assert found["title"] == "Why?"
+    rows = [(e["role"], e["content"], e.get("reasoning_content")) for e in found["messages"]]
+    assert rows == [
+        ("system", "Be brief.", None),
+        ("user", "Why?", None),
+        ("assistant", "Because.", "Hm, <b>."),
+        ("user", "<think>so</think> what is this?", None),
+        ("assistant", "Thinking ends with </think>.", None),
+    ]
+    assert (found["messages"][2]["finish"], found["messages"][2]["tokens"]) == ("stop", 7)
+    ask(home, "say more", "last")
+    assert len(said(home)) == 7
+    with sqlite3.connect(file) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (2,)
+    db.close()
+
+
+# What the first version wrote.
+VERSION_1 = """
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
+    model TEXT NOT NULL, title TEXT NOT NULL
+) STRICT;
+CREATE INDEX conversations_updated ON conversations (updated);
+CREATE TABLE messages (
+    conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, created REAL NOT NULL,
+    finish TEXT, model TEXT, tokens INTEGER, tokens_per_second REAL, drafted INTEGER,
+    accepted INTEGER, speed_up REAL,
+    PRIMARY KEY (conversation, position)
+) STRICT;
+INSERT INTO conversations VALUES ('0a1b2c3d', 1.0, 2.0, '', 'Why?');
+INSERT INTO messages (conversation, position, role, content, created, finish, tokens) VALUES
+    ('0a1b2c3d', 0, 'system', 'Be brief.', 1.0, NULL, NULL),
+    ('0a1b2c3d', 1, 'user', 'Why?', 1.0, NULL, NULL),
+    ('0a1b2c3d', 2, 'assistant', '<think>\nHm, <b>.\n</think>\n\nBecause.', 2.0, 'stop', 7),
+    ('0a1b2c3d', 3, 'user', '<think>so</think> what is this?', 1.0, NULL, NULL),
+    ('0a1b2c3d', 4, 'assistant', 'Thinking ends with </think>.', 2.0, 'stop', 7);
+PRAGMA user_version = 1;
+"""
 
 
 def test_an_answer_that_a_death_cut_off_is_kept_and_marked(api: Home) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import conversations, tools, translate
+from localspec.daemon import tools, translate, turns
 from localspec.daemon.answers import Composer, TextComposer
 from localspec.daemon.chat import ChatComposer
 from localspec.daemon.context import Context, context, read
@@ -21,7 +21,7 @@ async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
     daemon = context(request)
     tools.check(body)
-    turn = await conversations.begin(daemon.conversations, body, daemon.config.pair)
+    turn = await turns.begin(daemon.conversations, body, daemon.config.pair)
     template = None
     if translate.uses_tools(body):  # how a call is written is the model's own matter
         template = (await daemon.supervisor.ready(await daemon.pair(body.model))).chat_template
@@ -42,15 +42,15 @@ async def _respond(
     body: GenerationRequest,
     wanted: list[Generate],
     shape: Callable[..., Composer],
-    turn: conversations.Turn | None = None,
+    turn: turns.Turn | None = None,
 ) -> Response:
     daemon: Context = context(request)
     pair = await daemon.pair(body.model)
     composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
     events = events_of(daemon.supervisor, pair, wanted)
-    if turn:
+    if turn and isinstance(composer, ChatComposer):
         composer.conversation = turn.id
-        events = turn.recorded(events, daemon.conversations)
+        events = turn.recorded(events, composer, daemon.conversations)
     if body.stream:
         options = body.stream_options
         return EventStream(events, composer, usage=bool(options and options.include_usage))
