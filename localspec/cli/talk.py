@@ -101,12 +101,13 @@ class Talk:
         Raises:
             NotFound: nothing was said.
         """
-        if not self.messages:
+        asked = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
+        if not asked:
             raise NotFound("There is nothing to take back.")
         if not self.keeps_nothing:
             self.client.undo(self.id)
-        question = self.messages[-2]["content"]
-        del self.messages[-2:]
+        question = str(self.messages[asked[-1]]["content"])
+        del self.messages[asked[-1] :]
         return question
 
     def markdown(self) -> str:
