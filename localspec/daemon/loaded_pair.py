@@ -73,6 +73,7 @@ class LoadedPair:
         self._pair: frames.PairFiles | None = None
         self._worker: Worker | None = None
         self._alive: set[Worker] = set()  # that one, and those that are ending
+        self._ending: set[asyncio.Task[None]] = set()  # workers on their way out
         self._progress: frames.Loading | None = None
         self._loading: asyncio.Task[Worker] | None = None
         self._loaded: asyncio.Future[frames.PairInfo] | None = None
@@ -180,7 +181,7 @@ class LoadedPair:
         self._load_is_over()
 
     async def _load(self, pair: frames.PairFiles) -> Worker:
-        await self.unload()
+        await self.unload()  # and what still saves: two engines may not fit in memory
         if not self._recalled:
             self._recalled = True
             self._safe_reason = self._memory.recall()
@@ -238,12 +239,19 @@ class LoadedPair:
             self.unload_soon()
 
     async def unload(self) -> None:
-        """End the worker; all its memory goes back. Whatever still runs in it fails."""
+        """End the worker; all its memory has gone back when this returns, also that of one which
+        was told to end before. Whatever still runs in it fails.
+        """
         worker, self._worker = self._worker, None
         self.info = None
         if worker:
             self._fail_all(errors.Unavailable("The pair is being unloaded.", retry_after=2))
-            await worker.shut_down()
+            # A task of its own: a worker is followed to its end though nobody waits for it.
+            ending = asyncio.create_task(worker.shut_down())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        while self._ending:
+            await asyncio.wait(self._ending)
 
     async def forget(self, conversation: str | None) -> None:
         """Let the worker, and one that is ending, drop what they keep of a conversation, or all."""

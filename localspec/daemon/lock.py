@@ -14,8 +14,9 @@ from pathlib import Path
 from localspec.daemon import probe
 from localspec.errors import AlreadyRunning, UnsafePath
 
-# How long a daemon that is just starting or draining may hold the lock without listening.
-HANDOVER_SECONDS = 20.0
+# How long a daemon that is just starting or draining may hold the lock without listening: 10 s for
+# the answers that are being written, 5 for what hangs, 10 for an engine that saves or hangs.
+HANDOVER_SECONDS = 30.0
 _POLL = 0.02
 
 

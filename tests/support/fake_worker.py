@@ -20,18 +20,21 @@ In an /infill the command is `prompt` after an exclamation mark.
 
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
 safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load; `--pace S` waits
-before each word of "say".
+before each word of "say"; `--end-delay S` takes its time when told to end; `--alone FILE` writes
+its number there, and FILE.two when another engine with the same FILE is alive.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import signal
 import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 
@@ -81,6 +84,7 @@ class FakeWorker:
                     text = "".join(f"<{m.role}>{m.content}" for m in frame.prompt.messages)
                     self.send(frames.Reply(frame.id, {"prompt": text}))
                 case frames.Shutdown():
+                    time.sleep(self.options.end_delay)
                     os._exit(0)
         os._exit(0)
 
@@ -228,9 +232,18 @@ def main() -> None:
     parser.add_argument("--always")
     parser.add_argument("--load-delay", type=float, default=0.0)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--end-delay", type=float, default=0.0)
+    parser.add_argument("--alone", type=Path)
     parser.add_argument("--load-error", action="store_true")
     parser.add_argument("--template")
     options = parser.parse_args()
+    held = options.alone and options.alone.open("w")  # the system gives it free when we end
+    if held:
+        print(os.getpid(), file=held, flush=True)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            Path(f"{options.alone}.two").touch()
     FakeWorker(socket.socket(fileno=options.fd), options).run()
 
 
