@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from http import HTTPStatus
+from typing import ClassVar
 
 import h11
 import msgspec
@@ -71,6 +72,10 @@ class StrictHTTP(h11.Connection):
 class ClientConnection(H11Protocol):
     """HTTP for one client. On a Unix socket the kernel says who it is; others than us are dropped."""
 
+    over_tcp: ClassVar[set[ClientConnection]] = (
+        set()
+    )  # whoever they are: no token is needed to connect
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.conn: StrictHTTP = StrictHTTP(h11.SERVER, MAX_HEAD)
@@ -86,7 +91,9 @@ class ClientConnection(H11Protocol):
                 log.warning("a connection of uid %s was refused", uid)
                 transport.abort()
                 return
-        over = len(self.connections) - most_connections()
+        else:
+            self.over_tcp.add(self)
+        over = self._too_many_by()
         if over > REFUSED_AT_ONCE:
             transport.abort()
         elif over > 0:
@@ -96,7 +103,19 @@ class ClientConnection(H11Protocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
+    def _too_many_by(self) -> int:
+        """How many connections there are beyond those that may be, of this one's kind.
+
+        Anybody on this machine can connect over TCP: half the places there are stay for our own user
+        on the Unix socket, and the rest too while nobody needs it.
+        """
+        most, tcp = most_connections(), len(self.over_tcp)
+        if self in self.over_tcp:
+            return tcp - most // 2
+        return len(self.connections) - tcp - (most - min(tcp, most // 2))
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self.over_tcp.discard(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         for timer in (self._deadline, self._stalled):

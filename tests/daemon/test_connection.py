@@ -176,6 +176,44 @@ def test_with_64_descriptors_some_are_refused_and_the_daemon_goes_on(home: Home)
     assert daemon.stop() == 0
 
 
+def test_whoever_connects_over_tcp_keeps_nobody_from_the_unix_socket(home: Home) -> None:
+    """Nobody needs a token to connect, so those connections have places of their own."""
+    home.use_fake(listen="127.0.0.1:0")
+    limit = (128, 128)
+    daemon = RunningDaemon(
+        home, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    )
+    port = int(home.status()["listen"].rpartition(":")[2])
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):  # silent, and they stay
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        own = [
+            stack.enter_context(contextlib.closing(UnixConnection(home.socket))) for _ in range(24)
+        ]
+        for connection in own:
+            connection.request("GET", "/health")
+        answers = [connection.getresponse() for connection in own]
+        assert {answer.status for answer in answers} == {200}
+        for answer in answers:
+            answer.read()
+        assert home.chat("say hello").text == "hello"  # with descriptors for an engine
+        last = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        last.settimeout(PATIENCE)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            last.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert not everything(last).startswith(b"HTTP/1.1 200 ")
+    assert "out of system resource" not in home.log.read_text()
+
+    def welcome() -> bool:
+        with socket.create_connection(("127.0.0.1", port)) as again:
+            again.settimeout(PATIENCE)
+            again.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            return everything(again).startswith(b"HTTP/1.1 200 ")
+
+    wait_for(welcome, "places that were left")
+    daemon.stop()
+
+
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux tells")
 def test_the_daemon_takes_the_descriptors_it_may_have(home: Home) -> None:
     home.use_fake()
