@@ -14,6 +14,7 @@ from localspec.errors import UsageError
 log = logging.getLogger("localspec.watch")
 
 _LATER = 0.5  # seconds: what started the daemon wants its answer first
+_STANDS = 100  # milliseconds after which the watch says for the first time that it stands
 
 
 def start(context: Context) -> threading.Event:
@@ -37,6 +38,7 @@ def _watch(context: Context, stop: threading.Event) -> None:
         config.parent.mkdir(parents=True, exist_ok=True)
     folders = {file.parent for file in followed if file.parent.is_dir()}
     names = {str(file.parent.resolve() / file.name) for file in followed}
+    stands = False
     try:
         for changes in watchfiles.watch(
             *folders,
@@ -45,14 +47,20 @@ def _watch(context: Context, stop: threading.Event) -> None:
             debounce=200,
             stop_event=stop,
             raise_interrupt=False,
+            rust_timeout=_STANDS,
+            yield_on_timeout=True,
         ):
-            _read_again(context, {Path(path).name for _, path in changes})
+            if not stands:  # what was edited since the daemon read it, nobody has seen
+                stands = True
+                _read_again(context, {config.name, catalogue.name})
+            elif changes:
+                log.info("changed: %s", ", ".join(sorted(Path(path).name for _, path in changes)))
+                _read_again(context, {Path(path).name for _, path in changes})
     except (OSError, RuntimeError) as error:  # no more watches to be had, a folder gone
         log.warning("edits of %s are not seen: %s", ", ".join(sorted(names)), error)
 
 
 def _read_again(context: Context, changed: set[str]) -> None:
-    log.info("changed: %s", ", ".join(sorted(changed)))
     if context.paths.config_file.name in changed:
         _read_config(context)
     if context.paths.user_catalogue.name in changed:
