@@ -11,14 +11,17 @@ from typing import TypeVar, cast
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from localspec.config import Config
 from localspec.daemon import pairs
 from localspec.daemon.conversations import Conversations
 from localspec.daemon.editors import Editors
+from localspec.daemon.generation import unless_gone
 from localspec.daemon.library import Library
 from localspec.daemon.supervisor import Supervisor
 from localspec.daemon.tcp import Door
+from localspec.daemon.threads import Shared, Threads
 from localspec.errors import Cancelled, RequestTooLarge
 from localspec.paths import Paths
 from localspec.protocol import http
@@ -28,6 +31,9 @@ from localspec.protocol.weight import TooHeavy, Weight
 # Bytes: a million token ids, or the text of two million. As text with one character beyond the BMP
 # it takes four times as much, and is copied on its way to the engine.
 MAX_BODY = 10 * 1024 * 1024
+
+_LOOKS = 8  # pairs at once; more than anybody asks for
+_ERRANDS = 4
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -43,18 +49,28 @@ class Context:
     conversations: Conversations
     stop: Callable[[], None]
     editors: Editors = field(default_factory=Editors)
+    # Pairs that are looked at before a load: one that changed is hashed, which takes its time.
+    looks: Shared[PairFiles] = field(default_factory=lambda: Shared(Threads("look", _LOOKS)))
+    # What a person asked for and watches: files made pairs, verified, measured.
+    errands: Threads = field(default_factory=lambda: Threads("errand", _ERRANDS))
     draining: bool = False
     problem: str = ""  # why config.toml as it is now is not in use
     door: Door | None = None  # for TCP, where there is one
     started: float = field(default_factory=time.monotonic)
 
-    async def pair(self, name: str) -> PairFiles:
-        """The files of a pair, checked unless it is loaded already; see pairs.resolve."""
+    async def pair(self, name: str, receive: Receive) -> PairFiles:
+        """The files of a pair, checked unless it is loaded already; see pairs.resolve.
+
+        Raises:
+            ClientGone: whoever asked, the client behind `receive`, has left meanwhile.
+        """
         name = pairs.full_name(name, self.config)
         held = self.supervisor.holds(name)
         if held or not pairs.needs_a_look(name):
             return held or pairs.resolve(name, self.config, self.library)
-        return await asyncio.to_thread(pairs.resolve, name, self.config, self.library)
+        config = self.config
+        look = self.looks.get(name, lambda left: pairs.resolve(name, config, self.library, left))
+        return await unless_gone(receive, look)
 
     async def forget_states(self, name: str | None) -> None:
         """What the engine keeps of a conversation, with None of all.

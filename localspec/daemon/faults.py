@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localspec.errors import InvalidRequest, LocalspecError, Unavailable
+from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol.http import BadBody, ErrorBody, ErrorDetail
 
 log = logging.getLogger("localspec.http")
@@ -51,6 +51,11 @@ async def on_ours(_request: Request, error: Exception) -> Response:
 async def on_body(_request: Request, error: Exception) -> Response:
     assert isinstance(error, BadBody)
     return response(InvalidRequest(error.message, param=error.param))
+
+
+async def on_gone(_request: Request, _error: Exception) -> Response:
+    """Nobody reads it; the number is nginx's for this."""
+    return response(Cancelled("The client left before it was answered."))
 
 
 async def on_http(request: Request, error: Exception) -> Response:

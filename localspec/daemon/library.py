@@ -18,6 +18,7 @@ from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
+    from localspec.registry.files import Hashes
     from localspec.registry.pulls import Pull, Pulls
     from localspec.registry.records import Record
     from localspec.registry.store import Removed, Store
@@ -44,6 +45,7 @@ class Library:
         self._lock = threading.Lock()
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
+        self._hashes: Hashes | None = None
 
     # ------------------------------------------------------------------ parts
 
@@ -51,7 +53,14 @@ class Library:
     def store(self) -> Store:
         from localspec.registry.store import Store
 
-        return Store(self._paths.store)
+        return Store(self._paths.store, self._known_hashes())
+
+    def _known_hashes(self) -> Hashes:
+        from localspec.registry.files import Hashes
+
+        with self._lock:
+            self._hashes = self._hashes or Hashes()
+            return self._hashes
 
     @property
     def catalogue(self) -> Catalogue:
@@ -72,9 +81,10 @@ class Library:
         from localspec.registry.pull import Puller
         from localspec.registry.pulls import Pulls
 
+        store = self.store
         with self._lock:
             if self._pulls is None:
-                puller = Puller(self.store, Hub(), memory=lambda: Memory(*self.memory()))
+                puller = Puller(store, Hub(), memory=lambda: Memory(*self.memory()))
                 self._pulls = Pulls(puller)
             return self._pulls
 

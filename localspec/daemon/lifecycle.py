@@ -118,6 +118,7 @@ class Daemon:
             if ours:
                 listener.unlink(self._paths.socket)
             watching.set()
+            self._context.looks.close()
             if self._library.pulling:
                 await asyncio.to_thread(self._library.close)
             await self._supervisor.close()
@@ -148,6 +149,7 @@ class Daemon:
         asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
 
     def _abort(self) -> None:
+        self._context.looks.close()
         self._supervisor.abort(errors.Unavailable("The daemon was told to end.", retry_after=2))
 
 

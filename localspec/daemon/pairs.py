@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,12 +20,14 @@ _SHOWN = 300  # characters of a path in an error: longer ones were not written b
 CONFIGURED = ("", "default", "localspec")
 
 
-def resolve(name: str, config: Config, library: Library) -> PairFiles:
+def resolve(
+    name: str, config: Config, library: Library, left: threading.Event | None = None
+) -> PairFiles:
     """The files of the pair `name`: "" for the configured one, "builtin", a pair that was pulled or
     added, or absolute paths of "target.gguf" or "target.gguf,draft.gguf".
 
     A pulled pair's files are looked at first, and hashed when that was never done or they changed:
-    call it in a thread.
+    call it in a thread. That ends once `left` is set: nobody waits for it any more.
 
     Raises:
         ModelNotFound: nothing of that name is here, or a file of it is missing.
@@ -36,7 +39,7 @@ def resolve(name: str, config: Config, library: Library) -> PairFiles:
     if name.endswith(".gguf"):
         return _from_files(name)
     store = library.store
-    record = store.ready(library.pulled(name).name)
+    record = store.ready(library.pulled(name).name, left)
     target, draft = store.paths(record)
     return PairFiles(record.name, str(target), str(draft) if draft else None)
 

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import localspec
 from localspec.daemon import faults
 from localspec.daemon.context import Context
+from localspec.daemon.generation import ClientGone
 from localspec.daemon.handlers import (
     completions,
     control,
@@ -92,6 +93,7 @@ def application(context: Context) -> ASGIApp:
         exception_handlers={
             LocalspecError: faults.on_ours,
             BadBody: faults.on_body,
+            ClientGone: faults.on_gone,
             HTTPException: faults.on_http,
         },
         middleware=[

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from localspec.daemon import faults
 from localspec.daemon.generation import ClientGone, unless_gone
+from localspec.daemon.threads import Threads
 from localspec.errors import Cancelled
 
 Value = TypeVar("Value", bound=msgspec.Struct)
@@ -53,8 +54,10 @@ def _data(value: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-async def reported(work: Callable[[Callable[[Value], None]], Value]) -> AsyncGenerator[Value, None]:
-    """What `work`, run in a thread, reports on its way, then its result.
+async def reported(
+    threads: Threads, work: Callable[[Callable[[Value], None]], Value]
+) -> AsyncGenerator[Value, None]:
+    """What `work`, run in one of the threads, reports on its way, then its result.
 
     When nobody listens any more, its next report raises Cancelled there and so ends it.
     """
@@ -67,7 +70,7 @@ async def reported(work: Callable[[Callable[[Value], None]], Value]) -> AsyncGen
             raise Cancelled("Nobody waits for it any more.")
         loop.call_soon_threadsafe(inbox.put_nowait, value)
 
-    task = asyncio.create_task(asyncio.to_thread(work, report))
+    task = asyncio.create_task(threads.run(work, report))
     task.add_done_callback(lambda _: inbox.put_nowait(None))
     try:
         while (value := await inbox.get()) is not None:

@@ -149,6 +149,47 @@ def check_cancel(cancel: threading.Event | None) -> None:
         raise PullCancelled("The pull was cancelled; what was fetched is kept for the next one.")
 
 
+class Hashes:
+    """SHA-256 of whole files, each read once as it is: by inode, size and time of its last change.
+
+    Whoever asks while a file is read waits for that. For threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[tuple[int, int], _Hash] = {}
+
+    def of(self, path: Path, cancel: threading.Event | None = None) -> str:
+        """Hexadecimal digits. Raises PullCancelled once `cancel` is set, OSError."""
+        info = path.stat()
+        with self._lock:
+            known = self._files.setdefault((info.st_dev, info.st_ino), _Hash())
+        while not known.busy.acquire(timeout=_LOCK_POLL):
+            check_cancel(cancel)
+        try:
+            now = _stamp(path)
+            if known.stamp != now:
+                digest = sha256_of(path, cancel=cancel)
+                if _stamp(path) != now:
+                    return digest  # of a file that was being written
+                known.stamp, known.digest = now, digest
+            return known.digest
+        finally:
+            known.busy.release()
+
+
+class _Hash:
+    def __init__(self) -> None:
+        self.busy = threading.Lock()
+        self.stamp: tuple[int, int] | None = None
+        self.digest = ""
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    info = path.stat()
+    return info.st_size, info.st_mtime_ns
+
+
 def sha256_of(
     path: Path,
     *,

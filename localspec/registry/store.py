@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from localspec.registry import records
 from localspec.registry.catalogue import NAME
 from localspec.registry.errors import Damaged, RecordTooNew, StoreReadOnly
 from localspec.registry.files import (
+    Hashes,
     locked,
     make_folder,
     sha256_of,
@@ -70,8 +73,10 @@ class Collected:
 class Store:
     """The folder of one user's models. Nothing is created before something is written."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, hashes: Hashes | None = None) -> None:
+        """`hashes`: those that are known, where somebody keeps them."""
         self.root = root
+        self._hashes = hashes or Hashes()
         self.pairs = root / "pairs"
         self.blobs = root / "blobs"
         self.parts = root / "parts"
@@ -153,13 +158,15 @@ class Store:
         draft = self.model_path(record.draft) if record.draft else None
         return self.model_path(record.target), draft
 
-    def ready(self, name: str) -> Record:
+    def ready(self, name: str, cancel: threading.Event | None = None) -> Record:
         """The pair, ready to load: every file there, of its size, unchanged since it was hashed.
 
-        A file whose hash was never taken, or whose modification time moved, is hashed now.
+        A file whose hash was never taken, or whose modification time moved, is hashed now, unless
+        that was done and could not be written down.
 
         Raises:
             Damaged: naming the file and what to do.
+            PullCancelled: `cancel` was set meanwhile.
         """
         record = self.get(name)
         stale = False
@@ -167,26 +174,48 @@ class Store:
             problem = self._quick_problem(part)
             if problem:
                 raise Damaged(f"{problem} {remedy(record)}")
-            stale = stale or self._mtime(part) != part.checked or not part.sha256
+            stale = stale or self._is_stale(part)
         if stale:
-            bad = [report.problem for report in self.verify(name) if report.problem]
+
+            def hashed(part: Part, _progress: Callable[[int], None]) -> str:
+                if self._is_stale(part):
+                    return self._hashes.of(self.part_path(part), cancel)
+                return part.sha256
+
+            record, reports = self._verified(record, hashed)
+            bad = [report.problem for report in reports if report.problem]
             if bad:
                 raise Damaged(f"{bad[0]} {remedy(record)}")
-            record = self.get(name)
         return record
+
+    def _is_stale(self, part: Part) -> bool:
+        return not part.sha256 or self._mtime(part) != part.checked
 
     def verify(
         self, name: str, progress: Callable[[int, int], None] | None = None
     ) -> tuple[PartReport, ...]:
         """Hash every file of a pair and remember the outcome; `progress(done, total)` in bytes."""
-        record = self.get(name)
+
+        def hashed(part: Part, told: Callable[[int], None]) -> str:
+            return sha256_of(self.part_path(part), progress=told)
+
+        return self._verified(self.get(name), hashed, progress)[1]
+
+    def _verified(
+        self,
+        record: Record,
+        hashed: Callable[[Part, Callable[[int], None]], str],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> tuple[Record, tuple[PartReport, ...]]:
+        """The record with what `hashed` found, written down too, and what that says of each file."""
         reports: list[PartReport] = []
         done = 0
         checked: dict[str, StoredModel] = {}
         for role, model in _roles(record):
             parts: list[Part] = []
             for part in model.parts:
-                part, problem = self._verify_part(part, _shifted(progress, done, record.size))
+                told = _shifted(progress, done, record.size)
+                part, problem = self._verify_part(part, partial(hashed, part, told))
                 done += part.size
                 parts.append(part)
                 reports.append(PartReport(role, part.file, problem))
@@ -197,9 +226,9 @@ class Store:
         if updated != record:
             with suppress(StoreReadOnly):  # the answer counts; next time they are hashed again
                 self.put(updated)
-        return tuple(reports)
+        return updated, tuple(reports)
 
-    def _verify_part(self, part: Part, progress: Callable[[int], None]) -> tuple[Part, str]:
+    def _verify_part(self, part: Part, hashed: Callable[[], str]) -> tuple[Part, str]:
         """The part with its new `checked` mark, and what is wrong with it."""
         unchecked = msgspec.structs.replace(part, checked=0)
         problem = self._quick_problem(part)
@@ -207,7 +236,7 @@ class Store:
             return unchecked, problem
         mtime = self._mtime(part)
         try:
-            found = sha256_of(self.part_path(part), progress=progress)
+            found = hashed()
         except OSError as error:
             return unchecked, f"{part.file} cannot be read: {error.strerror}."
         if part.sha256 and found != part.sha256:

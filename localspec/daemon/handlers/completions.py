@@ -24,7 +24,9 @@ async def chat(request: Request) -> Response:
     turn = await turns.begin(daemon.conversations, body, daemon.config.pair)
     template = None
     if translate.uses_tools(body):  # how a call is written is the model's own matter
-        template = (await daemon.supervisor.ready(await daemon.pair(body.model))).chat_template
+        template = (
+            await daemon.supervisor.ready(await daemon.pair(body.model, request.receive))
+        ).chat_template
     wanted = translate.chat(body, template)
     if turn:
         wanted[0].conversation = turn.id
@@ -45,7 +47,7 @@ async def _respond(
     turn: turns.Turn | None = None,
 ) -> Response:
     daemon: Context = context(request)
-    pair = await daemon.pair(body.model)
+    pair = await daemon.pair(body.model, request.receive)
     composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
     events = events_of(daemon.supervisor, pair, wanted)
     if turn and isinstance(composer, ChatComposer):

@@ -68,7 +68,7 @@ async def load(request: Request) -> Response:
     """
     body = await read(request, LoadRequest)
     daemon = context(request)
-    return Stream(_loading(daemon, await daemon.pair(body.model)))
+    return Stream(_loading(daemon, await daemon.pair(body.model, request.receive)))
 
 
 async def _loading(daemon: Context, pair: PairFiles) -> AsyncGenerator[msgspec.Struct, None]:

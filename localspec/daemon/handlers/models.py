@@ -43,7 +43,9 @@ def _unavailable(message: str) -> dict[str, Any]:
 async def props(request: Request) -> Response:
     """llama-server's /props, loading the configured pair if nothing is loaded."""
     daemon = context(request)
-    info = daemon.supervisor.info or await daemon.supervisor.ready(await daemon.pair(""))
+    info = daemon.supervisor.info or await daemon.supervisor.ready(
+        await daemon.pair("", request.receive)
+    )
     return answer(
         {
             "default_generation_settings": {
@@ -52,7 +54,7 @@ async def props(request: Request) -> Response:
             },
             "total_slots": info.parallel,
             "model_alias": info.name,
-            "model_path": (await daemon.pair(info.name)).target,
+            "model_path": (await daemon.pair(info.name, request.receive)).target,
             "chat_template": info.chat_template or "",
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,

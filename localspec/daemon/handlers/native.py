@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from localspec.daemon import native
 from localspec.daemon.connection import UNIX
-from localspec.daemon.context import Context, context, read
+from localspec.daemon.context import context, read
 from localspec.daemon.editors import Place
 from localspec.daemon.generation import EventStream, events_of, whole_answer
 from localspec.errors import ModelNotFound
@@ -51,7 +51,7 @@ async def _respond(
     request: Request, body: NativeRequest, wanted: list[Generate], editor: Place | None = None
 ) -> Response:
     daemon = context(request)
-    pair = await _pair(daemon, body.model, strict=_OUR_CLIENT in request.headers)
+    pair = await _pair(request, body.model, strict=_OUR_CLIENT in request.headers)
     composer = native.NativeComposer(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
     composer.request = body
     composer.n_ctx = lambda: daemon.supervisor.info.n_ctx if daemon.supervisor.info else 0
@@ -63,14 +63,15 @@ async def _respond(
     return await whole_answer(request, events, composer)
 
 
-async def _pair(daemon: Context, name: str, *, strict: bool) -> PairFiles:
+async def _pair(request: Request, name: str, *, strict: bool) -> PairFiles:
     """llama-server serves one model and ignores what it is called; plug-ins send any name.
 
     `strict`: it was our own client, where a name is a wish.
     """
+    daemon = context(request)
     try:
-        return await daemon.pair(name)
+        return await daemon.pair(name, request.receive)
     except ModelNotFound:
         if strict:
             raise
-        return await daemon.pair("")
+        return await daemon.pair("", request.receive)

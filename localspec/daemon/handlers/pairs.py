@@ -44,8 +44,9 @@ async def show(request: Request) -> Response:
 
 async def add(request: Request) -> Response:
     body = await read(request, pairs.AddRequest)
-    library = context(request).library
-    record = await asyncio.to_thread(
+    daemon = context(request)
+    library = daemon.library
+    record = await daemon.errands.run(
         library.add, body.name, body.target, body.draft, list(body.roles), body.replace
     )
     return answer(views.entry(record, library.in_use), 201)
@@ -59,8 +60,8 @@ async def remove(request: Request) -> Response:
 
 async def verify(request: Request) -> Response:
     """Events: bytes hashed so far, and in the last one what was found."""
-    library, name = context(request).library, request.path_params["name"]
-    return Stream(reported(lambda report: _verify(library, name, report)))
+    daemon, name = context(request), request.path_params["name"]
+    return Stream(reported(daemon.errands, lambda report: _verify(daemon.library, name, report)))
 
 
 def _verify(
@@ -106,10 +107,11 @@ async def drafts(request: Request) -> Response:
     """Events: what is being measured, and in the last one the list."""
     body = await read(request, pairs.DraftsRequest)
     daemon = context(request)
-    pair = await daemon.pair(body.target)
+    pair = await daemon.pair(body.target, request.receive)
     trials = measure.Trials(daemon.supervisor) if body.measure else None
     return Stream(
         reported(
-            lambda report: views.drafts(daemon.library, pair.target, body.folders, trials, report)
+            daemon.errands,
+            lambda report: views.drafts(daemon.library, pair.target, body.folders, trials, report),
         )
     )

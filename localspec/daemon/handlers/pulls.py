@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # A pull takes stock four times a second; looking more often shows nothing new.
 _LOOK = 0.1
+_CANCEL_SECONDS = 5.0  # how long whoever cancels waits to be told that it is over
 
 
 async def listed(request: Request) -> Response:
@@ -54,8 +55,14 @@ async def state(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     pull = await _pull(request)
     pull.cancel()
-    await asyncio.to_thread(pull.wait, 5.0)
+    with suppress(TimeoutError):  # what hangs at the hub ends by itself some time
+        await asyncio.wait_for(_ended(pull), _CANCEL_SECONDS)
     return answer(pull.state)
+
+
+async def _ended(pull: Pull) -> None:
+    while not pull.wait(0):
+        await asyncio.sleep(_LOOK)
 
 
 async def events(request: Request) -> Response:

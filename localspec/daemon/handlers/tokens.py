@@ -15,7 +15,7 @@ async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeRequest)
     daemon = context(request)
     reply = await daemon.supervisor.ask(
-        await daemon.pair(""),
+        await daemon.pair("", request.receive),
         lambda id: frames.Tokenize(id, body.content, body.add_special, body.parse_special),
     )
     tokens: list[int] = reply.value["tokens"]
@@ -38,7 +38,7 @@ async def detokenize(request: Request) -> Response:
     body = await read(request, DetokenizeRequest)
     daemon = context(request)
     reply = await daemon.supervisor.ask(
-        await daemon.pair(""), lambda id: frames.Detokenize(id, body.tokens)
+        await daemon.pair("", request.receive), lambda id: frames.Detokenize(id, body.tokens)
     )
     return answer({"content": reply.value["content"]})
 
@@ -46,7 +46,7 @@ async def detokenize(request: Request) -> Response:
 async def apply_template(request: Request) -> Response:
     body = await read(request, TemplateRequest)
     daemon = context(request)
-    pair = await daemon.pair("")
+    pair = await daemon.pair("", request.receive)
     template = None
     if translate.uses_tools(body):
         template = (await daemon.supervisor.ready(pair)).chat_template
