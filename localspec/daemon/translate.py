@@ -221,7 +221,8 @@ def _constraint(request: GenerationRequest) -> frames.Constraint | None:
             raise InvalidRequest(
                 "'response_format.json_schema' is missing.", param="response_format.json_schema"
             )
-        found.append(("response_format", _schema(schema)))
+        # as in llama-server, one that says nothing means an object
+        found.append(("response_format", _schema(schema or {"type": "object"})))
     if request.json_schema is not None:
         found.append(("json_schema", _schema(request.json_schema)))
     if request.grammar:

@@ -15,6 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from localspec.engine.llama import Vocab
+from localspec.engine.schemas import closed
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint
 
@@ -67,9 +68,11 @@ def _source(constraint: Constraint) -> str:
         if constraint.kind == "grammar":
             lark = gbnf_to_lark(constraint.source)
             return str(LLMatcher.grammar_from_lark(lark))
-        schema = '{"type": "object"}' if constraint.kind == "json_object" else constraint.source
-        json.loads(schema)
-        return str(LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS))  # type: ignore[arg-type]
+        source = '{"type": "object"}' if constraint.kind == "json_object" else constraint.source
+        schema = json.loads(source)
+        if isinstance(schema, dict):
+            source = json.dumps(closed(schema))
+        return str(LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))  # type: ignore[arg-type]
     except RecursionError:
         raise GrammarRejected(f"The {name} is nested too deeply.") from None
     # llguidance documents ValueError; its GBNF converter raises plain Exception and IndexError too
