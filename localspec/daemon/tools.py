@@ -111,7 +111,10 @@ def offer(request: ChatRequest, template: str | None) -> Offer | None:
     if isinstance(request.tool_choice, ToolChoice):
         names = [request.tool_choice.function.name]
     one = names[0] if len(names) == 1 and form.forced_one else ""
-    schema = schemas[one] if one else _calls_schema(form, {n: schemas[n] for n in names})
+    try:
+        schema = schemas[one] if one else _calls_schema(form, {n: schemas[n] for n in names})
+    except RecursionError:
+        raise InvalidRequest("The 'tools' are nested too deeply.", param="tools") from None
     return Offer(
         form,
         schemas,
@@ -162,26 +165,38 @@ def _calls_schema(form: Format, schemas: dict[str, Any]) -> dict[str, Any]:
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, form.arguments: _inlined(schema)},
+            "properties": {"name": {"const": name}, form.arguments: {"$ref": f"#/$defs/{name}"}},
             "required": ["name", form.arguments],
             "additionalProperties": False,
         }
-        for name, schema in schemas.items()
+        for name in schemas
     ]
-    definitions = {
-        key: value
-        for schema in schemas.values()
-        for part in ("$defs", "definitions")
-        for key, value in schema.get(part, {}).items()
-    }
     found: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    if definitions:  # references in the tools' schemas begin at the document's root
-        found = {**found, "$defs": definitions, "definitions": definitions}
-    return found
+    # Each whole, under its own name: two tools may have different definitions of one name.
+    definitions = {name: _moved(schema, f"#/$defs/{name}") for name, schema in schemas.items()}
+    return {**found, "$defs": definitions}
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in schema.items() if k not in ("$defs", "definitions", "$schema", "$id")}
+_DATA = ("const", "enum", "default", "examples")  # what stands there is no schema
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by names of any kind
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A whole schema for another `place`: its references begin there."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            made[key] = {name: _moved(each, place) for name, each in value.items()}
+        elif key not in ("$schema", "$id"):
+            made[key] = value if key in _DATA else _moved(value, place)
+    pointer = schema.get("$ref")
+    if isinstance(pointer, str) and pointer.startswith("#"):
+        made["$ref"] = place + pointer[1:]
+    return made
 
 
 # ---------------------------------------------------------------- templates that know no tools

@@ -109,7 +109,30 @@ def test_a_required_call_is_constrained_by_its_schema(choice: Any) -> None:
     assert isinstance(frame.prompt, frames.ChatPrompt)
     assert frame.prompt.answer_prefix == "<tool_call>\n"
     if choice == "required":
-        assert calls[0]["properties"]["arguments"] == SCHEMA
+        assert calls[0]["properties"]["arguments"] == {"$ref": "#/$defs/weather"}
+        assert schema["$defs"]["weather"] == SCHEMA
+
+
+def test_two_tools_may_define_one_name_differently() -> None:
+    def tool(name: str, kind: str) -> Any:
+        item = {"type": kind, "default": {"$ref": "#/left alone"}}
+        parameters = {
+            "$defs": {"Item": item},
+            "type": "object",
+            "properties": {"item": {"$ref": "#/$defs/Item"}, "default": {"$ref": "#"}},
+        }
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    frame = sent(tools=[tool("a", "string"), tool("b", "integer")], tool_choice="required")
+    assert frame.constraint is not None
+    defined = json.loads(frame.constraint.source)["$defs"]
+    for name, kind in (("a", "string"), ("b", "integer")):
+        item = {"type": kind, "default": {"$ref": "#/left alone"}}
+        assert defined[name]["$defs"]["Item"] == item
+        assert defined[name]["properties"] == {
+            "item": {"$ref": f"#/$defs/{name}/$defs/Item"},
+            "default": {"$ref": f"#/$defs/{name}"},
+        }
 
 
 def test_a_required_call_of_a_newer_mistral_is_its_arguments_alone() -> None:

@@ -1,0 +1,90 @@
+"""Structured answers of the shipped pair to requests as the instructor client sends them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+
+# pydantic's schema of a model with an enumeration, limits, and another model that may be left out
+# (instructor 1.17): no object in it says `additionalProperties`.
+PET: dict[str, Any] = {
+    "$defs": {
+        "Place": {
+            "properties": {
+                "floor": {"maximum": 9, "minimum": 0, "title": "Floor", "type": "integer"},
+                "kind": {"enum": ["flat", "house"], "title": "Kind", "type": "string"},
+            },
+            "required": ["floor", "kind"],
+            "title": "Place",
+            "type": "object",
+        }
+    },
+    "properties": {
+        "kind": {"enum": ["cat", "dog"], "title": "Kind", "type": "string"},
+        "age": {"maximum": 30, "minimum": 0, "title": "Age", "type": "integer"},
+        "ok": {"title": "Ok", "type": "boolean"},
+        "home": {"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}], "default": None},
+    },
+    "required": ["age", "kind", "ok"],
+    "type": "object",
+}
+FUNCTION = {"name": "Pet", "description": "A pet of somebody.", "parameters": PET}
+CHOICE = {"type": "function", "function": {"name": "Pet"}}
+WAYS: dict[str, dict[str, Any]] = {
+    "TOOLS": {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": CHOICE},
+    "JSON_SCHEMA": {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "Pet", "schema": {**PET, "title": "Pet"}},
+        }
+    },
+    "JSON with a schema": {"response_format": {"type": "json_object", "schema": PET}},
+    "llama-server's field": {"json_schema": PET},
+}
+MESSAGES = [
+    {"role": "system", "content": "Extract."},
+    {"role": "user", "content": "What is a cat of three years?"},
+]
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Home]:
+    with temporary_home() as home:
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "seed": 7}])
+def test_the_answer_is_an_object_of_the_schema_and_of_no_other_keys(
+    real: Home, way: str, sampling: dict[str, Any]
+) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 400, **WAYS[way], **sampling}
+    answer = real.request("POST", "/v1/chat/completions", body)
+    assert answer.status == 200, answer.body
+    [choice] = answer.json["choices"]
+    if way == "TOOLS":
+        [call] = choice["message"]["tool_calls"]
+        assert (call["function"]["name"], choice["finish_reason"]) == ("Pet", "tool_calls")
+        text = call["function"]["arguments"]
+    else:
+        assert choice["finish_reason"] == "stop"
+        text = choice["message"]["content"]
+    value = json.loads(text)
+    jsonschema_rs.validate(PET, value)
+    assert set(value) <= set(PET["properties"])
+    assert set(value.get("home") or {}) <= {"floor", "kind"}
+
+
+def test_a_plain_completion_takes_the_schema_too(real: Home) -> None:
+    body = {"prompt": "A cat:", "json_schema": PET, "temperature": 0, "n_predict": 300}
+    value = json.loads(real.request("POST", "/completion", body).json["content"])
+    jsonschema_rs.validate(PET, value)
+    assert set(value) <= set(PET["properties"])
