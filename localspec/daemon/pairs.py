@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.config import Config
-from localspec.errors import ModelNotFound
+from localspec.errors import ModelNotFound, Unavailable
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -38,8 +38,13 @@ def resolve(
         return builtin()
     if name.endswith(".gguf"):
         return _from_files(name)
+    from localspec.registry.errors import PullCancelled
+
     store = library.store
-    record = store.ready(library.pulled(name).name, left)
+    try:
+        record = store.ready(library.pulled(name).name, left)
+    except PullCancelled:  # somebody waits still where the daemon ends
+        raise Unavailable("The daemon is ending; try again.", retry_after=2) from None
     target, draft = store.paths(record)
     return PairFiles(record.name, str(target), str(draft) if draft else None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -133,6 +134,19 @@ def test_it_ends_when_all_who_asked_have_left_and_begins_anew_for_the_next(
     changed.go.touch()
     assert home.chat("say y", model="mine").text == "y"
     assert len(changed.noted("ended")) == 1
+
+
+def test_the_end_of_the_daemon_waits_for_no_hashing(changed: Changed) -> None:
+    """Told twice, it does not wait for answers either; whoever waits for one is told."""
+    home = changed.home
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(home.chat, "say x", model="mine")
+        wait_for(lambda: changed.noted("began"), "the hashing")
+        pid = home.status()["pid"]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(pid, number)
+        assert (asked.result().status, asked.result().error["code"]) == (503, "unavailable")
+    wait_for(lambda: changed.noted("left"), "the end of the hashing")
 
 
 def test_what_was_hashed_is_known_although_it_cannot_be_written_down(changed: Changed) -> None:
