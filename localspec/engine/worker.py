@@ -23,9 +23,12 @@ from localspec.engine.generation import Prepared
 from localspec.engine.pair import Pair
 from localspec.engine.prepare import Preparer
 from localspec.engine.template import TemplateRenderer
-from localspec.errors import Cancelled, LocalspecError, Unavailable
+from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol import frames
 from localspec.protocol.frames import (
+    MOST_PIECES,
+    MOST_TEXT,
+    MOST_TOKENS,
     ApplyTemplate,
     Cancel,
     Detokenize,
@@ -180,9 +183,24 @@ class Worker:
                     add_special=request.add_special,
                     parse_special=request.parse_special,
                 )
+                most = MOST_PIECES if request.pieces else MOST_TOKENS
+                if len(tokens) > most:
+                    raise InvalidRequest(
+                        f"The text has {len(tokens)} tokens; at most {most} are given"
+                        f"{' with their pieces' if request.pieces else ''}.",
+                        param="content",
+                    )
+                if not request.pieces:
+                    return {"tokens": tokens}
                 return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
             case Detokenize():
                 pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
+                if len(pieces) > MOST_TEXT:
+                    raise InvalidRequest(
+                        f"The text of these tokens has {len(pieces)} bytes; at most {MOST_TEXT} are "
+                        "given at once.",
+                        param="tokens",
+                    )
                 return {"content": pieces.decode("utf-8", "replace")}
             case ApplyTemplate():
                 return {"prompt": preparer.render(request.prompt)}

@@ -212,17 +212,29 @@ class Cancel(Frame):
     id: int
 
 
+# The daemon holds a whole reply, and nothing else happens there while it reads one.
+MOST_TOKENS = 1 << 20
+MOST_PIECES = 1 << 17
+MOST_TEXT = 16 << 20  # bytes
+
+
 class Tokenize(Frame, omit_defaults=True):
-    """Answered by Reply with {"tokens": [...], "pieces": [bytes…]}."""
+    """Answered by Reply with {"tokens": [...], "pieces": [bytes…]}, these only if they are asked for.
+
+    More of them than MOST_TOKENS or MOST_PIECES are refused.
+    """
 
     id: int
     text: str
     add_special: bool = False
     parse_special: bool = True
+    pieces: bool = True
 
 
 class Detokenize(Frame):
-    """Answered by Reply with {"content": str}; ids outside the vocabulary are refused."""
+    """Answered by Reply with {"content": str}; ids outside the vocabulary are refused, and a text of
+    more than MOST_TEXT.
+    """
 
     id: int
     tokens: list[int]

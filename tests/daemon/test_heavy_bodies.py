@@ -187,3 +187,32 @@ def test_too_much_is_noticed_on_the_way() -> None:
         counted.add(piece * most)
         with pytest.raises(TooHeavy):
             counted.add(piece * 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory")
+def test_the_tokens_of_a_long_text_are_given_or_refused_but_never_too_many(warm: Home) -> None:
+    """On the real engine: half a million words are a list, ten times as many are a refusal."""
+    text = "a b c d " * 60_000
+    given = warm.request("POST", "/tokenize", {"content": text})
+    assert given.status == 200
+    assert 100_000 < len(given.json["tokens"]) < 500_000
+    again = warm.request("POST", "/detokenize", given.json)
+    assert again.json["content"] == text
+    pid = str(warm.status()["pid"])
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    before = status_kib(pid, "VmRSS")
+    for times, more in ((1, {"with_pieces": True}), (5, {})):
+        refused = warm.request("POST", "/tokenize", {"content": text * times, **more})
+        assert (refused.status, refused.error["param"]) == (400, "content")
+    longest = max(given.json["tokens"])
+    pieces = warm.request("POST", "/detokenize", {"tokens": [longest] * 1_000_000})
+    assert pieces.status in (200, 400)
+    assert (status_kib(pid, "VmHWM") - before) << 10 < GROWTH
+
+
+@pytest.fixture
+def warm(home: Home) -> Iterator[Home]:
+    """A daemon with the shipped pair."""
+    daemon = RunningDaemon(home)
+    yield home
+    daemon.stop()

@@ -76,7 +76,8 @@ class FakeWorker:
                 case frames.Tokenize():
                     data = frame.text.encode()
                     pieces = [bytes([byte]) for byte in data]
-                    self.send(frames.Reply(frame.id, {"tokens": list(data), "pieces": pieces}))
+                    found = {"pieces": pieces} if frame.pieces else {}
+                    self.send(frames.Reply(frame.id, {"tokens": list(data), **found}))
                 case frames.Detokenize():
                     text = bytes(token % 256 for token in frame.tokens).decode("utf-8", "replace")
                     self.send(frames.Reply(frame.id, {"content": text}))

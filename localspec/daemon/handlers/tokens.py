@@ -16,7 +16,9 @@ async def tokenize(request: Request) -> Response:
     daemon = context(request)
     reply = await daemon.supervisor.ask(
         await daemon.pair("", request.receive),
-        lambda id: frames.Tokenize(id, body.content, body.add_special, body.parse_special),
+        lambda id: frames.Tokenize(
+            id, body.content, body.add_special, body.parse_special, body.with_pieces
+        ),
     )
     tokens: list[int] = reply.value["tokens"]
     if not body.with_pieces:
