@@ -236,7 +236,8 @@ class Engine:
 
     def _reading_turn(self, lane: Lane, gen: Generation, alone: bool) -> Turn:
         left = _unread(gen)
-        return Turn(gen, left[: lane.chunk(gen.slot.n_target, len(left), alone)])
+        count = lane.chunk(gen.slot.n_target, len(left), alone)
+        return Turn(gen, left[: lane.slots.reading(gen.slot, count)])
 
     # ------------------------------------------------------------------------ one target pass
 

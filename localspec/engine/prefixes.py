@@ -8,7 +8,7 @@ first. A state goes back only to a request whose own tokens it stands for, so no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +23,26 @@ _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mark:
+    """What a target keeps besides its cache of attention, after so many tokens of a text."""
+
+    tokens: int
+    state: State
+
+
+def usable(shared: int, least: int, marks: Iterable[Mark]) -> int:
+    """How many of `shared` tokens can be gone on from: all, back to the last mark, or none."""
+    if shared >= least:
+        return shared
+    return max((mark.tokens for mark in marks if mark.tokens <= shared), default=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
     """What a target remembers after reading `tokens`, and a draft after the first `n_draft` of them.
 
     least: the fewest of them that it can be cut to; all of them where it cannot be cut at all.
+    marks: places before that which it can be put back to.
     exact: read by the exact lane; only that one may go on from it. conversation: whose text it is.
     source: "memory", or "disk" where it comes from a saved conversation.
     """
@@ -39,11 +55,13 @@ class Prefix:
     exact: bool = False
     conversation: str | None = None
     source: str = "memory"
+    marks: Sequence[Mark] = ()
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.target.nbytes + (self.draft.nbytes if self.draft is not None else 0)
+        draft = self.draft.nbytes if self.draft is not None else 0
+        return self.target.nbytes + draft + sum(mark.state.nbytes for mark in self.marks)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -162,8 +180,9 @@ class Prefixes:
         longest = 0
         for each in [*self, *also]:
             if each.exact == exact:
-                length = common_prefix(each.tokens, tokens) // align * align
-                if length > longest and length >= each.least:
+                shared = common_prefix(each.tokens, tokens) // align * align
+                length = usable(shared, each.least, each.marks)
+                if length > longest:
                     best, longest = each, length
         return best, longest
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from localspec.engine.llama import Context, State
-from localspec.engine.prefixes import Prefix, Prefixes, common_prefix
+from localspec.engine.prefixes import MIN_TOKENS, Mark, Prefix, Prefixes, common_prefix, usable
+
+# A next turn shares the prompt but for its last tokens: they open an answer, or thoughts that templates
+# drop later ("<think>\n\n</think>\n\n" is four).
+OPENING = 4
+MARK_EVERY = 1024  # tokens of a long prompt: an edit in it costs reading so many again
+MARKS = 8  # of one slot; all slots' together take at most a quarter of the memory for prefixes
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +30,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     n_target: int = 0
     n_draft: int = 0
+    marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
     draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
     last_pass: int = 0  # where the target's last pass over this slot began
     busy: bool = False
@@ -104,7 +111,7 @@ class Slots:
     def _usable(self, slot: Slot, prompt: Sequence[int], align: int) -> int:
         """How many tokens of `prompt` a request can go on from with what is really in a slot's memory."""
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
-        return shared if shared >= self._least(slot) else 0
+        return usable(shared, self._least(slot), slot.marks)
 
     def _least(self, slot: Slot) -> int:
         """The fewest tokens that the target's memory of a slot can be cut to."""
@@ -133,8 +140,7 @@ class Slots:
         self._clock += 1
         slot.busy, slot.last_used = True, self._clock
         self._keep(slot, keep)
-        if not self.roll_back(slot, keep):
-            keep = 0
+        keep = self._cut(slot, keep)
         slot.tokens, slot.n_target = prompt, keep
         slot.n_draft = min(slot.n_draft, keep)
         slot.conversation = None
@@ -164,6 +170,7 @@ class Slots:
             self._least_saved(slot),
             self._exact,
             slot.conversation,
+            marks=tuple(slot.marks),
         )
         if self._prefixes is not None:
             spent = time.perf_counter() - start
@@ -217,7 +224,7 @@ class Slots:
             self.clear(slot)
             return 0
         slot.tokens, slot.n_target = list(found.tokens), len(found.tokens)
-        slot.last_pass = slot.n_target
+        slot.last_pass, slot.marks = slot.n_target, list(found.marks)
         if self._draft is not None and found.draft is not None:
             restored = self._draft.restore(slot.draft_id, found.draft)
             slot.n_draft = found.n_draft if restored else 0
@@ -225,7 +232,7 @@ class Slots:
         kept.taken(found, length)
         slot.source = "disk" if found.source == "disk" else "memory"
         # What goes beyond the prompt is still kept, or too little to be: it is no loss.
-        return length if self.roll_back(slot, length) else 0
+        return self._cut(slot, length)
 
     def _make_cells(self, count: int) -> None:
         """llama.cpp puts a state back only where cells are free: others give theirs up for it."""
@@ -234,17 +241,70 @@ class Slots:
                 return
 
     def roll_back(self, slot: Slot, length: int) -> bool:
-        """Cut both memories to `length` tokens. False: the model cannot, and reads all of it again."""
+        """Cut both memories to `length` tokens. False: the model cannot, and reads some of it again."""
+        wanted = min(length, slot.n_target)
+        return self._cut(slot, length) == wanted
+
+    def _cut(self, slot: Slot, length: int) -> int:
+        """Cut both memories to `length` tokens, or to fewer where the model cannot; returns how many."""
         if self._target.length(slot.id) > length:
             # What a pass read ahead of `n_target` took no cell that the text up to there needs.
             ahead = self._cuttable and length >= slot.n_target
             there = ahead or length >= self._least(slot)
             if not (there and self._target.remove(slot.id, length)):
-                self.forget(slot)
-                return False
+                length = self._back_to_mark(slot, length)
         slot.n_target = min(slot.n_target, length)
+        slot.marks = [mark for mark in slot.marks if mark.tokens <= length]
         self.roll_back_draft(slot, min(slot.n_draft, length))
-        return True
+        return slot.n_target
+
+    # ------------------------------------------------------------------ going back without a cut
+
+    def reading(self, slot: Slot, count: int) -> int:
+        """How many of the next `count` tokens of a prompt one pass is to read; call it before each.
+
+        Where the target cannot be cut, it is noted on the way what it would have to be put back to.
+        """
+        if self._cuttable or self._mark_bytes() <= 0:
+            return count
+        opening = len(slot.tokens) - OPENING
+        if slot.n_target == opening or slot.n_target - _marked(slot) >= MARK_EVERY:
+            self._mark(slot)
+        if opening - _marked(slot) >= MIN_TOKENS and slot.n_target < opening:
+            return min(count, opening - slot.n_target)
+        return count
+
+    def _mark_bytes(self) -> int:
+        """What one slot's marks may take."""
+        return self._prefixes.limit // (4 * len(self._slots)) if self._prefixes is not None else 0
+
+    def _mark(self, slot: Slot) -> None:
+        """Keep what the target cannot be cut to later, where that is worth its copy."""
+        room, kept = self._mark_bytes(), self._prefixes
+        if self._cuttable or kept is None or slot.n_target <= _marked(slot):
+            return
+        if self._target.length(slot.id) != slot.n_target:
+            return  # a pass that failed may have left more
+        size = self._target.state_size(slot.id, partial=True)
+        if size > room or not kept.exchange.worth_keeping(slot.n_target - _marked(slot), size):
+            return
+        slot.marks.append(Mark(slot.n_target, self._target.save(slot.id, partial=True)))
+        while len(slot.marks) > MARKS or sum(mark.state.nbytes for mark in slot.marks) > room:
+            # The one without which those left stand closest, but never the last.
+            places = [0, *(mark.tokens for mark in slot.marks)]
+            gaps = [after - before for before, after in zip(places, places[2:], strict=False)]
+            del slot.marks[gaps.index(min(gaps))]
+
+    def _back_to_mark(self, slot: Slot, length: int) -> int:
+        """Go back to the last mark within `length` tokens; without one the slot is emptied."""
+        for mark in reversed(slot.marks):
+            if mark.tokens <= length and self._target.restore(slot.id, mark.state, partial=True):
+                if not self._target.remove(slot.id, mark.tokens):
+                    break
+                slot.last_pass = mark.tokens
+                return mark.tokens
+        self.forget(slot)
+        return 0
 
     def roll_back_draft(self, slot: Slot, length: int) -> None:
         """Cut the draft's memory to `length` tokens; where it cannot, it starts anew."""
@@ -276,6 +336,7 @@ class Slots:
     def release(self, slot: Slot) -> None:
         """The request is over; what the target has read stays as a cache."""
         slot.tokens = slot.tokens[: slot.n_target]
+        self._mark(slot)
         slot.last_used = self._clock = self._clock + 1
         slot.n_draft = min(slot.n_draft, slot.n_target)
         slot.busy = False
@@ -287,6 +348,7 @@ class Slots:
             self._draft.remove(slot.draft_id, 0)
         slot.n_target = slot.n_draft = 0
         slot.draft_mark = None
+        slot.marks = []
 
     def clear(self, slot: Slot) -> None:
         """Empty both memories and the slot's text."""
@@ -311,6 +373,11 @@ class Slots:
         self._keep(oldest, 0)
         self.clear(oldest)
         return True
+
+
+def _marked(slot: Slot) -> int:
+    """Where its last mark is."""
+    return slot.marks[-1].tokens if slot.marks else 0
 
 
 def _cuttable(context: Context) -> bool:

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 
 from localspec.engine.llama import State
-from localspec.engine.prefixes import Prefix, free_memory
+from localspec.engine.prefixes import Mark, Prefix, free_memory
 
 MAGIC = b"LSPREFIX"
 VERSION = 2
@@ -50,7 +50,10 @@ class _Late(Exception):
 
 
 class _Header(msgspec.Struct):
-    """identity: see Pair.identity; sizes in bytes of the two states, in this order behind it."""
+    """identity: see Pair.identity; sizes in bytes of the states, in this order behind it.
+
+    marks: of each its tokens and its size.
+    """
 
     identity: str
     tokens: list[int]
@@ -59,6 +62,7 @@ class _Header(msgspec.Struct):
     exact: bool
     target: int
     draft: int
+    marks: list[tuple[int, int]]
 
 
 class States:
@@ -141,19 +145,23 @@ class States:
         if header.identity != self._identity:
             raise Refused("it is of other files or settings")
         if (
-            len(body) != header.target + header.draft
+            len(body) != header.target + header.draft + sum(size for _, size in header.marks)
             or not 0 <= header.n_draft <= len(header.tokens)
             or not 0 <= header.least <= len(header.tokens)
-            or min(header.target, header.draft) < 0
+            or min(header.target, header.draft, *(size for _, size in header.marks)) < 0
+            or any(not 0 < tokens <= len(header.tokens) for tokens, _ in header.marks)
         ):
             raise Refused("it is damaged")
+        ends = np.cumsum([header.target, header.draft, *(size for _, size in header.marks)])
+        target, draft, *marks = np.split(body, ends[:-1])
         return Prefix(
             header.tokens,
-            body[: header.target],
-            body[header.target :] if header.draft else None,
+            target,
+            draft if header.draft else None,
             header.n_draft,
             header.least,
             header.exact,
+            marks=[Mark(at[0], state) for at, state in zip(header.marks, marks, strict=True)],
         )
 
     # ------------------------------------------------------------------ writing
@@ -227,12 +235,13 @@ class States:
                 prefix.exact,
                 prefix.target.nbytes,
                 draft.nbytes,
+                [(mark.tokens, mark.state.nbytes) for mark in prefix.marks],
             )
         )
         hashed = hashlib.sha256(header)
         file.write(_HEAD.pack(MAGIC, VERSION, len(header), bytes(32)))
         file.write(header)
-        for state in (prefix.target, draft):
+        for state in (prefix.target, draft, *(mark.state for mark in prefix.marks)):
             for at in range(0, state.nbytes, _PIECE):
                 late = deadline is not None and time.monotonic() > deadline
                 if late or prefix.conversation in self._gone:

@@ -23,12 +23,14 @@ import numpy.typing as npt
 import pytest
 
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
-from localspec.protocol.frames import PairFiles
+from localspec.engine.slots import OPENING
+from localspec.protocol.frames import Failed, PairFiles, Sampling
 from tests.support import architectures
 from tests.support.architectures import N_VOCAB, WINDOW
 from tests.support.pairs import _disturb
 from tests.support.running import PLAIN, Running, drafting, running
 
+MIB = 1 << 20
 STEPS = int(os.environ.get("LOCALSPEC_REUSE_STEPS", "24"))
 # Passes of other widths round otherwise, and how much that moves log-probabilities hangs on the model
 # and the machine: it is measured over all of a text's, and the few of an answer may not go further.
@@ -178,8 +180,8 @@ class Company:
 
     def check(self, request: int) -> None:
         answer = self.engine.answers.pop(request)
-        if answer.started is None or not answer.tokens:
-            return
+        if isinstance(answer.ending, Failed) or answer.started is None or not answer.tokens:
+            return  # cancelled, or no room for it beside the others
         text = answer.all_tokens
         self.texts.append(text)
         shown = answer.logprobs
@@ -199,8 +201,9 @@ class Company:
 @contextmanager
 def company(files: PairFiles, states: Path, seed: int, **more: object) -> Iterator[Company]:
     """Three slots, cells for fewer texts than that, and little memory for those without a slot."""
+    recurrent = files.name in HYBRID + HYBRID_EXPERTS + RECURRENT  # their states are larger
     settings = {
-        "parallel": 3, "n_ctx": CELLS, "prefix_bytes": 1 << 20,
+        "parallel": 3, "n_ctx": CELLS, "prefix_bytes": (16 if recurrent else 1) * MIB,
         "states_dir": str(states), "states_bytes": 1 << 30, **more,
     }  # fmt: skip
     with running(files, **settings) as engine:
@@ -288,3 +291,31 @@ def test_exact_answers_of_a_window_are_exact_after_other_texts(
         again = engine.ask(prompt, 24, exact=True, top_logprobs=0, speculative=drafting(3))
         assert again.tokens == fresh.tokens
         assert [t.logprob for t in again.logprobs] == [t.logprob for t in fresh.logprobs]
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "falcon-h1", "mamba2", "lfm2"])
+def test_a_state_that_cannot_be_cut_is_gone_back_to_where_it_was_noted(
+    architecture: str, load: Callable[..., Running], models: Path
+) -> None:
+    """Templates drop an answer's thoughts in the next turn, and people edit what they said."""
+    files = pair_of(architecture, models)
+    engine = load(files, parallel=1, prefix_bytes=64 << 20)
+    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    fresh = load(files, parallel=1)
+
+    def read(prompt: list[int]) -> int:
+        answer = engine.ask(prompt, 8)
+        assert answer.tokens == fresh.ask(prompt, 8, cache_prompt=False).tokens
+        return answer.done.timings.prompt_n
+
+    question = words(1, 150)
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    thoughtful = engine.ask(question, 90, endless).all_tokens
+    second = [*question[:-1], *words(2, 30)]  # the answer without its thoughts, the next question
+    assert read(second) == OPENING - 1 + 30
+    third = [*second, *words(3, 120)]
+    assert read(third) <= OPENING + 150
+    assert read([*second, *words(4, 120)]) <= OPENING + 150
+    assert read(words(5, 100)) == 100
+    assert read([*third[:-1], 9]) <= OPENING  # back from memory, and not to its end
+    assert read([*thoughtful, 3]) == 2

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.prefixes import Prefix
+from localspec.engine.prefixes import Mark, Prefix
 from localspec.engine.states import MIN_TOKENS, VERSION, States
 from localspec.protocol.frames import PairFiles
 from tests.support.running import Running, drafting
@@ -34,7 +34,10 @@ class Disk:
 
     def save(self, conversation: str, tokens: list[int] = TEXT, size: int = 1000) -> None:
         body = np.arange(size, dtype=np.uint8)
-        prefix = Prefix(tokens, body, body[: size // 4], 7, 5, conversation=conversation)
+        marks = [Mark(3, body[:9]), Mark(4, body[5:25])]
+        prefix = Prefix(
+            tokens, body, body[: size // 4], 7, 5, conversation=conversation, marks=marks
+        )
         self.states.save_all([lambda: prefix], 10.0)
 
     def file(self, conversation: str) -> Path:
@@ -56,6 +59,10 @@ def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
     assert found is not None
     assert (list(found.tokens), found.n_draft, found.source) == (TEXT, 7, "disk")
     assert found.least == 5
+    assert [(mark.tokens, mark.state.tolist()) for mark in found.marks] == [
+        (3, list(range(9))),
+        (4, list(range(5, 25))),
+    ]
     assert found.target.tobytes() == bytes(np.arange(1000, dtype=np.uint8))
     assert found.draft is not None
     assert found.draft.nbytes == 250

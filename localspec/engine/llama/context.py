@@ -269,10 +269,10 @@ class Context(Freed):
         )
         return state[:written]
 
-    def state_size(self, sequence: int) -> int:
+    def state_size(self, sequence: int, *, partial: bool = False) -> int:
         """Bytes that `save` would give."""
         self._check_sequence(sequence)
-        flags = C.LLAMA_STATE_SEQ_FLAGS_NONE
+        flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
         return int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
 
     def restore(self, sequence: int, state: State, *, partial: bool = False) -> bool:
