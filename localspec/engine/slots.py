@@ -31,6 +31,7 @@ class Slot:
     n_target: int = 0
     n_draft: int = 0
     marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
+    turns: list[int] = field(default_factory=list)  # where answers began and ended
     draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
     last_pass: int = 0  # where the target's last pass over this slot began
     busy: bool = False
@@ -128,6 +129,10 @@ class Slots:
         self._keep(slot, 0)
         self.clear(slot)
         self._target.copy(source.id, slot.id, offered)
+        slot.marks = [mark for mark in source.marks if mark.tokens <= offered]
+        if offered < self._least(source) and self._back_to_mark(slot, offered) != offered:
+            self.clear(slot)
+            return 0
         slot.tokens, slot.n_target = source.tokens[:offered], offered
         if self._draft is not None and self._draft_cuttable:
             n_draft = min(source.n_draft, offered)
@@ -142,6 +147,7 @@ class Slots:
         self._keep(slot, keep)
         keep = self._cut(slot, keep)
         slot.tokens, slot.n_target = prompt, keep
+        slot.turns.append(max(len(prompt) - OPENING, 0))
         slot.n_draft = min(slot.n_draft, keep)
         slot.conversation = None
 
@@ -155,19 +161,20 @@ class Slots:
 
     # ------------------------------------------------------------------ prefixes without a slot
 
-    def snapshot(self, slot: Slot) -> Prefix:
-        """A copy of what both memories hold for a slot."""
+    def snapshot(self, slot: Slot, left: int = 0) -> Prefix:
+        """A copy of what both memories hold for a slot, whose target may be cut to `left` for it."""
         start = time.perf_counter()
         draft = None
         if self._draft is not None and slot.n_draft:
             draft = self._draft.save(slot.draft_id)
-        target = self._target.save(slot.id)
+        target, least = self._target.save(slot.id), self._least_saved(slot)
+        self._mark_turns(slot, left)
         held = Prefix(
             slot.cached,
             target,
             draft,
             slot.n_draft if draft is not None else 0,
-            self._least_saved(slot),
+            least,
             self._exact,
             slot.conversation,
             marks=tuple(slot.marks),
@@ -193,7 +200,7 @@ class Slots:
         worth = kept.exchange.worth_keeping(slot.n_target - left, size)
         if not worth or kept.covers(slot.cached, self._exact):
             return
-        held = self.snapshot(slot)
+        held = self.snapshot(slot, left)
         kept.supersede(held)
         kept.put(held)
 
@@ -225,6 +232,7 @@ class Slots:
             return 0
         slot.tokens, slot.n_target = list(found.tokens), len(found.tokens)
         slot.last_pass, slot.marks = slot.n_target, list(found.marks)
+        slot.turns = [mark.tokens for mark in found.marks]
         if self._draft is not None and found.draft is not None:
             restored = self._draft.restore(slot.draft_id, found.draft)
             slot.n_draft = found.n_draft if restored else 0
@@ -255,6 +263,7 @@ class Slots:
                 length = self._back_to_mark(slot, length)
         slot.n_target = min(slot.n_target, length)
         slot.marks = [mark for mark in slot.marks if mark.tokens <= length]
+        slot.turns = [turn for turn in slot.turns if turn <= length]
         self.roll_back_draft(slot, min(slot.n_draft, length))
         return slot.n_target
 
@@ -288,7 +297,29 @@ class Slots:
         size = self._target.state_size(slot.id, partial=True)
         if size > room or not kept.exchange.worth_keeping(slot.n_target - _marked(slot), size):
             return
-        slot.marks.append(Mark(slot.n_target, self._target.save(slot.id, partial=True)))
+        self._add_mark(slot, slot.n_target)
+
+    def _mark_turns(self, slot: Slot, left: int) -> None:
+        """Before a text with a window leaves: its copy will hold the last one only, so keep the others
+        at which turns began and ended. Each is the last one once the text is cut to it.
+        """
+        kept = self._prefixes
+        if not self._cuttable or not self._target.model.n_swa or kept is None:
+            return
+        least, later = max(self._least(slot), left, 1), slot.n_target + MIN_TOKENS
+        for turn in sorted(set(slot.turns), reverse=True):
+            apart = least <= turn < slot.n_target and later - turn >= MIN_TOKENS
+            if apart and self._target.remove(slot.id, turn):
+                size = self._target.state_size(slot.id, partial=True)
+                if size <= self._mark_bytes() and kept.exchange.worth_keeping(turn, size):
+                    self._add_mark(slot, turn)
+                    later = turn
+
+    def _add_mark(self, slot: Slot, tokens: int) -> None:
+        room = self._mark_bytes()
+        marks = {mark.tokens: mark for mark in slot.marks}
+        marks[tokens] = Mark(tokens, self._target.save(slot.id, partial=True))
+        slot.marks = [marks[at] for at in sorted(marks)]
         while len(slot.marks) > MARKS or sum(mark.state.nbytes for mark in slot.marks) > room:
             # The one without which those left stand closest, but never the last.
             places = [0, *(mark.tokens for mark in slot.marks)]
@@ -336,6 +367,7 @@ class Slots:
     def release(self, slot: Slot) -> None:
         """The request is over; what the target has read stays as a cache."""
         slot.tokens = slot.tokens[: slot.n_target]
+        slot.turns.append(slot.n_target)
         self._mark(slot)
         slot.last_used = self._clock = self._clock + 1
         slot.n_draft = min(slot.n_draft, slot.n_target)
@@ -348,7 +380,7 @@ class Slots:
             self._draft.remove(slot.draft_id, 0)
         slot.n_target = slot.n_draft = 0
         slot.draft_mark = None
-        slot.marks = []
+        slot.marks, slot.turns = [], []
 
     def clear(self, slot: Slot) -> None:
         """Empty both memories and the slot's text."""

@@ -31,7 +31,7 @@ from tests.support.pairs import _disturb
 from tests.support.running import PLAIN, Running, drafting, running
 
 MIB = 1 << 20
-STEPS = int(os.environ.get("LOCALSPEC_REUSE_STEPS", "24"))
+STEPS = int(os.environ.get("LOCALSPEC_REUSE_STEPS", "20"))
 # Passes of other widths round otherwise, and how much that moves log-probabilities hangs on the model
 # and the machine: it is measured over all of a text's, and the few of an answer may not go further.
 MARGIN = 2.0
@@ -238,7 +238,7 @@ def test_what_is_reused_is_what_a_fresh_context_would_have_read(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", WINDOWED + WINDOWED_EXPERTS)
+@pytest.mark.parametrize("architecture", [*WINDOWED_EXPERTS, "gemma2", "gemma3", "plamo3"])
 def test_a_window_taken_for_whole_would_be_noticed(
     architecture: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,3 +319,29 @@ def test_a_state_that_cannot_be_cut_is_gone_back_to_where_it_was_noted(
     assert read(words(5, 100)) == 100
     assert read([*third[:-1], 9]) <= OPENING  # back from memory, and not to its end
     assert read([*thoughtful, 3]) == 2
+
+
+def test_a_window_that_left_its_slot_is_gone_back_to_where_a_turn_began(
+    load: Callable[..., Running], windowed: PairFiles
+) -> None:
+    """Its copy holds the last window only; also where another slot has it, and is busy."""
+    engine = load(windowed, parallel=2, n_ctx=1024, prefix_bytes=64 * MIB)
+    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    fresh = load(windowed, parallel=1)
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    question = words(1, 150)
+    thoughtful = engine.ask(question, 90, endless).all_tokens
+    for other in (2, 3, 4):
+        engine.ask(words(other, 100), 1)
+    busy = engine.start([*thoughtful, 3], 40, endless)
+    engine.engine.step()
+    branch = [*question[:-1], *words(5, 30)]
+    second = engine.start(branch, 8, endless)
+    engine.finish()
+    for request, prompt, count, read in (
+        (busy, [*thoughtful, 3], 40, 2),
+        (second, branch, 8, OPENING - 1 + 30),
+    ):
+        answer = engine.answers[request]
+        assert answer.done.timings.prompt_n == read
+        assert answer.tokens == fresh.ask(prompt, count, endless, cache_prompt=False).tokens
