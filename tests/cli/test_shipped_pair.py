@@ -48,11 +48,11 @@ def test_a_pipe_gets_the_answer_alone(warm: Home) -> None:
     assert "\x1b" not in run.stdout
 
 
-def test_five_megabytes_are_refused_with_what_fits_and_it_does(warm: Home) -> None:
-    text = "some words and then some more of them. " * 130_000
+def test_nearly_four_megabytes_are_refused_with_what_fits_and_it_does(warm: Home) -> None:
+    text = "some words and then some more of them. " * 100_000
     run = warm.run("ask", "--no-log", stdin=text)
     assert (run.returncode, run.stdout) == (1, "")
-    assert "4.8 MiB long" in run.stderr
+    assert "3.7 MiB long" in run.stderr
     assert "this pair's context holds 1024" in run.stderr
     fits = int(re.findall(r"head -c (\d+)", run.stderr)[0])
     assert fits > 1000
