@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,7 +204,10 @@ def test_a_drained_daemon_finishes_its_answer(home: Home, real_daemon: RunningDa
             id="endless-loops",
         ),
         pytest.param(
-            "{{ 'a' * 500000000 }}", "more memory than a template may have", id="half-a-gigabyte"
+            "{{ 'a' * 500000000 }}",
+            # a busy machine may not even come that far
+            "more memory than a template may have|longer than 2 seconds",
+            id="half-a-gigabyte",
         ),
         pytest.param("{% if %}", "line 1", id="syntax-error"),
     ],
@@ -218,7 +222,7 @@ def test_a_template_that_misbehaves_is_a_bad_request_and_completions_work(
     answer = home.chat("hello")
     assert answer.status == 400
     assert answer.error["code"] == "chat_template_error"
-    assert reason in answer.error["message"]
+    assert re.search(reason, answer.error["message"])
     body = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
     assert home.request("POST", "/v1/completions", body).status == 200
     assert home.status()["counts"]["worker_deaths"] == 0
