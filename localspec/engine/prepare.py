@@ -20,14 +20,17 @@ from localspec.engine.pair import Pair
 from localspec.engine.prefixes import Prefix
 from localspec.engine.sampling import Distribution, Sampler, Settings, resolve
 from localspec.engine.template import TemplateRenderer
-from localspec.errors import InvalidRequest
+from localspec.errors import ContextExceeded, InvalidRequest
 from localspec.protocol.frames import (
+    ApplyTemplate,
     ChatPrompt,
+    Detokenize,
     Generate,
     InfillPrompt,
     Prompt,
     Sampling,
     TextPrompt,
+    Tokenize,
     TokenPrompt,
 )
 
@@ -35,7 +38,7 @@ TAIL = 64  # characters; enough for a marker that the template left open
 
 
 class Preparer:
-    """Prepares requests for one loaded pair. Not thread-safe: one thread calls it."""
+    """Prepares requests for one loaded pair. Not thread-safe: each thread has its own."""
 
     def __init__(self, pair: Pair, renderer: TemplateRenderer) -> None:
         self._pair = pair
@@ -44,6 +47,11 @@ class Preparer:
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
+
+    def seconds(self, request: Generate | Tokenize | Detokenize | ApplyTemplate) -> float:
+        """What preparing the request may cost, found in a hundredth of that."""
+        cutter = self._pair.vocab.cutter
+        return cutter.seconds("\n".join(_texts(request)), cuts=_messages(request))
 
     def prepare(self, request: Generate) -> Prepared:
         """Ready for `Engine.submit`.
@@ -117,6 +125,7 @@ class Preparer:
                 check_tokens(vocab, tokens)
                 found = tokens
             case TextPrompt(text, special):
+                self._check_length(text)
                 found = vocab.tokenize(text, add_special=True, parse_special=special)
             case InfillPrompt():
                 found = infill_tokens(vocab, prompt, self._pair.n_ctx)
@@ -131,7 +140,18 @@ class Preparer:
         bos = vocab.text(vocab.bos)
         if vocab.add_bos and bos and text.startswith(bos):
             text = text[len(bos) :]  # the tokenizer adds it; twice would change the answer
+        self._check_length(text)
         return vocab.tokenize(text, add_special=True, parse_special=True)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse, before it is read, a text that cannot fit (ContextExceeded)."""
+        least, room = self._pair.vocab.least_tokens(text), self._pair.n_ctx
+        if least >= room:
+            raise ContextExceeded(
+                f"The prompt has at least {least} tokens and the context holds {room}; shorten it "
+                "or set a larger `context`.",
+                param="prompt",
+            )
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text after the chat template."""
@@ -141,3 +161,27 @@ class Preparer:
             text += "\n</think>\n\n"  # the template opened it; what follows is no thought
         self._rendered = text
         return text + prompt.answer_prefix
+
+
+def _texts(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> Iterator[str]:
+    """The texts that become tokens."""
+    match request:
+        case Tokenize():
+            yield request.text
+        case Generate():
+            yield request.speculative.prediction or ""
+            match request.prompt:
+                case TextPrompt(text):
+                    yield text
+                case InfillPrompt():
+                    asked = request.prompt
+                    yield from (asked.prefix, asked.suffix, asked.prompt)
+                    yield from (text for _, text in asked.extra)
+                case ChatPrompt(messages):
+                    yield from (message.content or "" for message in messages)
+
+
+def _messages(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> int:
+    """How many messages a chat has: templates put special tokens around each."""
+    prompt = request.prompt if isinstance(request, Generate) else None
+    return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0

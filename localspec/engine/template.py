@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,13 +23,14 @@ _PLACE = "zqplaceqz"  # stands for a text; no template has it
 
 
 class TemplateRenderer:
-    """Renders in a child process, which is ended when a template takes too long. One thread uses it."""
+    """Renders in a child process, which is ended when a template takes too long. Threads take turns."""
 
     def __init__(self, template: str | None, bos: str, eos: str) -> None:
         self._template = template
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = b""
+        self._asking = threading.Lock()
         self._typed: bool | None = None  # whether texts go in parts; None: not known yet
         if template is not None:
             self._start()  # comes up while the models load
@@ -111,7 +113,8 @@ class TemplateRenderer:
         return found == [False, True]
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
-        reply = self._ask({"template": self._template, "variables": variables})
+        with self._asking:
+            reply = self._ask({"template": self._template, "variables": variables})
         if "error" in reply:
             raise Refused(reply["error"])
         return str(reply["text"])

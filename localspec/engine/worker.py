@@ -1,8 +1,9 @@
 """The worker process: frames in, one engine, frames out.
 
-Three threads. The reader takes frames off the socket; the preparer turns requests into tokens; the
-main thread runs the step loop and everything that touches a context. When the daemon goes, its end of
-the socket closes and this process ends too.
+Four threads. The reader takes frames off the socket; two preparers turn requests into tokens, one of
+them those that take long, so that nobody else waits for them; the main thread runs the step loop and
+everything that touches a context. When the daemon goes, its end of the socket closes and this process
+ends too.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ from localspec.protocol.frames import (
     Loading,
     Ping,
     Pong,
+    Preparing,
     Reply,
     Shutdown,
     Tokenize,
 )
 
+QUICK = 0.3  # seconds of preparing that others may wait for
 SAVE_EVERY = 50  # answers between two savings of what was learned
 _Small = Tokenize | Detokenize | ApplyTemplate
 
@@ -59,17 +62,21 @@ class Worker:
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Frame | Prepared] = queue.SimpleQueue()
         self._to_prepare: queue.SimpleQueue[Generate | _Small] = queue.SimpleQueue()
+        self._slow_to_prepare: queue.SimpleQueue[Generate | _Small] = queue.SimpleQueue()
         self._preparing: set[int] = set()  # requests between reader and engine
         self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
         self._engine: Engine | None = None
-        self._preparer: Preparer | None = None
+        self._preparers: tuple[Preparer, Preparer] | None = (
+            None  # for quick requests, for slow ones
+        )
         self._renderer: TemplateRenderer | None = None
         self._finished = 0
 
     def run(self) -> None:
         """The step loop. Returns on Shutdown."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        threading.Thread(target=self._prepare, name="preparer", daemon=True).start()
+        threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
+        threading.Thread(target=self._prepare_slow, name="slow preparer", daemon=True).start()
         while True:
             engine = self._engine
             busy = engine is not None and engine.active
@@ -148,30 +155,45 @@ class Worker:
         else:
             engine.pair.states.forget(frame.conversation, forgotten)
 
-    # ------------------------------------------------------------------------ preparer thread
+    # ------------------------------------------------------------------------ preparer threads
 
-    def _prepare(self) -> None:
+    def _prepare_quick(self) -> None:
         while True:
             request = self._to_prepare.get()
-            try:
-                if self._preparer is None:
-                    raise Unavailable("No pair is loaded.")
-                if isinstance(request, Generate):
-                    self._inbox.put(self._preparer.prepare(request))
-                else:
-                    self.send(Reply(request.id, self._small(self._preparer, request)))
-            except LocalspecError as error:
-                self._preparing.discard(request.id)
-                self._cancelled.discard(request.id)
-                self.send(Failed(request.id, error.code, error.message, error.param))
-            except (
-                Exception
-            ) as error:  # a bug of ours must not end the thread and hang all requests
-                traceback.print_exc()
-                self._preparing.discard(request.id)
-                self._cancelled.discard(request.id)
-                message = f"Internal error while preparing the request: {error!r}."
-                self.send(Failed(request.id, "internal_error", message))
+            preparer = self._preparers[0] if self._preparers else None
+            if preparer is not None and preparer.seconds(request) > QUICK:
+                self._slow_to_prepare.put(request)
+            else:
+                self._prepare(preparer, request)
+
+    def _prepare_slow(self) -> None:
+        while True:
+            request = self._slow_to_prepare.get()
+            self._prepare(self._preparers[1] if self._preparers else None, request)
+
+    def _prepare(self, preparer: Preparer | None, request: Generate | _Small) -> None:
+        self.send(Preparing(request.id, begins=True))
+        try:
+            if preparer is None:
+                raise Unavailable("No pair is loaded.")
+            if request.id in self._cancelled:
+                raise Cancelled("The request was cancelled.")
+            if isinstance(request, Generate):
+                self._inbox.put(preparer.prepare(request))
+            else:
+                self.send(Reply(request.id, self._small(preparer, request)))
+        except LocalspecError as error:
+            self._preparing.discard(request.id)
+            self._cancelled.discard(request.id)
+            self.send(Failed(request.id, error.code, error.message, error.param))
+        except Exception as error:  # a bug of ours must not end the thread and hang all requests
+            traceback.print_exc()
+            self._preparing.discard(request.id)
+            self._cancelled.discard(request.id)
+            message = f"Internal error while preparing the request: {error!r}."
+            self.send(Failed(request.id, "internal_error", message))
+        finally:
+            self.send(Preparing(request.id, begins=False))
 
     def _small(self, preparer: Preparer, request: _Small) -> dict[str, object]:
         assert self._engine is not None
@@ -255,7 +277,7 @@ class Worker:
             pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
         )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
-        self._preparer = Preparer(pair, renderer)
+        self._preparers = Preparer(pair, renderer), Preparer(pair, renderer)
         self.send(Loaded(pair.info()))
 
     def _close(self) -> None:
@@ -265,7 +287,7 @@ class Worker:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
-        self._preparer = None
+        self._preparers = None
 
 
 def main(descriptor: int) -> None:

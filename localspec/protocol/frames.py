@@ -413,6 +413,13 @@ class Failed(Frame, omit_defaults=True):
     param: str | None = None
 
 
+class Preparing(Frame):
+    """Request `id` is becoming tokens, or has: a death between the two is of its text's making."""
+
+    id: int
+    begins: bool
+
+
 class Reply(Frame):
     """The answer to a small request (tokenize, detokenize, apply-template)."""
 
@@ -441,6 +448,7 @@ FromWorker = (
     Loading
     | Loaded
     | LoadError
+    | Preparing
     | Started
     | Delta
     | Done

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from localspec.engine.llama import Model, Vocab
 from localspec.engine.llama.words import MAX_RUN, Cutter
 from localspec.errors import InvalidRequest
 from tests.support.gguf_files import relabelled
@@ -47,6 +51,12 @@ for number, path in enumerate(sys.argv[3:]):
                 assert model.vocab.guidance_tokenizer().tokenize_str(text) == tokens
 print("done")
 """
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[Vocab]:
+    with Model(str(SHIPPED), n_gpu_layers=0) as model:
+        yield model.vocab
 
 
 def reads(length: int, paths: list[Path], every: int = 1) -> None:
@@ -109,6 +119,17 @@ def test_a_text_that_takes_long_is_known_before() -> None:
     assert cutter.seconds("word " * 1000) < 0.1
     assert cutter.seconds("<|end|>x" * 1000) > 1
     assert cutter.seconds("word " * 1_000_000) > 1
+
+
+@given(text=st.text(max_size=200), repeats=st.integers(1, 3000))
+def test_no_text_has_fewer_tokens_than_are_certain(shipped: Vocab, text: str, repeats: int) -> None:
+    whole = text * repeats
+    tokens = shipped.tokenize(whole, add_special=False, parse_special=True)
+    assert shipped.least_tokens(whole) <= len(tokens)
+
+
+def test_of_a_long_text_many_tokens_are_certain(shipped: Vocab) -> None:
+    assert shipped.least_tokens("word " * 1_000_000) > 5000
 
 
 def test_without_room_for_a_stack_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ from localspec.protocol.frames import (
     Tokenize,
     TokenPrompt,
 )
+from tests.support.gguf_files import relabelled
 from tests.support.pairs import BOS, N_VOCAB, expected
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -405,3 +406,21 @@ def test_nothing_is_written_to_its_stdout(child: Child, cycle_files: PairFiles) 
     child.process.wait(PATIENCE)
     assert child.process.stdout is not None
     assert child.process.stdout.read() == b""
+
+
+def test_a_prompt_that_takes_long_to_read_holds_up_nobody(child: Child, tmp_path: Path) -> None:
+    shipped = ROOT / "localspec" / "builtin" / "draft.gguf"
+    model = relabelled(shipped, "gpt-4o", tmp_path / "slow.gguf")
+    child.load(PairFiles("slow", str(model)))
+    child.send(Tokenize(1, "<|end|>a" * 1000))
+    child.send(Tokenize(2, "quick"))
+    first = child.await_one(Reply)
+    assert first.id == 2
+    assert len(child.await_one(Reply, 1).value["tokens"]) == 2000
+
+
+def test_a_prompt_that_cannot_fit_is_refused_unread(loaded: Child) -> None:
+    loaded.send(Generate(5, TextPrompt("word " * 2_000_000)))
+    failed = loaded.await_one(Failed, 5)
+    assert failed.code == "context_length_exceeded"
+    assert "at least" in failed.message

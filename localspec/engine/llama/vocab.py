@@ -29,6 +29,9 @@ _TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_bool,
 )
 
+FEW = 4096  # characters that are read before they are weighed
+_LOSSLESS = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_BPE)
+
 
 _KINDS = {
     C.LLAMA_VOCAB_TYPE_SPM: "spm",
@@ -129,6 +132,27 @@ class Vocab:
         buffer = (C.llama_token * (len(raw) + 8))()
         count = C.llama_tokenize(self._handle, raw, len(raw), buffer, len(buffer), False, False)
         return buffer[: max(count, 0)]
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that `text` certainly has, known without reading it; 0 for a short one.
+
+        No token stands for more bytes than the longest one, where every byte stands in some token.
+        """
+        if len(text) < FEW or not self._longest:
+            return 0
+        return len(text.encode("utf-8", "replace")) // self._longest
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token; 0 where a text's bytes may be lost between its tokens."""
+        strips = C.LLAMA_TOKEN_ATTR_LSTRIP | C.LLAMA_TOKEN_ATTR_RSTRIP
+        attributes = (int(C.llama_vocab_get_attr(self._handle, t)) for t in range(self.size))
+        if self.kind not in _LOSSLESS or any(each & strips for each in attributes):
+            return 0
+        pieces = [self.piece(token, special=True) for token in range(self.size)]
+        single = {piece for piece in pieces if len(piece) == 1}
+        lossless = self.kind == C.LLAMA_VOCAB_TYPE_SPM or len(single) == 256
+        return max(map(len, pieces)) if lossless else 0
 
     def _specials(self) -> list[str]:
         """The texts that are one token each, whatever stands around them."""

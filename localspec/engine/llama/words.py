@@ -80,9 +80,10 @@ class Cutter:
         words = _LINES if self._name in _WHOLE_LINES else _WORDS
         return max(_longest(words, text) + _longest(_BREAKS, text), _longest(_SPACES, text))
 
-    def seconds(self, text: str) -> float:
-        """What `text` may cost; twice as much as it does is as good."""
-        return len(text) * _CHARACTER + self._extra(text, exact=False)
+    def seconds(self, text: str, cuts: int = 0) -> float:
+        """What `text` may cost; `cuts`: special tokens beside those in it."""
+        apart = 0.0 if self._loops else cuts * _SPECIAL
+        return len(text) * _CHARACTER + apart + self._extra(text, exact=False)
 
     def run(self, text: str, work: Callable[[], Result]) -> Result:
         """`work`, which cuts `text`, on a stack that is deep enough.
