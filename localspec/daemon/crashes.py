@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from localspec.errors import (
+    InvalidRequest,
     LocalspecError,
     PairSetAside,
     WorkerDied,
     WorkerOutOfMemory,
     WorkerTimeout,
 )
+from localspec.protocol import frames
 
 LIMIT = 3
 WINDOW = 600.0  # seconds
@@ -21,6 +26,10 @@ WINDOW = 600.0  # seconds
 # A kernel compiled for another CPU, or wrongly, ends a process in one of these ways. Seen with
 # the AMX kernels of some compilers, see machine/host.py.
 KERNEL_SIGNALS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
+
+# How a text can end the process that turns it into tokens: the stack's end, or an assertion.
+TEXT_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+MAX_TEXTS = 256  # remembered; a hash each
 
 Ending = Literal["crash", "watchdog", "unload"]
 _NO_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "failed to allocate")
@@ -48,6 +57,11 @@ class Death:
     @property
     def by_kernels(self) -> bool:
         return self.ending == "crash" and self.signal in KERNEL_SIGNALS
+
+    @property
+    def by_text(self) -> bool:
+        """Whether a text may have done it, if one was becoming tokens."""
+        return self.ending == "crash" and self.signal in TEXT_SIGNALS and not self.for_memory
 
     @property
     def for_memory(self) -> bool:
@@ -115,3 +129,43 @@ class CrashHistory:
     def reset(self) -> None:
         self._crashes.clear()
         self._aside.clear()
+
+
+class DeadlyTexts:
+    """The texts that ended an engine while it turned them into tokens, until reset.
+
+    They would end the next one too, and everybody's answers with it.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: dict[bytes, str] = {}  # to how the engine ended
+
+    def add(self, pair: str, frame: frames.Frame, death: Death) -> None:
+        while len(self._hashes) >= MAX_TEXTS:
+            del self._hashes[next(iter(self._hashes))]
+        self._hashes[_text_hash(pair, frame)] = death.how
+
+    def check(self, pair: str, frame: frames.Frame) -> None:
+        """Raise InvalidRequest for a text that has ended an engine of this pair."""
+        if self._hashes and (how := self._hashes.get(_text_hash(pair, frame))):
+            raise deadly(how)
+
+    def reset(self) -> None:
+        self._hashes.clear()
+
+
+def deadly(how: str) -> InvalidRequest:
+    """What the sender of a text is told that ended the engine."""
+    return InvalidRequest(
+        f"The text of this request ended the engine ({how}) while it was turned into tokens, so it "
+        "is not read again. A long run without spaces is the likely cause; shorten or divide it.",
+        param="prompt",
+    )
+
+
+def _text_hash(pair: str, frame: frames.Frame) -> bytes:
+    """Of all that becomes tokens; other fields may differ between two tries."""
+    texts: object = msgspec.structs.replace(frame, id=0)
+    if isinstance(frame, frames.Generate):
+        texts = [frame.prompt, frame.speculative.prediction, frame.constraint, frame.shown]
+    return hashlib.sha256(msgspec.msgpack.encode([pair, texts])).digest()

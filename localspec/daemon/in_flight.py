@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+from typing import Literal
 
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
@@ -17,13 +19,19 @@ Answering = frames.Started | frames.Delta | frames.Done | frames.Failed | frames
 
 
 class Again(Exception):
-    """The worker died where safe mode may help: whoever waited for it asks once more."""
+    """The worker died of what is not this request's making: it is asked once more."""
 
 
 class Running:
-    """One request in the worker: its frames, or the exception that ended it."""
+    """One request in the worker: its frames, or the exception that ended it.
 
-    def __init__(self) -> None:
+    `stage`: "preparing" while its text becomes tokens. `shown`: somebody has seen part of the answer.
+    """
+
+    def __init__(self, frame: frames.Frame) -> None:
+        self.frame = frame
+        self.stage: Literal["sent", "preparing", "prepared"] = "sent"
+        self.shown = False
         self.inbox: asyncio.Queue[Answering | Exception] = asyncio.Queue()
 
     async def next(self) -> Answering:
@@ -44,11 +52,21 @@ class InFlight:
     def __bool__(self) -> bool:
         return bool(self._running)
 
-    def enter(self) -> tuple[int, Running]:
-        """A new request and its number."""
-        number, running = next(self._ids), Running()
+    def enter(self, make: Callable[[int], frames.Frame]) -> tuple[int, Running]:
+        """A new request and its number, with which its frame is made."""
+        number = next(self._ids)
+        running = Running(make(number))
         self._running[number] = running
         return number, running
+
+    def note(self, frame: frames.Preparing) -> None:
+        """How far a request has come."""
+        if running := self._running.get(frame.id):
+            running.stage = "preparing" if frame.begins else "prepared"
+
+    def at(self, stage: str) -> list[Running]:
+        """The requests that are there now."""
+        return [running for running in self._running.values() if running.stage == stage]
 
     def leave(self, number: int) -> bool:
         """Nobody reads its frames any more; True when the worker has not ended it."""
@@ -62,13 +80,16 @@ class InFlight:
         over = isinstance(frame, frames.Done | frames.Failed | frames.Reply)
         running = self._running.pop(frame.id, None) if over else self._running.get(frame.id)
         if running:
+            running.shown = running.shown or isinstance(frame, frames.Delta)
             running.inbox.put_nowait(frame)
 
-    def fail(self, outcome: Exception) -> None:
-        """End every request of a worker that is gone."""
+    def fail(self, outcome: Exception | Callable[[Running], Exception]) -> None:
+        """End every request of a worker that is gone, each with its own outcome if these differ."""
         doomed, self._running = self._running, {}
         for running in doomed.values():
-            running.inbox.put_nowait(outcome)
+            running.inbox.put_nowait(
+                outcome if isinstance(outcome, Exception) else outcome(running)
+            )
 
     def abort(self, error: LocalspecError) -> None:
         """Fail them while the worker lives: they stay, so that each is cancelled there."""

@@ -15,8 +15,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from localspec import errors, machine
 from localspec.config import Config
 from localspec.daemon.admission import EDITOR_PLACES, Admission
-from localspec.daemon.crashes import CrashHistory, Death
-from localspec.daemon.in_flight import Again, Answering, InFlight
+from localspec.daemon.crashes import CrashHistory, DeadlyTexts, Death, deadly
+from localspec.daemon.in_flight import Again, Answering, InFlight, Running
 from localspec.daemon.memory import MIB, free_memory
 from localspec.daemon.plan import Planned, plan
 from localspec.daemon.safe_mode import Memory
@@ -69,6 +69,7 @@ class LoadedPair:
         self._clock = clock
         self._load_is_over = load_is_over
         self._history = CrashHistory()
+        self._deadly = DeadlyTexts()
         self._safe_reason: str | None = None  # why the fast kernels are off
         self._pair: frames.PairFiles | None = None
         self._worker: Worker | None = None
@@ -110,6 +111,11 @@ class LoadedPair:
     def holds(self, name: str) -> frames.PairFiles | None:
         """The files of the pair, if it is the one that is loaded."""
         return self._pair if self.info and self.uses(name) else None
+
+    def check_text(self, frame: frames.Frame) -> None:
+        """Raise InvalidRequest for a text that has ended an engine of this pair."""
+        if self._pair is not None:
+            self._deadly.check(self._pair.name, frame)
 
     def note(self) -> str | None:
         """What a person should know about how the answer came about."""
@@ -233,6 +239,7 @@ class LoadedPair:
     def reset(self) -> None:
         """Try everything again: pairs set aside, and the fast kernels at the next load."""
         self._history.reset()
+        self._deadly.reset()
         if self.safe_mode:
             self._safe_reason = None
             self._memory.forget()
@@ -287,6 +294,8 @@ class LoadedPair:
                 self._settle(errors.LoadFailed(frame.message))
             case frames.Pong() | frames.Forgotten():
                 pass  # the worker's own affair
+            case frames.Preparing():
+                self._in_flight.note(frame)
             case _:
                 self._answered(frame)
 
@@ -325,6 +334,10 @@ class LoadedPair:
         self._counts.worker_deaths += 1
         log.error("worker %d died: %s", worker.pid, death)
         assert self._pair is not None
+        suspects = self._in_flight.at("preparing")
+        if suspects and death.by_text:
+            self._died_of_text(suspects, death)
+            return
         outcome: Exception
         if death.by_kernels and not self._proven and not self.safe_mode:
             assert death.signal is not None
@@ -337,6 +350,22 @@ class LoadedPair:
             reason = f"{death.how} {death.last_words}".rstrip()
             self._history.record(self._pair.name, self._clock(), reason)
         self._fail_all(outcome)
+
+    def _died_of_text(self, suspects: list[Running], death: Death) -> None:
+        """Fail those whose text was becoming tokens; it is neither the pair's fault nor the kernels'.
+
+        A text is remembered where it was the only one, and no first decode could have done it.
+        """
+        assert self._pair is not None
+        if len(suspects) == 1 and (self._proven or not self._in_flight.at("prepared")):
+            self._deadly.add(self._pair.name, suspects[0].frame, death)
+
+        def outcome(running: Running) -> Exception:
+            if running in suspects:
+                return deadly(death.how)
+            return death.error(self.config.watchdog) if running.shown else Again()
+
+        self._in_flight.fail(outcome)
 
     def _fail_all(self, outcome: Exception) -> None:
         """End the load and every request of a worker that is gone."""

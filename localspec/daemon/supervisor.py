@@ -1,8 +1,9 @@
 """Keeps one engine worker alive, loaded and honest, and carries requests to it.
 
 A worker is started by the first request and ended after an idle time. When it dies, every running
-request fails with the cause and the next one starts another; only a death at the first decode is
-tried again by itself, once, in safe mode.
+request fails with the cause and the next one starts another. A death at the first decode is tried
+again by itself, once, in safe mode; one that a request's text has caused fails that request, and the
+others, unless part of their answer has been seen, are sent to the next worker.
 
 This is what the rest of the daemon speaks to: a request's way through the queue into the worker,
 and the idle time. `loaded_pair` keeps the worker, `in_flight` what runs in it.
@@ -208,7 +209,7 @@ class Supervisor:
     async def _replayed(
         self, pair: frames.PairFiles, request: frames.Generate
     ) -> AsyncGenerator[Event, None]:
-        """The request's events; after a death at the first decode, those of the second try."""
+        """The request's events; after a death of others' making, those of the next try."""
         started = False
         while True:
             try:
@@ -226,7 +227,7 @@ class Supervisor:
                         if isinstance(event, frames.Done):
                             return
             except Again:
-                log.info("request is replayed in safe mode")
+                log.info("a request is sent once more, to a new worker")
 
     @contextlib.asynccontextmanager
     async def _sent(
@@ -238,9 +239,10 @@ class Supervisor:
         worker = await self._loaded.worker_for(pair)
         if not self._in_flight:
             worker.heard = time.monotonic()  # silence counts from now
-        number, running = self._in_flight.enter()
+        number, running = self._in_flight.enter(make)
         try:
-            worker.send(make(number))
+            self._loaded.check_text(running.frame)
+            worker.send(running.frame)
             yield running
         finally:
             # Still there: no Done, Failed or Reply has come.

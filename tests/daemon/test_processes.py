@@ -284,3 +284,36 @@ def test_a_runtime_folder_open_to_others_is_refused(home: Home) -> None:
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "chmod 700" in output
+
+
+@pytest.mark.parametrize("signal_name", ["SIGSEGV", "SIGABRT"])
+def test_a_text_that_ends_the_engine_fails_its_own_request_alone_and_is_not_read_again(
+    home: Home, start_daemon: Start, signal_name: str
+) -> None:
+    start_daemon(parallel=4)
+    text = f"deadly {signal_name}"
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(home.chat, "say nothing of mine")
+        answers = [home.chat(text, seed=seed) for seed in range(5)]
+    assert waiting.result().text == "nothing of mine"
+    for answer in answers:
+        assert answer.status == 400, answer.body
+        assert "while it was turned into tokens" in answer.error["message"]
+        assert signal_name in answer.error["message"]
+    status = home.status()
+    assert status["counts"]["worker_deaths"] == 1
+    assert "Safe mode" not in str(status)
+    assert home.chat("say again").text == "again"
+
+
+def test_whoever_has_seen_nothing_yet_is_answered_after_a_text_ended_the_engine(
+    home: Home, start_daemon: Start
+) -> None:
+    start_daemon("--first-delay", "0.6", parallel=4)
+    with ThreadPoolExecutor() as pool:
+        patient = [pool.submit(home.chat, f"say word {number}") for number in range(2)]
+        wait_for(lambda: home.status()["counts"]["requests"] == 2, "both requests")
+        wait_for(lambda: home.status()["pair"]["state"] == "ready", "the load")
+        assert home.chat("deadly SIGSEGV").status == 400
+    assert [each.result().text for each in patient] == ["word 0", "word 1"]
+    assert home.status()["pair"]["state"] == "ready"

@@ -8,6 +8,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     think          the same, as thoughts
     flood          10 MiB as fast as can be
     stall          answer nothing more, not even pings, but stay alive
+    deadly SIGNAL  die by that signal while the text becomes tokens
     die SIGNAL     two pieces, then die by that signal
     exit N         leave with this status
     starve         leave as llama.cpp does that gets no memory
@@ -18,6 +19,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
 
 In an /infill the command is `prompt` after an exclamation mark.
 
+`--first-delay S` waits before the first piece of every answer;
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
 safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load; `--pace S` waits
 before each word of "say"; `--end-delay S` takes its time when told to end; `--alone FILE` writes
@@ -119,6 +121,12 @@ class FakeWorker:
         if command == "refuse":
             self.send(frames.Failed(frame.id, argument, "Refused as told.", "messages"))
             return
+        self.send(frames.Preparing(frame.id, begins=True))
+        if command == "deadly":
+            time.sleep(0.2)  # others come to where they are
+            die(argument)
+        self.send(frames.Preparing(frame.id, begins=False))
+        time.sleep(self.options.first_delay)
         self.send(frames.Started(frame.id, prompt_tokens=len(prompt.split()), cached_tokens=1))
         if self.options.always or (self.options.first_decode and not self.safe):
             die(self.options.always or self.options.first_decode)
@@ -231,6 +239,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--first-decode")
     parser.add_argument("--always")
+    parser.add_argument("--first-delay", type=float, default=0.0)
     parser.add_argument("--load-delay", type=float, default=0.0)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--end-delay", type=float, default=0.0)

@@ -1,0 +1,61 @@
+"""Prompts of one kind of character, with a real engine whose text is cut by regular expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
+from tests.support.gguf_files import relabelled
+
+SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin"
+ROWS = (" ", "-", "a", "Z", "aB", "中", "\u0301", "7", "\n", "\u3000", "/\n", "😀", "\x01")
+LENGTH = 30_000
+GREEDY = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+QUESTION = "What does shutil.copytree do?"
+
+
+@pytest.fixture(scope="module")
+def cut_by_expressions() -> Iterator[Home]:
+    with temporary_home() as home:
+        pair = [
+            relabelled(SHIPPED / f"{name}.gguf", "tekken", home.root / f"{name}.gguf")
+            for name in ("target", "draft")
+        ]
+        home.environment["LOCALSPEC_PAIR"] = ",".join(map(str, pair))
+        home.environment["LOCALSPEC_PARALLEL"] = "4"
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+def test_runs_of_every_kind_harm_nobody(cut_by_expressions: Home) -> None:
+    home = cut_by_expressions
+    # exact, so that nothing of what runs beside can change a bit of it
+    alone = home.chat(QUESTION, **GREEDY, exact=True)
+    assert alone.status == 200, alone.body
+
+    def run(row: str) -> Answer:
+        return home.chat((row * LENGTH)[:LENGTH], max_tokens=1)
+
+    def tokenized(row: str) -> Answer:
+        return home.request("POST", "/tokenize", {"content": (row * LENGTH)[:LENGTH]})
+
+    with ThreadPoolExecutor(3) as others:
+        refused = [others.submit(run, row) for row in ROWS]
+        counted = [others.submit(tokenized, row) for row in ROWS]
+        beside = [home.chat(QUESTION, **GREEDY, exact=True) for _ in range(3)]
+    for answer in beside:
+        assert answer.status == 200, answer.body
+        assert answer.text == alone.text
+    for each in refused:
+        # some become so few tokens that they fit
+        assert each.result().status in (200, 400), each.result().body
+        if each.result().status == 400:
+            assert each.result().error["code"] == "context_length_exceeded"
+    assert {each.result().status for each in counted} == {200}
+    counts = home.status()["counts"]
+    assert (counts["worker_deaths"], counts["worker_starts"]) == (0, 1)
