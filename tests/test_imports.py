@@ -76,6 +76,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "__main__": ({"cli"}, "it is the command line under another name"),
     "errors": (set(), "everything may raise them, so they must drag nothing along"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
+    "purpose": (set(), "as compatibility"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
     "paths": ({"errors"}, "client and daemon must find each other without further machinery"),
     "config": ({"errors", "paths"}, "a setting is data, whoever reads it"),
@@ -89,13 +90,16 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it speaks to a daemon that may be of another process, user session or version, "
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
-    "registry": ({"compatibility", "errors", "paths"}, "it must be testable without a daemon"),
+    "registry": (
+        {"compatibility", "errors", "paths", "purpose"},
+        "it must be testable without a daemon",
+    ),
     "daemon": (
         {"protocol", "registry", "machine", *LEAVES},
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
-        {"compatibility", "protocol", "errors"},
+        {"compatibility", "protocol", "errors", "purpose"},
         "it must be testable, and replaceable, without a daemon",
     ),
     "bench": (

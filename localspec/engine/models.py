@@ -10,6 +10,7 @@ from localspec.compatibility import Compatibility, compare
 from localspec.engine.llama import Batch, Context, DecodeError, Model
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
+from localspec.purpose import no_writer
 
 SMALL = 4_000_000  # parameters
 
@@ -42,10 +43,24 @@ def open_model(path: str, settings: EngineSettings, progress: Callable[[float], 
         extra_buffers=settings.extra_buffers,
         progress=progress,
     )
-    if model.has_encoder or model.vocab.size == 0:
+    if reason := _why_no_writer(model):
         model.close()
-        raise LoadFailed(f"{path} is not a model that generates text.")
+        raise LoadFailed(f"{path} cannot write text: {reason}.")
     return model
+
+
+def _why_no_writer(model: Model) -> str:
+    if model.vocab.size == 0:
+        return "it has no tokens"
+    architecture = model.metadata("general.architecture") or ""
+    pooling = model.metadata(f"{architecture}.pooling_type") or ""
+    reason = no_writer(
+        architecture,
+        kind=model.metadata("general.type") or "",
+        causal=model.metadata(f"{architecture}.attention.causal") != "false",
+        pooling=int(pooling) if pooling.isdecimal() else 0,
+    )
+    return reason or ("it has an encoder" if model.has_encoder else "")
 
 
 def check_vocabularies(target: Model, draft: Model) -> Compatibility:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.purpose import no_writer
 from localspec.registry.architectures import Rollback, is_hybrid, rollback
 from localspec.registry.errors import BadGguf, UnsafeModel
 from localspec.registry.gguf import (
@@ -137,6 +138,7 @@ def describe(headers: Sequence[Header]) -> Model:
     """The model's numbers, every one of them checked."""
     first = headers[0]
     architecture = first.metadata.get("general.architecture")
+    _check_purpose(first)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
         raise UnsafeModel(f"{first.name} does not state a model architecture.")
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
@@ -177,6 +179,21 @@ def describe(headers: Sequence[Header]) -> Model:
             hashlib.sha256(template.encode()).hexdigest() if isinstance(template, str) else ""
         ),
     )
+
+
+def _check_purpose(header: Header) -> None:
+    """Only models that write text are of use here."""
+    stated = header.metadata.get
+    architecture = str(stated("general.architecture", ""))
+    pooling = stated(f"{architecture}.pooling_type", 0)
+    reason = no_writer(
+        architecture,
+        kind=str(stated("general.type", "model")),
+        causal=stated(f"{architecture}.attention.causal") is not False,
+        pooling=pooling if type(pooling) is int else 0,
+    )
+    if reason:
+        raise UnsafeModel(f"{header.name} cannot write text: {reason}.")
 
 
 def _whole(header: Header, key: str, default: int) -> int:
@@ -261,6 +278,8 @@ def _check_tensors(
     present = {int(found[1]) for found in map(_BLOCK.match, tensors) if found}
     extra = _number(header, f"{architecture}.nextn_predict_layers", 0, MAX_LAYERS, 0)
     missing = sorted(set(range(layers - extra)) - present)
+    if len(missing) == layers - extra:
+        raise UnsafeModel(f"{name} holds none of the {layers} layers that it states.")
     if missing:
         raise UnsafeModel(f"{name} states {layers} layers and lacks layer {missing[0]}.")
     if present and max(present) >= layers:

@@ -169,34 +169,28 @@ def mutants(data: bytes, header: int, count: int, seed: int = 0) -> list[bytes]:
 
 def with_text(data: bytes, key: str, text: str) -> bytes:
     """A whole file, of any size, in which the text under `key` is another one."""
-    found = data.index(_string(key) + struct.pack("<I", STRING)) + 12 + len(key.encode())
-    (length,) = struct.unpack_from("<Q", data, found)
-    return _spliced(data, found, found + 8 + length, _string(text))
+    at = data.index(_string(key) + struct.pack("<I", STRING)) + 12 + len(key.encode())
+    (length,) = struct.unpack_from("<Q", data, at)
+    return _spliced(data, at, at + 8 + length, _string(text))
 
 
-def with_keys(data: bytes, metadata: dict[str, tuple[int, object]]) -> bytes:
-    """A whole file with more metadata: key → (value type, value), of keys that it lacks."""
-    more = b"".join(
-        _string(key) + struct.pack("<I", kind) + _value(kind, value)
-        for key, (kind, value) in metadata.items()
-    )
+def with_key(data: bytes, key: str, kind: int, value: object) -> bytes:
+    """A whole file, of any size, that states one thing more."""
     (count,) = struct.unpack_from("<Q", data, 16)
-    spliced = _spliced(data, 24, 24, more)
-    return spliced[:16] + struct.pack("<Q", count + len(metadata)) + spliced[24:]
+    added = _string(key) + struct.pack("<I", kind) + _value(kind, value)
+    return _spliced(data, 16, 24, struct.pack("<Q", count + 1) + added)
 
 
-def _spliced(data: bytes, start: int, stop: int, instead: bytes) -> bytes:
-    """The file with other bytes in its metadata's place from `start` to `stop`."""
-    # Where the tensors' names end, and the padding begins, is known to none but the last row.
+def _spliced(data: bytes, start: int, stop: int, new: bytes) -> bytes:
+    """`data` with other bytes in its header; the weights go on where they must."""
     header = read_header(_Bytes(data))
-    end = len(data)
-    if header.tensors:
-        last = header.tensors[-1]
-        row = data.rindex(_string(last.name), 0, header.data_offset)
-        end = row + len(_string(last.name)) + 4 + 8 * len(last.shape) + 12
-    head = data[:start] + instead + data[stop:end]
     if not header.tensors:
-        return head
+        return data[:start] + new + data[stop:]
+    # Where the tensors' names end, and the padding begins, is known to none but the last row.
+    last = header.tensors[-1]
+    row = data.rindex(_string(last.name), 0, header.data_offset)
+    end = row + len(_string(last.name)) + 4 + 8 * len(last.shape) + 12
+    head = data[:start] + new + data[stop:end]
     return head + b"\0" * (_padded(len(head)) - len(head)) + data[header.data_offset :]
 
 

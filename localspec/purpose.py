@@ -1,0 +1,62 @@
+"""Does a model write text? One rule, for the registry (headers) and the engine (loaded models).
+
+llama.cpp loads embedding models, encoders and diffusion models as it loads any other; asked for the next
+token they say nonsense, say one token for ever, or end the process. What a file is for is in its
+header. Architectures as of llama-cpp-python 0.3.36 (src/llama-arch.cpp, src/models/*.cpp).
+"""
+
+from __future__ import annotations
+
+_EMBEDDING = frozenset(
+    {
+        "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2",
+        "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder",
+    }
+)  # fmt: skip
+_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+_SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
+_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+_BOTH = frozenset({"t5"})
+_PROJECTORS = frozenset({"clip", "mmproj"})
+_NO_POOLING, _RANK = 0, 4  # enum llama_pooling_type; between them are the poolings of embeddings
+
+_EMBEDS = "it is an embedding model: it turns a text into a row of numbers and writes none"
+_TYPES = {
+    "adapter": "it is a LoRA adapter: a change to a model and no model; merge it into its base model",
+    "imatrix": "it is an importance matrix, from which models are quantized, and no model",
+    "mmproj": "it is the projector of a model that sees or hears, and no language model; name the "
+    "model's own file",
+}
+
+
+def no_writer(
+    architecture: str, *, kind: str = "model", causal: bool = True, pooling: int = _NO_POOLING
+) -> str:
+    """Why a model cannot write text, as a clause; empty where nothing says so.
+
+    architecture, kind: `general.architecture` and `general.type`. causal, pooling: the architecture's
+    `attention.causal` and `pooling_type`.
+    """
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if architecture in _PROJECTORS:
+        return _TYPES["mmproj"]
+    if architecture == "controlvector":
+        return "it is a control vector: a change to a model and no model"
+    if architecture in _EMBEDDING or _NO_POOLING < pooling < _RANK:
+        return _EMBEDS
+    if pooling == _RANK:
+        return "it is a reranker: it judges how well texts answer a question and writes none"
+    if architecture in _DIFFUSION:
+        return "it is a diffusion model, which fills in a whole text at once instead of going on with it"
+    if architecture in _SPEECH:
+        return "it is a part of a model for speech: it makes sounds and no text"
+    if architecture in _HEADS:
+        return (
+            "it is a draft head, which needs the inner states of its target and works with no other"
+        )
+    if architecture in _BOTH:
+        return "it is an encoder-decoder model, and only models that go on with a text are served"
+    if not causal:
+        return "its attention looks ahead, so that it reads texts and cannot go on with one"
+    return ""

@@ -1,0 +1,93 @@
+"""Files that are no language models are refused with what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localspec.engine.llama import initialise
+from localspec.engine.models import open_model
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import EngineSettings
+from localspec.registry.errors import UnsafeModel
+from localspec.registry.model import read_local_model
+from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, with_key
+
+SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "draft.gguf"
+
+WHAT_IT_IS = {
+    "bert": "embedding model",
+    "modern-bert": "embedding model",
+    "nomic-bert-moe": "embedding model",
+    "jina-bert-v3": "embedding model",
+    "gemma-embedding": "embedding model",
+    "llama-embed": "embedding model",
+    "t5encoder": "embedding model",
+    "dream": "diffusion model",
+    "llada": "diffusion model",
+    "llada-moe": "diffusion model",
+    "rnd1": "diffusion model",
+    "t5": "encoder-decoder",
+    "clip": "projector",
+    "wavtokenizer-dec": "speech",
+    "eagle3": "draft head",
+    "controlvector": "control vector",
+}
+
+
+def refusal(file: Gguf, folder: Path) -> str:
+    with pytest.raises(UnsafeModel) as caught:
+        read_local_model(file.write(folder / "m.gguf"))
+    assert caught.value.message.startswith("m.gguf cannot write text: ")
+    return caught.value.message
+
+
+@pytest.mark.parametrize("architecture", WHAT_IT_IS)
+def test_an_architecture_that_writes_nothing_is_named(architecture: str, tmp_path: Path) -> None:
+    assert WHAT_IT_IS[architecture] in refusal(model(architecture=architecture), tmp_path)
+
+
+def test_a_file_that_is_no_model_is_named_before_anything_that_it_lacks(tmp_path: Path) -> None:
+    for kind, says in (("adapter", "LoRA"), ("imatrix", "importance matrix"), ("mmproj", "projec")):
+        bare = model().drop("llama.block_count").put("general.type", STRING, kind)
+        assert says in refusal(bare, tmp_path)
+        assert says in refusal(bare.drop("general.architecture"), tmp_path)
+    assert "projector" in refusal(model(architecture="clip").drop("clip.block_count"), tmp_path)
+
+
+def test_a_model_of_a_chat_architecture_may_be_for_embeddings(tmp_path: Path) -> None:
+    for pooling, says in ((1, "embedding"), (2, "embedding"), (3, "embedding"), (4, "reranker")):
+        assert says in refusal(model().put("llama.pooling_type", U32, pooling), tmp_path)
+    looks_ahead = model().put("llama.attention.causal", BOOL, False)
+    assert "looks ahead" in refusal(looks_ahead, tmp_path)
+
+
+def test_a_model_that_writes_is_accepted_whatever_it_states(tmp_path: Path) -> None:
+    file = model().put("llama.pooling_type", U32, 0).put("llama.attention.causal", BOOL, True)
+    read_local_model(file.put("general.type", STRING, "model").write(tmp_path / "m.gguf"))
+
+
+def test_layers_that_are_all_missing_are_said_to_be_so(tmp_path: Path) -> None:
+    file = model(layers=2)
+    file.tensors = [row for row in file.tensors if not row[0].startswith("blk.")]
+    with pytest.raises(UnsafeModel, match="none of the 2 layers"):
+        read_local_model(file.write(tmp_path / "m.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value", "says"),
+    [
+        ("llama.attention.causal", BOOL, False, "looks ahead"),
+        ("llama.pooling_type", U32, 3, "embedding model"),
+        ("llama.pooling_type", U32, 4, "reranker"),
+    ],
+)
+def test_the_engine_refuses_them_too(
+    key: str, kind: int, value: object, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(with_key(SHIPPED.read_bytes(), key, kind, value))
+    initialise()
+    with pytest.raises(LoadFailed, match=says):
+        open_model(str(file), EngineSettings(n_gpu_layers=0), lambda _: None)
