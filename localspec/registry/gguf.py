@@ -30,6 +30,7 @@ MAX_TENSORS = 1 << 17
 MAX_KEY_LENGTH = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
+LLAMA_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml: it ends the process where weights lie otherwise
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 # value type → struct code, of every fixed-size GGUF value type
@@ -362,6 +363,11 @@ def _place(cursor: _Cursor, rows: list[Tensor], start: int, alignment: int) -> t
         if row.offset != expected:
             raise cursor.bad(
                 f"the tensor '{row.name[:80]}' lies at {row.offset} and should lie at {expected}"
+            )
+        if (start + row.offset) % LLAMA_ALIGNMENT:
+            raise cursor.bad(
+                f"the tensor '{row.name[:80]}' lies at byte {start + row.offset}, and llama.cpp "
+                f"can only use those at a multiple of {LLAMA_ALIGNMENT}"
             )
         names.add(row.name)
         end = start + row.offset + row.size

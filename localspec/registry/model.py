@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from localspec.purpose import no_writer
 from localspec.registry.architectures import Rollback, is_hybrid, rollback
 from localspec.registry.errors import BadGguf, UnsafeModel
 from localspec.registry.gguf import (
+    TENSOR_TYPES,
     FileSource,
     Header,
     NumberArray,
@@ -47,6 +48,12 @@ _LAYER_CHOICES = (
     ("ffn_down.weight", "ffn_down_exps.weight"),
     ("ffn_up.weight", "ffn_up_exps.weight"),
 )
+# llama.cpp's kernels add and multiply by these as float32 alone, and end the process otherwise.
+_ADDED = re.compile(r".*(norm[^.]*\.weight|\.bias)")
+# Matrices that a token is multiplied with; no kernel does so with whole numbers, or with the types
+# that hold the other factor.
+_MULTIPLIED = re.compile(r"(token_embd|output|blk\.\d+\.(attn|ffn)_[a-z_]+)\.weight")
+_NO_FACTORS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 _VOCABULARY_ROWS = ("token_embd.weight", "output.weight")
 _TAIL = 4096
 
@@ -276,7 +283,8 @@ def _check_tensors(
     if "token_embd.weight" not in tensors:
         raise UnsafeModel(f"{name} lacks the tensor 'token_embd.weight'.")
     present = {int(found[1]) for found in map(_BLOCK.match, tensors) if found}
-    extra = _number(header, f"{architecture}.nextn_predict_layers", 0, MAX_LAYERS, 0)
+    _check_types(name, tensors.values())
+    extra = _number(header, f"{architecture}.nextn_predict_layers", 0, layers - 1, 0)
     missing = sorted(set(range(layers - extra)) - present)
     if len(missing) == layers - extra:
         raise UnsafeModel(f"{name} holds none of the {layers} layers that it states.")
@@ -295,6 +303,20 @@ def _check_tensors(
         for choice in _LAYER_CHOICES:
             if not any(f"blk.{layer}.{part}" in tensors for part in choice):
                 raise UnsafeModel(f"{name} lacks the tensor 'blk.{layer}.{choice[0]}'.")
+
+
+def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
+    """The tensors are of types that llama.cpp has kernels for."""
+    for tensor in tensors:
+        kind = TENSOR_TYPES[tensor.kind][0]
+        if len(tensor.shape) == 1 and kind != "F32" and _ADDED.fullmatch(tensor.name):
+            raise UnsafeModel(
+                f"{name}: the tensor '{tensor.name}' is of type {kind} and must be F32."
+            )
+        if kind in _NO_FACTORS and _MULTIPLIED.fullmatch(tensor.name):
+            raise UnsafeModel(
+                f"{name}: the tensor '{tensor.name}' is of type {kind}, which is not one of weights."
+            )
 
 
 def check_weights(path: Path) -> None:

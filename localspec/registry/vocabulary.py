@@ -19,6 +19,10 @@ _BYTE = 6
 _BYTE_TEXT = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
 
 
+# llama.cpp splits the spaces apart and then asserts that no token to be merged has one.
+_DEADLY = ("whitespace",)
+
+
 def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) -> int:
     """The number of tokens: the list, its types, the embedding rows and the special ids agree.
 
@@ -40,6 +44,11 @@ def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) 
             not isinstance(value, NumberArray) or value.count != tokens.count
         ):
             raise UnsafeModel(f"{header.name}: '{key}' does not have one entry per token.")
+    if header.metadata.get("tokenizer.ggml.pre") in _DEADLY:
+        raise UnsafeModel(
+            f"{header.name} cuts texts as '{header.metadata['tokenizer.ggml.pre']}', on which "
+            "llama.cpp ends at two spaces in a row; it is known of embedding models alone."
+        )
     _check_special_ids(header, tokens.count)
     _check_texts(read_vocabulary(header))
     return tokens.count

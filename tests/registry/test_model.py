@@ -9,7 +9,18 @@ import pytest
 from localspec.registry.architectures import rollback
 from localspec.registry.errors import BadGguf, UnsafeModel
 from localspec.registry.model import check_weights, read_local_model, shard_names
-from tests.support.gguf_files import ARRAY, BOOL, F32, I32, STRING, U32, Gguf, model, shards
+from tests.support.gguf_files import (
+    ARRAY,
+    BOOL,
+    F32,
+    I32,
+    STRING,
+    U32,
+    Gguf,
+    model,
+    shards,
+    with_key,
+)
 
 
 def refused(file: Gguf, folder: Path) -> str:
@@ -168,3 +179,25 @@ def test_shard_names() -> None:
 )
 def test_rollback_by_architecture(architecture: str, window: int, kind: str) -> None:
     assert rollback(architecture, window) == kind
+
+
+def test_tensors_of_types_without_kernels_are_named(tmp_path: Path) -> None:
+    for name, kind in (("output_norm.weight", 1), ("blk.1.attn_k.weight", 24)):
+        file = model()
+        file.tensors = [(n, s, kind if n == name else k) for n, s, k in file.tensors]
+        assert name in refused(file, tmp_path)
+
+
+def test_a_layer_count_that_is_all_draft_layers_is_refused(tmp_path: Path) -> None:
+    assert "nextn" in refused(model().put("llama.nextn_predict_layers", U32, 3), tmp_path)
+
+
+def test_a_way_to_cut_texts_that_ends_llama_cpp_is_refused(tmp_path: Path) -> None:
+    file = model().put("tokenizer.ggml.pre", STRING, "whitespace")
+    assert "two spaces" in refused(file, tmp_path)
+
+
+def test_weights_that_lie_where_llama_cpp_cannot_use_them_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(with_key(model().data(), "general.alignment", U32, 8))
+    with pytest.raises(BadGguf, match="multiple of 32"):
+        read_local_model(tmp_path / "m.gguf")

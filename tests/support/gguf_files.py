@@ -17,8 +17,8 @@ from localspec.registry.gguf import read_header
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
 _CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_TYPE_F32, _TYPE_I8 = 0, 24
-_SIZES = {_TYPE_F32: 4, _TYPE_I8: 1}
+_TYPE_F32, _TYPE_F16, _TYPE_I8 = 0, 1, 24
+_SIZES = {_TYPE_F32: 4, _TYPE_F16: 2, _TYPE_I8: 1}
 
 
 @dataclass
@@ -107,7 +107,7 @@ def model(
         f"{architecture}.attention.head_count_kv": (U32, 1),
         f"{architecture}.attention.layer_norm_rms_epsilon": (F32, 1e-5),
     }
-    tensors = [("token_embd.weight", (width, tokens), _TYPE_I8)]
+    tensors = [("token_embd.weight", (width, tokens), _TYPE_F16)]
     for layer in range(layers):
         shapes = {
             "attn_norm": (width,), "attn_q": (width, width), "attn_k": (width, width // 2),
@@ -116,7 +116,7 @@ def model(
             "ffn_down": (2 * width, width),
         }  # fmt: skip
         for part, shape in shapes.items():
-            kind = _TYPE_F32 if len(shape) == 1 else _TYPE_I8
+            kind = _TYPE_F32 if len(shape) == 1 else _TYPE_F16
             tensors.append((f"blk.{layer}.{part}.weight", shape, kind))
     if filler:
         tensors.append(("filler.weight", (filler // 64, 64), _TYPE_I8))

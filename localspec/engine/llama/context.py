@@ -114,6 +114,11 @@ _FLASH = {
 _KV_TYPES = {"f16": C.GGML_TYPE_F16, "q8_0": C.GGML_TYPE_Q8_0}
 
 
+# llama.cpp rounds up to as many, but bounds a pass by what was asked for, and ends the process where
+# a wider one comes: a measuring pass, with a context of a few tokens.
+FEWEST_CELLS = 256
+
+
 class Context(Freed):
     """KV memory and compute buffers of one model, for up to `n_seq` sequences (unified cache)."""
 
@@ -126,7 +131,7 @@ class Context(Freed):
         self.handle: Any = None
         self._choosers: dict[int, Any] = {}  # sequence → its sampler chain, which is ours to free
         params = C.llama_context_default_params()
-        params.n_ctx = settings.n_ctx
+        params.n_ctx = max(settings.n_ctx, FEWEST_CELLS)
         # llama.cpp ends the process where there are fewer rows of logits than sequences.
         n_batch = max(settings.n_batch, settings.n_seq)
         self.n_outputs = max(min(settings.n_outputs, n_batch), settings.n_seq)

@@ -30,7 +30,8 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
     # 3 is warning, 4 error, 5 the continuation of the line before (ggml.h). Less is noise.
     if level == 4:
         line = text.decode("utf-8", "replace").strip()
-        _last_error[:] = [line]
+        if not line.endswith("failed to load model"):  # what follows on the reason
+            _last_error[:] = [line]
         if not _no_memory and _NO_MEMORY.search(line):
             _no_memory.append(line)
         sys.stderr.write(line + "\n")

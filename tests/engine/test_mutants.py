@@ -1,0 +1,30 @@
+"""What our checks of headers let through does not end llama.cpp."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+def test_no_damaged_header_that_is_accepted_ends_the_engine(tmp_path: Path) -> None:
+    seed = random.randrange(2**31)  # other files at every run; the seed is in what is printed
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.mutants", str(tmp_path), str(seed), "250"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, f"seed {seed}: {run.stderr[-800:]}"
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["deaths"] == [], f"seed {seed}"
+    assert found["counts"]["answered"] > 20
+    assert found["counts"]["refused by the checks"] > 20

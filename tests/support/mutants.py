@@ -1,0 +1,210 @@
+"""Damaged headers meet llama.cpp itself: `python -m tests.support.mutants FOLDER SEED COUNT`.
+
+Each file that our checks accept is loaded and asked one question in a process forked for it (llama.cpp
+is started in the children alone, so that forking is safe). Prints one JSON line: how many ended how,
+and for every death what had been done to the file and its last words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from pathlib import Path
+from typing import BinaryIO
+
+from localspec.engine import environment, llama, profile
+from localspec.engine.engine import Engine
+from localspec.engine.pair import Pair
+from localspec.engine.prepare import Preparer
+from localspec.engine.template import TemplateRenderer
+from localspec.errors import LocalspecError
+from localspec.protocol.frames import EngineSettings, Generate, PairFiles, Sampling, TextPrompt
+from localspec.registry.gguf import FileSource, Header, StringArray, read_header
+from localspec.registry.model import check_weights, read_local_model
+from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, mutants, with_key
+from tests.support.pairs import contextual_pair
+
+SETTINGS = EngineSettings(n_ctx=128, n_batch=64, n_threads=1, n_gpu_layers=0, parallel=1)
+WHOLE = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    31,
+    33,
+    64,
+    128,
+    511,
+    513,
+    4096,
+    65535,
+    2**20,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+)
+REAL = (0.0, -1.0, 1e-30, 1e30, 3e38, float("nan"), float("inf"), 0.5, 10_000.0)
+# What a file may state beside what ours do. Lists are of I32, but for BPE merges.
+ADDED: dict[str, tuple[int, tuple[object, ...]]] = {
+    "general.alignment": (U32, (0, 1, 2, 8, 16, 64)),
+    "llama.rope.dimension_count": (U32, (0, 1, 3, 31, 33, 64, 1000, 2**31)),
+    "llama.attention.key_length": (U32, (0, 1, 16, 31, 33, 64, 65535)),
+    "llama.attention.value_length": (U32, (0, 1, 16, 33, 64, 65535)),
+    "llama.expert_count": (U32, (1, 2, 1024, 2**31)),
+    "llama.expert_used_count": (U32, (1, 2, 4)),
+    "llama.attention.sliding_window": (U32, (1, 16, 512, 2**31)),
+    "llama.vocab_size": (U32, (0, 1, 511, 513, 2**31)),
+    "llama.nextn_predict_layers": (U32, (1, 2, 3)),
+    "llama.rope.scaling.factor": (F32, REAL),
+    "llama.rope.freq_base": (F32, REAL),
+    "llama.attention.scale": (F32, REAL),
+    "llama.logit_scale": (F32, REAL),
+    "llama.rope.scaling.type": (STRING, ("yarn", "linear", "longrope", "none", "x", "")),
+    "llama.rope.dimension_sections": (ARRAY, ((I32, [1, 2, 3, 4]), (I32, [1]))),
+    "tokenizer.ggml.eot_token_id": (U32, (0, 5, 511, 512, 2**31)),
+    "tokenizer.ggml.eog_token_ids": (ARRAY, ((I32, [0]), (I32, [1] * 600), (I32, [-7]))),
+    "tokenizer.ggml.suppress_tokens": (ARRAY, ((I32, [0]), (I32, [-1]), (I32, [600]))),
+    "tokenizer.ggml.precompiled_charsmap": (ARRAY, ((0, [1, 2, 3]), (0, []))),
+    "general.sampling.penalty_repeat": (F32, REAL),
+    "general.sampling.temp": (F32, REAL),
+    "split.count": (2, (0, 1, 2)),
+}
+
+
+class Mutator:
+    """Ways to damage one file's header."""
+
+    def __init__(self, data: bytes, header: Header, seed: int) -> None:
+        self.data, self.header, self.dice = data, header, random.Random(seed)
+
+    def __call__(self) -> tuple[bytes, str]:
+        return self.dice.choice((self.blind, self.stated, self.added, self.placed))()
+
+    def blind(self) -> tuple[bytes, str]:
+        seed = self.dice.randrange(2**31)
+        return mutants(self.data, self.header.data_offset, 1, seed)[0], f"bits {seed}"
+
+    def stated(self) -> tuple[bytes, str]:
+        """Another value of the same type, in place."""
+        dice, out = self.dice, bytearray(self.data)
+        values = self.header.metadata.items()
+        key = dice.choice([key for key, value in values if not isinstance(value, StringArray)])
+        at = self.data.index(_name(key)) + len(_name(key)) + 4
+        (kind,) = struct.unpack_from("<I", out, at - 4)
+        if kind in (U32, I32):
+            struct.pack_into("<I", out, at, dice.choice((*WHOLE, dice.randrange(600))))
+        elif kind == F32:
+            struct.pack_into("<f", out, at, dice.choice(REAL))
+        elif kind == STRING:
+            (length,) = struct.unpack_from("<Q", out, at)
+            out[at + 8 + dice.randrange(max(length, 1))] = dice.choice(b"aA\0\xff<1")
+        elif kind == ARRAY:
+            (count,) = struct.unpack_from("<Q", out, at + 4)
+            struct.pack_into("<I", out, at + 12 + 4 * dice.randrange(count), dice.choice(WHOLE))
+        else:
+            out[at] = dice.choice((0, 1, 255))
+        return bytes(out), key
+
+    def added(self) -> tuple[bytes, str]:
+        key = self.dice.choice([key for key in ADDED if key not in self.header.metadata])
+        kind, values = ADDED[key]
+        value = self.dice.choice(values)
+        return with_key(self.data, key, kind, value), f"{key} = {value}"
+
+    def placed(self) -> tuple[bytes, str]:
+        """A tensor of another name, shape or type."""
+        dice, out = self.dice, bytearray(self.data)
+        tensor = dice.choice(self.header.tensors)
+        at = self.data.rindex(_name(tensor.name), 0, self.header.data_offset)
+        at += len(_name(tensor.name))
+        way = dice.randrange(3)
+        if way == 0:
+            out[at - 1 - dice.randrange(len(tensor.name))] = dice.choice(b"abx019._")
+        elif way == 1 and len(tensor.shape) > 1:
+            rows, columns = tensor.shape[0] // 2, tensor.shape[1] * 2
+            struct.pack_into(
+                "<QQ", out, at + 4, *dice.choice([(rows, columns), tensor.shape[::-1]])
+            )
+        else:
+            kind = dice.choice((0, 1, 8, 24, 26, 30))
+            struct.pack_into("<I", out, at + 4 + 8 * len(tensor.shape), kind)
+        return bytes(out), f"{tensor.name}, way {way}"
+
+
+def _name(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def ask(path: Path) -> None:
+    """Load it and answer, greedily and not."""
+    llama.initialise()
+    pair = Pair(PairFiles("mutant", str(path)), SETTINGS, lambda _stage, _fraction: None)
+    preparer = Preparer(pair, TemplateRenderer(None, "", ""))
+    engine = Engine(pair, lambda _frame: None)
+    prompt = TextPrompt("Hello  world <|end|> x\n\n 12")
+    for number, temperature in enumerate((0.0, 0.8)):
+        sampling = Sampling(temperature=temperature)
+        engine.submit(preparer.prepare(Generate(number, prompt, sampling=sampling, max_tokens=4)))
+        while engine.active:
+            engine.step()
+    pair.close()
+
+
+def outcome(path: Path, words: BinaryIO) -> str:
+    """Ask in a child; how it ended."""
+    child = os.fork()
+    if child == 0:
+        os.dup2(words.fileno(), 1)
+        os.dup2(words.fileno(), 2)
+        signal.alarm(30)
+        code = 0
+        try:
+            ask(path)
+        except LocalspecError:
+            code = 10
+        except BaseException:
+            traceback.print_exc()
+            code = 11
+        sys.stderr.flush()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return {0: "answered", 10: "refused by the engine"}.get(code, f"died with {code}")
+
+
+def main(folder: Path, seed: int, count: int) -> None:
+    environment.prepare()
+    profile.BUDGET_S = 0.01
+    data = Path(contextual_pair(folder).target).read_bytes()
+    header = read_header(FileSource(Path(contextual_pair(folder).target)))
+    mutate, path = Mutator(data, header, seed), folder / "mutant.gguf"
+    counts: Counter[str] = Counter()
+    deaths = []
+    for _ in range(count):
+        made, how = mutate()
+        path.write_bytes(made)
+        try:
+            read_local_model(path)
+            check_weights(path)
+        except LocalspecError:
+            counts["refused by the checks"] += 1
+            continue
+        with tempfile.TemporaryFile() as words:
+            ended = outcome(path, words)
+            counts[ended] += 1
+            if ended.startswith("died"):
+                words.seek(0)
+                deaths.append([how, ended, words.read()[-300:].decode("utf-8", "replace")])
+    print(json.dumps({"counts": counts, "deaths": deaths}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
