@@ -3,7 +3,7 @@
     memory = weights + cache + compute buffers, of both models
 
 Cache per token: Σ over layers of kv_heads · (key_length + value_length) · bytes. Sliding windows
-are counted whole, because speculation keeps them whole (`swa_full`). The compute buffer is what
+are counted whole, because they are kept whole (`swa_full`). The compute buffer is what
 llama.cpp reserves for its widest batch: mostly one row of logits per token of it.
 """
 

@@ -15,15 +15,15 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from localspec.engine.llama import Batch, Context, ContextSettings, Model
-from localspec.engine.slots import OPENING
+from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
+from localspec.engine.slots import OPENING, Slots
 from localspec.protocol.frames import Failed, PairFiles, Sampling
 from tests.support import architectures
 from tests.support.architectures import N_VOCAB, WINDOW
@@ -347,3 +347,52 @@ def test_a_window_that_left_its_slot_is_gone_back_to_where_a_turn_began(
         answer = engine.answers[request]
         assert answer.done.timings.prompt_n == read
         assert answer.tokens == fresh.ask(prompt, count, endless, cache_prompt=False).tokens
+
+
+@pytest.mark.parametrize("names", [("llama", "gpt-oss"), ("gpt-oss", "gemma3")])
+def test_both_memories_hold_the_windows_of_what_is_gone_on_from(
+    names: tuple[str, str], models: Path
+) -> None:
+    """Of target and draft, whichever has one; cells are few, and texts of three slots share them."""
+    sizes = ContextSettings(n_ctx=CELLS, n_batch=CELLS, n_seq=3, n_outputs=3, n_threads=1)
+    with ExitStack() as stack:
+        loaded = [stack.enter_context(Model(pair_of(name, models).target)) for name in names]
+        target, draft = (stack.enter_context(Context(model, sizes)) for model in loaded)
+        slots, batch, dice = Slots(target, draft, 0, 3), Batch(CELLS), random.Random(3)
+        texts, reused = [words(0, 120)], 0
+        for _ in range(120):
+            base = dice.choice(texts[-4:])
+            prompt = [*base[: dice.randint(1, len(base))], *words(dice.randrange(999), 40)][:170]
+            slot = slots.acquire(prompt)
+            reused += slot.n_draft
+            for context, held in ((target, slot.n_target), (draft, slot.n_draft)):
+                first, window = context.first(slot.id), context.model.n_swa
+                assert context.length(slot.id) == held
+                assert first <= (max(held - window + 1, 0) if window else 0)
+                batch.clear()
+                for at in range(held, len(prompt) - 1):
+                    batch.add(prompt[at], at, slot.id, False)
+                while batch.rows:
+                    try:
+                        context.decode(batch)
+                        break
+                    except NoKvSlot:
+                        assert slots.evict()
+            slot.n_target = slot.n_draft = len(prompt) - 1
+            slots.release(slot)
+            texts.append(prompt)
+        assert reused > 0
+
+
+def test_how_far_a_text_can_be_cut_is_how_far_back_its_next_token_sees(models: Path) -> None:
+    for architecture, first, least in (
+        ("gpt-oss", -1, 0),
+        ("gpt-oss", 0, 0),
+        ("gpt-oss", 1, WINDOW),  # the token there sees itself and those before it, 32 together
+        ("gpt-oss", 50, 50 + WINDOW - 1),
+        ("llama4", 1, 8192),  # in chunks: the first token of one sees none before it
+        ("llama4", 8192, 8192),
+        ("llama4", 8193, 2 * 8192),
+    ):
+        with Model(pair_of(architecture, models).target) as model:
+            assert model.can_go_on_from(first) == least

@@ -145,8 +145,10 @@ class Context(Freed):
         params.kv_unified = (
             True  # one sequence may use the whole cache, and one pass holds them all
         )
-        # Cells outside the window stay until others need them, so that edits and copies find them;
-        # what is there still is for `first` to say.
+        # Cells outside the window stay until others need them, so that an edit above reads nothing
+        # again, and cells that two sequences share, which llama.cpp never gives to others, leave
+        # room. A small cache would need a window for each sequence and the widest pass, more than
+        # half of this one at the usual context. What is there still is for `first` to say.
         params.swa_full = True
         params.no_perf = True
         params.flash_attn_type = _FLASH[settings.flash_attention]
