@@ -60,8 +60,12 @@ class Prefix:
     @property
     def size(self) -> int:
         """Bytes."""
-        draft = self.draft.nbytes if self.draft is not None else 0
-        return self.target.nbytes + draft + sum(mark.state.nbytes for mark in self.marks)
+        return self.copied + sum(mark.state.nbytes for mark in self.marks)
+
+    @property
+    def copied(self) -> int:
+        """Bytes that putting it back copies."""
+        return self.target.nbytes + (self.draft.nbytes if self.draft is not None else 0)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

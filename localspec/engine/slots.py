@@ -168,6 +168,7 @@ class Slots:
         if self._draft is not None and slot.n_draft:
             draft = self._draft.save(slot.draft_id)
         target, least = self._target.save(slot.id), self._least_saved(slot)
+        spent = time.perf_counter() - start
         self._mark_turns(slot, left)
         held = Prefix(
             slot.cached,
@@ -180,8 +181,7 @@ class Slots:
             marks=tuple(slot.marks),
         )
         if self._prefixes is not None:
-            spent = time.perf_counter() - start
-            self._prefixes.exchange.copied(held.size, spent * 1e3)
+            self._prefixes.exchange.copied(held.copied, spent * 1e3)
         return held
 
     def _least_saved(self, slot: Slot) -> int:
@@ -221,7 +221,7 @@ class Slots:
             align=align,
             also=[saved] if saved is not None else [],
         )
-        if found is None or not kept.exchange.pays(length - offered, found.size):
+        if found is None or not kept.exchange.pays(length - offered, found.copied):
             return 0
         self._keep(slot, 0)
         self.clear(slot)
@@ -236,7 +236,7 @@ class Slots:
         if self._draft is not None and found.draft is not None:
             restored = self._draft.restore(slot.draft_id, found.draft)
             slot.n_draft = found.n_draft if restored else 0
-        kept.exchange.copied(found.size, (time.perf_counter() - start) * 1e3)
+        kept.exchange.copied(found.copied, (time.perf_counter() - start) * 1e3)
         kept.taken(found, length)
         slot.source = "disk" if found.source == "disk" else "memory"
         # What goes beyond the prompt is still kept, or too little to be: it is no loss.
