@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -109,7 +108,6 @@ def test_the_catalogue_and_what_fits(home: PullingHome) -> None:
 def test_an_edit_of_the_catalogue_is_seen_and_a_broken_one_is_named(home: PullingHome) -> None:
     scripted(home)
     home.run("list")
-    time.sleep(1.0)  # the daemon begins to follow the files half a second after its start
     before = home.catalogue.read_text()
     home.catalogue.write_text(before.replace("pairs.tiny", "pairs.other"))
     wait_for(lambda: "other" in home.run("list", "--all").stdout, "the new name")
@@ -127,7 +125,6 @@ def test_an_edit_of_the_catalogue_is_seen_and_a_broken_one_is_named(home: Pullin
 def test_an_edit_of_the_configuration_is_used_from_the_next_load(home: PullingHome) -> None:
     scripted(home)
     home.run("pull", "tiny")
-    time.sleep(0.6)
     config = home.catalogue.with_name("config.toml")
     config.write_text('pair = "tiny"\n')
     wait_for(lambda: home.status()["pair"]["name"] == "tiny", "the new pair")

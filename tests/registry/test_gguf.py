@@ -166,14 +166,14 @@ def test_a_thousand_mutants_neither_hang_nor_eat_memory(tmp_path: Path) -> None:
     path, refused_count, slowest = tmp_path / "m.gguf", 0, 0.0
     for mutant in mutants(data, header, 1000):
         path.write_bytes(mutant)
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             read = read_local_model(path)
             assert 0 < read.layers <= 512
             assert all(each.offset + each.size <= len(mutant) for each in read.header.tensors)
         except BadGguf:
             refused_count += 1
-        slowest = max(slowest, time.perf_counter() - begin)
+        slowest = max(slowest, time.process_time() - begin)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert refused_count > 500
     assert slowest < 1
