@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -315,8 +315,8 @@ def prompts(
     """OpenAI's `prompt` in all its forms."""
     if isinstance(prompt, str):
         return [_text_prompt(prompt, suffix)]
-    if all(isinstance(item, int) for item in prompt):
-        prompt = [[item for item in prompt if isinstance(item, int)]]
+    if set(map(type, prompt)) == {int}:  # of a million ids too, while nobody else is served
+        prompt = [cast(list[int], prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(
             f"'prompt' may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt"
