@@ -33,6 +33,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+# What Unicode calls Bidi_Control: it shows text in another order than it is written in.
+_BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_SEPARATORS = (0x2028, 0x2029)  # a new line to some terminals and to none of our tables
+# One character for each, so that columns stay columns: C0 and DEL have pictures, the others do not.
+_VISIBLE = {
+    **{code: 0x2400 + code for code in range(0x20)},
+    0x7F: 0x2421,
+    **dict.fromkeys((*range(0x80, 0xA0), *_BIDI, *_SEPARATORS), 0xFFFD),
+}
+_VISIBLE_LINES = {code: shown for code, shown in _VISIBLE.items() if chr(code) not in "\n\t"}
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    """`text` without a character by which it could command a terminal or pose as something else.
+
+    Everything that reaches a terminal goes through here: what a model wrote, names and headers of
+    files, messages. With `lines` newlines and tabs stay.
+    """
+    return text.translate(_VISIBLE_LINES if lines else _VISIBLE)
+
 
 class LocalspecError(Exception):
     """Base of all our errors. `message` is one sentence (or two: what, and what to do next).

@@ -59,19 +59,21 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except LocalspecError as error:
-        if debug:
-            raise
         from localspec.cli import render
 
-        render.error(error.message)
+        if debug:
+            render.traceback()
+        else:
+            render.error(error.message)
         return error.exit_code
     except Exception as error:
-        if debug:
-            raise
         from localspec.cli import render
 
-        render.error(
-            f"This is a mistake in localspec ({type(error).__name__}: {error}). The same command "
-            "with --debug shows where."
-        )
+        if debug:
+            render.traceback()
+        else:
+            render.error(
+                f"This is a mistake in localspec ({type(error).__name__}: {error}). The same "
+                "command with --debug shows where."
+            )
         return 1

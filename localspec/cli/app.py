@@ -83,6 +83,12 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Abort:
         raise KeyboardInterrupt from None
     except click.ClickException as error:
-        error.show()
+        import io
+
+        from localspec.cli import render
+
+        shown = io.StringIO()
+        error.show(shown)
+        render.usage(shown.getvalue())
         return error.exit_code
     return code if isinstance(code, int) else 0

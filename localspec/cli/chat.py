@@ -105,7 +105,7 @@ def _session(chat: Chat) -> PromptSession[str]:
         key_bindings=_keys(),
         completer=_completer(chat.talk),
         complete_while_typing=False,
-        bottom_toolbar=lambda: chat.talk.state(),
+        bottom_toolbar=lambda: render.harmless(chat.talk.state(), lines=False),
         prompt_continuation="  ",
         enable_open_in_editor=True,
     )
@@ -170,11 +170,17 @@ def _completer(talk: Talk) -> Any:
                     if command.startswith(name):
                         yield Completion(command, -len(name), display_meta=each.help)
             elif name in ("/file", "/save"):
-                yield from files.get_completions(Document(argument), complete_event)
+                found = files.get_completions(Document(argument), complete_event)
+                yield from (each for each in found if _can_be_shown(each.text))
             elif name == "/pair":
                 yield from _pairs(talk, argument)
 
     return Commands()
+
+
+def _can_be_shown(text: str) -> bool:
+    """A completion becomes what is typed, so it cannot be made harmless first."""
+    return text == render.harmless(text, lines=False)
 
 
 def _pairs(talk: Talk, beginning: str) -> Iterator[Completion]:
@@ -185,5 +191,5 @@ def _pairs(talk: Talk, beginning: str) -> Iterator[Completion]:
     except LocalspecError:
         return
     for name in names:
-        if name.startswith(beginning):
+        if name.startswith(beginning) and _can_be_shown(name):
             yield Completion(name, -len(beginning))

@@ -141,10 +141,17 @@ def drawn(block: str, width: int) -> list[str]:
     _buffer.seek(0)
     _buffer.truncate()
     console.print(Document(block, code_theme="ansi_dark", hyperlinks=False))
-    lines = [_trimmed(line) for line in _buffer.getvalue().split("\n")]
+    lines = [_trimmed(_harmless(line)) for line in _buffer.getvalue().split("\n")]
     while lines and not _ESCAPES.sub("", lines[-1]):
         lines.pop()
     return lines or [""]
+
+
+def _harmless(line: str) -> str:
+    """Markdown has names for characters (&#8238;); what stands between our escape codes is ours."""
+    parts = _ESCAPES.split(line)
+    codes = [*_ESCAPES.findall(line), ""]
+    return "".join(render.harmless(part) + code for part, code in zip(parts, codes, strict=True))
 
 
 def _trimmed(line: str) -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from localspec.cli.render import harmless
 from localspec.cli.render_pairs import size, span
 
 _BAR = 24
@@ -59,7 +60,7 @@ class Progress:
             parts.append(f"{size(rate)}/s")
         if left:
             parts.append(f"{span(left)} left")
-        return parts
+        return [harmless(part, lines=False) for part in parts]
 
     def _write(self, text: str) -> None:
         try:

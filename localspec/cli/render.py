@@ -1,13 +1,21 @@
-"""Everything that draws. Answers go to stdout and nothing else does; the rest goes to stderr."""
+"""Everything that draws. Answers go to stdout and nothing else does; the rest goes to stderr.
+
+What comes from elsewhere passes `harmless` on its way to a terminal. In a pipe an answer is what the
+model wrote, byte by byte; lists and messages are harmless there too, for a terminal may follow.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 
+from localspec.errors import visible
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TextIO
+
+harmless = visible
 
 _last = "\n"
 _last_thought = "\n"
@@ -19,7 +27,7 @@ class Printer:
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         """`drafted`: from and to of what the draft proposed, in characters."""
         del drafted
-        text(harmless(piece) if sys.stdout.isatty() else piece)
+        text(piece)
 
     def close(self) -> None:
         end_of_text()
@@ -34,14 +42,15 @@ class Tinted(Printer):
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         done = 0
         for start, end in drafted:
-            text(harmless(piece[done:start]))
-            text(f"\x1b[{self._style}m{harmless(piece[start:end])}\x1b[0m")
+            _answer(harmless(piece[done:start]))
+            _answer(f"\x1b[{self._style}m{harmless(piece[start:end])}\x1b[0m")
             done = end
-        text(harmless(piece[done:]))
+        _answer(harmless(piece[done:]))
 
     def close(self) -> None:
-        text("\n")  # a style's end hides what the last character was
-        dim("Underlined" if self._style == "4" else "Green", " is what the draft proposed.")
+        _answer("\n")  # a style's end hides what the last character was
+        how = "Underlined" if self._style == "4" else "Green"
+        dim(f"{how} is what the draft proposed.")
 
 
 def printer(*, plain: bool = False, tinted: bool = False) -> Printer:
@@ -55,13 +64,6 @@ def printer(*, plain: bool = False, tinted: bool = False) -> Printer:
     from localspec.cli import markdown
 
     return markdown.Markdown()
-
-
-def harmless(piece: str) -> str:
-    """Without the characters by which a text could command the terminal."""
-    if "\x1b" not in piece and "\x9b" not in piece:
-        return piece
-    return piece.replace("\x1b", "␛").replace("\x9b", "␛")
 
 
 def reasoning(piece: str) -> None:
@@ -80,35 +82,40 @@ def end_of_thought() -> None:
         _stderr("\n\n" if sys.stderr.isatty() else "\n")
 
 
-def dim(*parts: str) -> None:
+def dim(message: str) -> None:
     """A line of small importance, for a person at a terminal only."""
     if sys.stderr.isatty():
         sys.stdout.flush()
-        _stderr(f"\x1b[2m{''.join(parts)}\x1b[0m\n")
+        _stderr(f"\x1b[2m{harmless(message)}\x1b[0m\n")
 
 
 def _stderr(message: str) -> None:
-    try:
-        sys.stderr.write(message)
-    except UnicodeEncodeError:
-        encoding = sys.stderr.encoding
-        sys.stderr.write(message.encode(encoding, "replace").decode(encoding))
+    _write(sys.stderr, message)
     sys.stderr.flush()
+
+
+def _write(stream: TextIO, text_: str) -> None:
+    """`text_`, with question marks for what the stream's encoding does not have."""
+    try:
+        stream.write(text_)
+    except UnicodeEncodeError:  # a terminal that is not UTF-8, or half a surrogate pair
+        stream.write(text_.encode(stream.encoding, "replace").decode(stream.encoding))
 
 
 def text(piece: str) -> None:
     """A piece of the answer, shown at once."""
+    _answer(harmless(piece) if sys.stdout.isatty() else piece)
+
+
+def _answer(piece: str) -> None:
+    """The same with escape codes of our own in it."""
     global _last
     if not piece:
         return
     if _last_thought != "\n":
         end_of_thought()
     _last = piece[-1]
-    try:
-        sys.stdout.write(piece)
-    except UnicodeEncodeError:  # a terminal that is not UTF-8
-        encoding = sys.stdout.encoding
-        sys.stdout.write(piece.encode(encoding, "replace").decode(encoding))
+    _write(sys.stdout, piece)
     sys.stdout.flush()
 
 
@@ -119,19 +126,43 @@ def end_of_text() -> None:
 
 
 def record(value: object) -> None:
-    """One line of JSON."""
+    """One line of JSON; what is not harmless in it is written as JSON can, with its number."""
     import json
+    import re
 
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    def escaped(found: re.Match[str]) -> str:
+        return f"\\u{ord(found[0]):04x}"
+
+    written = json.dumps(value, ensure_ascii=False)
+    unsafe = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+    sys.stdout.write(re.sub(unsafe, escaped, written) + "\n")
 
 
 def line(message: str) -> None:
     """A result that is no answer of a model: of `status`, `start`, `stop`."""
-    sys.stdout.write(f"{message}\n")
+    _write(sys.stdout, f"{harmless(message)}\n")
+
+
+def path(name: object) -> None:
+    """A path alone on its line, for a program that uses it; harmless on a terminal."""
+    shown = str(name)
+    _write(sys.stdout, f"{harmless(shown) if sys.stdout.isatty() else shown}\n")
 
 
 def error(message: str) -> None:
-    sys.stderr.write(f"localspec: {message}\n")
+    _stderr(f"localspec: {harmless(message)}\n")
+
+
+def traceback() -> None:
+    """Of the error that is being handled."""
+    import traceback as standard
+
+    _stderr(harmless(standard.format_exc()))
+
+
+def usage(message: str) -> None:
+    """What click says about a command line, as it is but harmless."""
+    _stderr(harmless(message))
 
 
 def statistics(response: dict[str, Any]) -> None:
@@ -141,7 +172,7 @@ def statistics(response: dict[str, Any]) -> None:
     usage = response.get("usage") or {}
     lines = [_rate(timings), _speculation(ours.get("speculation") or {}), _prompt(timings, usage)]
     lines.append(ours.get("note") or "")
-    sys.stderr.write("".join(f"{line}\n" for line in lines if line))
+    _stderr(harmless("".join(f"{line}\n" for line in lines if line)))
 
 
 def _rate(timings: dict[str, Any]) -> str:
@@ -199,7 +230,7 @@ def status_rows(value: dict[str, Any]) -> list[str]:
         ("log", value["log"]),
         *(("problem", problem) for problem in value["problems"]),
     ]
-    return [f"{name:9} {text_}" for name, text_ in rows if text_]
+    return [harmless(f"{name:9} {text_}", lines=False) for name, text_ in rows if text_]
 
 
 def _pair(pair: dict[str, Any]) -> str:

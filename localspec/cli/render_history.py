@@ -19,7 +19,7 @@ def listing(found: list[dict[str, Any]]) -> None:
     rows = [["ID", "WHEN", "TURNS", "QUESTION"]]
     for each in found:
         turns = str((each["messages"] + 1) // 2)
-        rows.append([each["id"], _when(each["updated"]), turns, render.harmless(each["title"])])
+        rows.append([each["id"], _when(each["updated"]), turns, each["title"]])
     table(rows)
 
 

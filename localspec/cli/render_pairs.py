@@ -32,6 +32,7 @@ def span(seconds: float) -> str:
 
 def table(rows: list[list[str]]) -> None:
     """Columns as wide as their widest cell; on a terminal the last one is cut to what fits."""
+    rows = [[render.harmless(cell, lines=False) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for row in rows:
@@ -94,7 +95,7 @@ def pair(view: dict[str, Any]) -> None:
     rows += [("", note) for note in view["fit_notes"]]
     for name, text in rows:
         if text:
-            render.line(f"{name:11} {text}")
+            render.line(render.harmless(f"{name:11} {text}", lines=False))
 
 
 def _model(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:

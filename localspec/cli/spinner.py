@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+from localspec.cli.render import harmless
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
 
@@ -38,7 +39,7 @@ class Spinner:
         while not self._ended.is_set():
             if count % _ASK_AGAIN == 0:
                 doing = self._doing()
-            said = f"{frames[count % len(frames)]} {doing}"
+            said = f"{frames[count % len(frames)]} {harmless(doing, lines=False)}"
             seconds = time.monotonic() - began
             if seconds >= 3:
                 said += f" {seconds:.0f} s"

@@ -14,7 +14,7 @@ from localspec import config
 from localspec.cli import templates
 from localspec.client.conversations import ConversationsClient
 from localspec.client.pairs import PairsClient
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, visible
 
 # What click calls to complete a parameter.
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -28,7 +28,11 @@ def _offered(values: Callable[[], Iterable[tuple[str, str]]]) -> Suggest:
     ) -> list[CompletionItem]:
         del context, parameter
         try:
-            return [CompletionItem(v, help=about) for v, about in values() if v.startswith(typed)]
+            return [
+                CompletionItem(v, help=visible(about, lines=False))
+                for v, about in values()
+                if v.startswith(typed) and v == visible(v, lines=False)  # else nobody can type it
+            ]
         except LocalspecError:
             return []
 

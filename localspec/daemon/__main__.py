@@ -13,7 +13,7 @@ from typing import Any
 
 from localspec import paths
 from localspec.daemon import lock, systemd
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, visible
 
 
 def main() -> int:
@@ -27,7 +27,7 @@ def main() -> int:
         _serve(locations)
         held.release()
     except LocalspecError as error:
-        sys.stderr.write(f"localspec: {error.message}\n")
+        sys.stderr.write(f"localspec: {visible(error.message)}\n")
         return error.exit_code
     return 0
 

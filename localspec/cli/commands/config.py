@@ -23,7 +23,7 @@ def command(context: click.Context) -> int:
 
 @command.command(help="Where the file is.", epilog='Example: cat "$(localspec config path)"')
 def path() -> int:
-    render.line(str(default_paths().config_file))
+    render.path(default_paths().config_file)
     return 0
 
 

@@ -27,7 +27,7 @@ _LOOK = 0.2  # seconds
 def command(lines: int, follow: bool, only_path: bool) -> int:
     log = default_paths().log
     if only_path:
-        render.line(str(log))
+        render.path(log)
         return 0
     if not log.exists() and not follow:
         raise NotFound(f"There is no log yet ({log}); the daemon was never started.")
@@ -35,12 +35,17 @@ def command(lines: int, follow: bool, only_path: bool) -> int:
     if log.exists():
         with log.open("rb") as file:
             number, data = os.fstat(file.fileno()).st_ino, file.read()
-    last = data.decode("utf-8", "replace").splitlines()
+    last = _lines(data)
     for each in last[-lines:] if lines else []:
-        render.line(render.harmless(each))
+        render.line(each)
     if follow:
         _follow(log, len(data), number)
     return 0
+
+
+def _lines(data: bytes) -> list[str]:
+    """Ended by newlines alone: other ends are part of what was logged, and seen."""
+    return data.decode("utf-8", "replace").removesuffix("\n").split("\n") if data else []
 
 
 def _follow(log: Path, place: int, number: int) -> None:
@@ -62,5 +67,5 @@ def _follow(log: Path, place: int, number: int) -> None:
                 data = file.read()
             whole = data[: data.rfind(b"\n") + 1]
             place += len(whole)
-            for each in whole.decode("utf-8", "replace").splitlines():
-                render.line(render.harmless(each))
+            for each in _lines(whole):
+                render.line(each)

@@ -41,7 +41,7 @@ def _watch(client: Client, as_json: bool) -> None:
             status = None
             reason = error.message
         if in_place:
-            _redraw(render.status_rows(status) if status is not None else [reason])
+            _redraw(render.status_rows(status) if status is not None else [render.harmless(reason)])
         elif status is not None:
             (render.record if as_json else render.status)(status)
         elif not as_json:

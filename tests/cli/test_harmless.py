@@ -1,0 +1,340 @@
+"""No character that commands a terminal reaches one, from wherever it comes and by which command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import socketserver
+import subprocess
+import sys
+import threading
+import unicodedata
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from localspec.cli.app import app
+from localspec.cli.markdown import Markdown
+from localspec.errors import visible
+from tests.support.daemons import PATIENCE, Home, UnixConnection, scripted_home, temporary_home
+from tests.support.terminal import terminal
+
+BIDI = {0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+
+
+def harmful(code: int) -> bool:
+    return unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp") or code in BIDI
+
+
+# Each between two signs that nothing of ours writes, so that one that gets through is seen.
+BAD = [chr(code) for code in range(0x110000) if harmful(code) and chr(code) not in "\n\t"]
+POISON = "".join(f"❮{char}❯" for char in BAD)
+_ANY = "|".join(map(re.escape, BAD))
+_THROUGH = re.compile(f"❮(?:{_ANY})|(?:{_ANY})❯")
+
+
+def through(shown: str) -> list[str]:
+    """What got through; a terminal's own line ends, and moves to a line's begin, are no harm."""
+    return _THROUGH.findall(shown.replace("\r\n", "\n").replace("\r\x1b[", "\x1b["))
+
+
+def test_every_character_of_unicode_is_itself_or_seen() -> None:
+    for code in range(0x110000):
+        char = chr(code)
+        shown = visible(char)
+        if harmful(code) and char not in "\n\t":
+            assert len(shown) == 1
+            assert not harmful(ord(shown))
+        else:
+            assert shown == char
+    assert visible("a\n\tb") == "a\n\tb"
+    assert visible("a\n\tb\x1b[2J", lines=False) == "a␊␉b␛[2J"
+
+
+# ---------------------------------------------------------------------------- a hostile daemon
+
+KEPT = {
+    "state",
+    "role",
+    "object",
+    "code",
+    "source",
+    "fits",
+    "finish_reason",
+    "id",
+    "version",
+    "type",
+}
+
+
+def poisoned(value: Any, key: str = "") -> Any:
+    """`value` with the poison in every text that is not a word of the protocol."""
+    if isinstance(value, dict):
+        return {name: poisoned(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [poisoned(each, key) for each in value]
+    if isinstance(value, str) and key not in KEPT:
+        return f"{value}{POISON} &#8238;&#12;"
+    return value
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Hands requests on to a real daemon, and back with poison; or refuses them with it."""
+
+    server: HostileServer
+    protocol_version = "HTTP/1.1"
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.server.refuses:
+            error = {
+                "message": f"Refused{POISON}",
+                "type": "x",
+                "param": POISON,
+                "code": "conflict",
+            }
+            self._send(409, "application/json", json.dumps({"error": error}).encode())
+            return
+        connection = UnixConnection(self.server.real)
+        try:
+            connection.request(self.command, self.path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            kind, data = answer.headers["Content-Type"], answer.read()
+        finally:
+            connection.close()
+        if "event-stream" in kind:
+            events = [each.removeprefix(b"data: ") for each in data.split(b"\n\n") if each]
+            data = b"".join(
+                b"data: %s\n\n" % (each if each == b"[DONE]" else self._poisoned(each))
+                for each in events
+            )
+        else:
+            data = self._poisoned(data)
+        self._send(answer.status, kind, data)
+
+    do_GET = do_POST = do_DELETE = _serve  # noqa: N815
+
+    def _poisoned(self, data: bytes) -> bytes:
+        return json.dumps(poisoned(json.loads(data))).encode()
+
+    def _send(self, status: int, kind: str, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class HostileServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    real: Path
+    refuses = False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has enough is no news."""
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Iterator[tuple[Home, HostileServer]]:
+    """A home with poison in its own name, its log, and all that its daemon says."""
+    with scripted_home() as real, temporary_home() as outer:
+        real.chat("say hello", localspec={"conversation": "new"})
+        root = outer.root / "❮\x1b❯❮\x9b❯"
+        root.mkdir()
+        home = Home(root)
+        (root / "run").mkdir(mode=0o700)
+        home.log.parent.mkdir()
+        home.log.write_text(f"one {POISON}\n", newline="")
+        with HostileServer(str(home.socket), Hostile) as server:
+            server.real = real.socket
+            thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+            thread.start()
+            yield home, server
+            server.shutdown()
+            thread.join()
+
+
+# What is typed after each command so that it comes to print something.
+ARGUMENTS: dict[str, list[str]] = {
+    "ask": ["", "--plain", "--show-draft", "-u", "--no-stream", "--json", "-x", "-m ❮\x1b❯"],
+    "chat": [],  # below, with somebody who types
+    "list": ["", "--all", "--json"],
+    "catalogue": ["", "--json"],
+    "pull": ["tiny❮\x1b❯"],
+    "pulls": ["", "--json"],
+    "pulls cancel": ["tiny❮\x1b❯"],
+    "show": ["builtin", "builtin --json"],
+    "verify": ["builtin❮\x1b❯"],
+    "rm": ["builtin❮\x1b❯"],
+    "gc": ["--dry-run"],
+    "add": ["mine --target /❮\x1b❯.gguf"],
+    "drafts": ["builtin"],
+    "unload": [""],
+    "start": [""],
+    "service install": ["--print"],
+    "service uninstall": [""],
+    "service status": [""],
+    "complete": [f"{__file__}:3", "❮\x1b❯:3"],
+    "history": ["", "list", "show", "search hello", "export"],
+    "history list": ["", "--json"],
+    "history search": ["hello", "❮\x1b❯"],
+    "history show": ["last", "last --json", "❮\x1b❯"],
+    "history rm": ["❮\x1b❯"],
+    "history export": [""],
+    "config": [""],
+    "config path": [""],
+    "config show": ["", "--json"],
+    "config set": ["pair ❮\x1b❯", "❮\x1b❯ 1", "pair ❮\x1b❯.gguf"],
+    "config edit": [""],
+    "logs": ["", "--path"],
+    "status": ["", "--json"],
+    "stop": [],  # ends by waiting for a lock; what it prints is ours alone
+    "doctor": ["", "--json"],
+    "completion": ["bash", "❮\x1b❯"],
+}
+
+
+def commands(group: click.Command, *names: str) -> Iterator[str]:
+    """Every command that can be run, from the program itself."""
+    if not isinstance(group, click.Group):
+        yield " ".join(names)
+        return
+    if names and group.invoke_without_command:
+        yield " ".join(names)
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        found = group.get_command(context, name)
+        assert found is not None
+        yield from commands(found, *names, name)
+
+
+def test_no_command_is_forgotten_here() -> None:
+    assert set(commands(app)) == set(ARGUMENTS)
+
+
+LINES = [f"{name} {more}".strip() for name, each in ARGUMENTS.items() for more in each]
+
+
+def words(line: str) -> list[str]:
+    return [*shlex.split(line), *(["say", "hello"] if line.startswith("ask") else [])]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_no_command_lets_a_terminal_be_commanded(
+    hostile: tuple[Home, HostileServer], refuses: bool
+) -> None:
+    home, server = hostile
+    server.refuses = refuses
+    home.environment["EDITOR"] = "true"
+    seen = 0
+    lines = [f"{name} {each[0]}" for name, each in ARGUMENTS.items() if each] if refuses else LINES
+    for line in lines:
+        with terminal(home.environment, *words(line), columns=4000) as shown:
+            shown.wait()
+        assert not through(shown.raw), line
+        assert "Traceback" not in shown.raw
+        seen += "❮␛❯" in shown.raw
+    assert seen > len(lines) // 2  # the poison came along, and was seen
+
+
+def test_a_chat_lets_nothing_through(hostile: tuple[Home, HostileServer]) -> None:
+    home, server = hostile
+    server.refuses = False
+    with terminal(home.environment, "chat", columns=400) as shown:
+        for typed in ("say hello", "/pair", "/stats", "/pair x", "/nothing", "/file /nowhere"):
+            shown.expect("›")
+            shown.send(f"{typed}\r")
+        shown.expect("/nowhere")
+        shown.send("/pair \t\t")
+        shown.send("\x03\x04")
+        shown.wait()
+    assert "❮␛❯" in shown.raw
+    assert not through(shown.raw)
+
+
+def test_in_a_pipe_an_answer_is_what_was_written_and_all_else_is_harmless(
+    hostile: tuple[Home, HostileServer],
+) -> None:
+    home, server = hostile
+    server.refuses = False
+    for line in LINES:
+        done = subprocess.run(
+            [sys.executable, "-m", "localspec", *words(line)],
+            env=home.environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE,
+        )  # fmt: skip
+        out, err = done.stdout.decode(), done.stderr.decode()
+        assert not through(err), line
+        command = line.split()[0]
+        answers = command in ("ask", "complete") or line in ("history show", "history show last")
+        if "--json" in line:
+            if "❮" in out:
+                assert "❮\x1b❯" in json.dumps(json.loads(out), ensure_ascii=False).replace(
+                    "\\u001b", "\x1b"
+                )
+            assert not through(out)
+        elif answers and done.returncode == 0:
+            assert POISON in out
+        elif "path" not in line:
+            assert not through(out), line
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_nothing_harmful(hostile: tuple[Home, HostileServer], shell: str) -> None:
+    home, server = hostile
+    server.refuses = False
+    for line in ("localspec history show ", "localspec show ", "localspec ask -m "):
+        environment = {
+            **home.environment,
+            "_LOCALSPEC_COMPLETE": f"{shell}_complete",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split())) if shell != "fish" else "",
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "localspec"],
+            env=environment,
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        assert not through(done.stdout.decode() + done.stderr.decode())
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_markdown_in_pieces(capsys: pytest.CaptureFixture[str], size: int) -> None:
+    """Also where Markdown itself has names for them."""
+    text = (
+        f"# A {POISON[:200]}\n\n- `{POISON}`\n\n```\n{POISON}\n```\n\n&#8238;x&#x2066; [a](b)\n\n"
+    )
+    printer = Markdown()
+    for at in range(0, len(text), size):
+        printer.text(text[at : at + size], [])
+    printer.close()
+    shown = re.sub(r"\x1b\[[0-9;]*[mAJ]|\r(?=\x1b)", "", capsys.readouterr().out)
+    assert not [char for char in shown if harmful(ord(char)) and char not in "\n\t"]
+
+
+def test_a_mistake_of_ours_is_harmless_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localspec import cli
+
+    def fail(message: str) -> Callable[[list[str]], int]:
+        def dispatch(_: list[str]) -> int:
+            raise RuntimeError(message)
+
+        return dispatch
+
+    monkeypatch.setattr(cli, "_dispatch", fail(POISON))
+    for arguments in (["status"], ["--debug", "status"]):
+        assert cli.main(arguments) == 1
+        assert not through(capsys.readouterr().err)
