@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,7 +71,9 @@ class Context:
             return held or pairs.resolve(name, self.config, self.library)
         config = self.config
         look = self.looks.get(name, lambda left: pairs.resolve(name, config, self.library, left))
-        return await unless_gone(receive, look)
+        # One look for all who ask, so what each is told of it is decided here.
+        with pairs.unseen() if name.endswith(".gguf") else contextlib.nullcontext():
+            return await unless_gone(receive, look)
 
     async def forget_states(self, name: str | None) -> None:
         """What the engine keeps of a conversation, with None of all.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec import machine
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from localspec.registry.records import Record
     from localspec.registry.store import Removed, Store
 
+_REMEMBERED = 32  # files named by paths that were found right
+
 # Names that mean something else wherever a pair is named.
 RESERVED = ("builtin", "default", "localspec")
 
@@ -36,13 +39,21 @@ class Library:
         in_use: Callable[[str], bool],
         worker: Callable[[], int | None],
         host: machine.Host | None = None,
+        *,
+        checks: bool = True,
     ) -> None:
-        """`in_use`: whether a pair is loaded; `worker`: the engine's pid."""
+        """`in_use`: whether a pair is loaded; `worker`: the engine's pid.
+
+        `checks` False: an engine of somebody else's decides itself what it can read.
+        """
         self._paths = paths
         self.in_use = in_use
         self._worker = worker
         self._host = host or machine.Host.here()
         self._lock = threading.Lock()
+        self._checks = checks
+        self._checking = threading.Lock()
+        self._checked: set[tuple[tuple[str, int, int, int], ...]] = set()
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
         self._hashes: Hashes | None = None
@@ -193,8 +204,6 @@ class Library:
         self, name: str, target: str, draft: str | None, roles: list[str], replace: bool
     ) -> Record:
         """A pair of the user's own files; see registry.own."""
-        from pathlib import Path
-
         from localspec.errors import Conflict
         from localspec.registry import own
 
@@ -208,6 +217,26 @@ class Library:
             if not path.is_absolute():
                 raise InvalidRequest(f"{path} must be an absolute path.")
         return own.add(self.store, name, *paths, roles=roles, replace=replace)
+
+    def check(self, target: Path, draft: Path | None = None) -> None:
+        """What `add` checks of files, for those that are named by their paths; each state once.
+
+        Raises:
+            BadGguf, UnsafeModel, NotMatched, CannotRollBack; StoreError: one cannot be read.
+        """
+        from localspec.registry import own
+        from localspec.registry.files import store_error
+
+        if not self._checks:
+            return
+        try:
+            state = tuple(_state(path) for path in (target, draft) if path)
+            with self._checking:
+                if state not in self._checked:
+                    own.describe_files("named", target, draft, hash_now=False)
+                    self._checked = {*list(self._checked)[-_REMEMBERED:], state}
+        except OSError as error:
+            raise store_error(error, target) from error
 
     def remove(self, name: str) -> tuple[str, Removed]:
         """The removed pair's own name and what that freed; see Store.remove."""
@@ -223,3 +252,9 @@ class Library:
             )
         if name in RESERVED:
             raise InvalidRequest(f"'{name}' cannot be a pair's name: it means the configured pair.")
+
+
+def _state(path: Path) -> tuple[str, int, int, int]:
+    """What changes when a file does."""
+    info = path.stat()
+    return str(path), info.st_ino, info.st_size, info.st_mtime_ns

@@ -71,7 +71,12 @@ class Daemon:
             worker_command=worker_command,
         )
         supervisor = self._supervisor
-        self._library = Library(paths, supervisor.uses, lambda: supervisor.worker_pid)
+        self._library = Library(
+            paths,
+            supervisor.uses,
+            lambda: supervisor.worker_pid,
+            checks=tuple(worker_command) == DEFAULT_COMMAND,
+        )
         self._conversations = Conversations(
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.config import Config
-from localspec.errors import ModelNotFound, Unavailable
+from localspec.daemon import tcp
+from localspec.errors import ModelNotFound, RegistryError, Unavailable
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -32,12 +35,13 @@ def resolve(
     Raises:
         ModelNotFound: nothing of that name is here, or a file of it is missing.
         Damaged, StoreError: its files or its record are not what they should be.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: files named by paths, as for `add`.
     """
     name = full_name(name, config)
     if name == BUILTIN:
         return builtin()
     if name.endswith(".gguf"):
-        return _from_files(name)
+        return _from_files(name, library)
     from localspec.registry.errors import PullCancelled
 
     store = library.store
@@ -55,8 +59,8 @@ def full_name(name: str, config: Config) -> str:
 
 
 def needs_a_look(name: str) -> bool:
-    """Whether resolving it reads the store (and so belongs in a thread)."""
-    return name != BUILTIN and not name.endswith(".gguf")
+    """Whether resolving it reads files (and so belongs in a thread)."""
+    return name != BUILTIN
 
 
 def builtin() -> PairFiles:
@@ -71,7 +75,21 @@ def builtin() -> PairFiles:
     return PairFiles(BUILTIN, str(target), str(draft) if draft.is_file() else None)
 
 
-def _from_files(name: str) -> PairFiles:
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Over TCP no answer tells which files there are: all that is wrong with a path is one error."""
+    try:
+        yield
+    except (ModelNotFound, RegistryError):
+        if tcp.answers_tcp():
+            raise ModelNotFound(
+                "There is no model at the path that was named, or none that may be used.",
+                param="model",
+            ) from None
+        raise
+
+
+def _from_files(name: str, library: Library) -> PairFiles:
     try:
         files = [Path(part).expanduser() for part in name.split(",")]
     except RuntimeError as error:  # "~nobody": a user whom this machine does not know
@@ -86,6 +104,7 @@ def _from_files(name: str) -> PairFiles:
     for file in files:
         if not _is_file(file):
             raise ModelNotFound(f"There is no file {str(file)[:_SHOWN]}.", param="model")
+    library.check(*files)
     return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
 
 

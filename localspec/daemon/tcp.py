@@ -14,6 +14,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,14 @@ def came_by_tcp(scope: Scope) -> bool:
     return client is None or client[0] != UNIX
 
 
+_by_tcp: ContextVar[bool] = ContextVar("by_tcp", default=False)
+
+
+def answers_tcp() -> bool:
+    """Whether what runs now, also in a thread, runs for a request that came by TCP."""
+    return _by_tcp.get()
+
+
 class Doorkeeper:
     """Checks requests that did not come over the Unix socket, where the kernel has done so."""
 
@@ -96,6 +105,7 @@ class Doorkeeper:
                     answer.headers["www-authenticate"] = "Bearer"
                 await answer(scope, receive, send)
                 return
+        _by_tcp.set(scope["type"] == "http" and came_by_tcp(scope))
         await self._app(scope, receive, send)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -9,6 +11,7 @@ import msgspec
 from localspec.registry.errors import RecordTooNew, StoreError
 
 VERSION = 1
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,4 +101,23 @@ def decode(name: str, data: bytes) -> Record:
         raise StoreError(f"The record of the pair '{name}' is broken: {error}.") from error
     if record.name != name or not all(model.parts for model in record.models):
         raise StoreError(f"The record of the pair '{name}' is broken: it names another pair.")
+    for part in record.parts:
+        problem = _problem(part)
+        if problem:
+            raise StoreError(f"The record of the pair '{name}' is broken: {problem}.")
     return record
+
+
+def _problem(part: Part) -> str:
+    """What makes a part lead elsewhere than to its own file; "" when nothing does."""
+    if part.sha256 and not _SHA256.fullmatch(part.sha256):
+        return f"'{part.sha256[:80]}' is not a SHA-256"
+    if not part.sha256 and not part.path:
+        return "a file of the store has no SHA-256"
+    if part.path and not Path(part.path).is_absolute():
+        return f"'{part.path[:80]}' is not an absolute path"
+    if part.file in ("", ".", "..") or "\0" in part.file + part.path:
+        return f"'{part.file[:80]}' is not a file's name"
+    if part.size < 0:
+        return f"{part.file[:80]} has {part.size} bytes"
+    return ""

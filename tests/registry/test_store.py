@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, UnsafePath
 from localspec.registry import files
@@ -21,7 +24,7 @@ from localspec.registry.errors import (
     UnsafeModel,
 )
 from localspec.registry.own import add
-from localspec.registry.records import Part, Record, StoredModel
+from localspec.registry.records import Part, Record, StoredModel, encode
 from localspec.registry.store import Store
 from tests.support.gguf_files import BOOL, model, sha256
 
@@ -309,3 +312,43 @@ def test_own_files_get_the_same_checks(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UnsafeModel, match="ends in zeros"):
         add(store, "mine", target)
     assert not store.listing().records
+
+
+HASH = "5" * 64
+
+
+@given(
+    sha256=st.one_of(
+        st.sampled_from(
+            ["../../mine", "/mine", "..", ".", "", HASH.upper().replace("5", "A"), HASH + "\n",
+             HASH[:-1], f"{HASH}/..", f"../blobs/{HASH}", "٥" * 64, "\0"]
+        ),
+        st.text(max_size=70),
+    ),
+    path=st.sampled_from(["", "mine", "../mine/a", "/nowhere/a\0"]),
+    file=st.sampled_from(["a.gguf", "..", "", "a\0"]),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_a_record_leads_to_its_own_files_alone(
+    tmp_path_factory: pytest.TempPathFactory, sha256: str, path: str, file: str
+) -> None:
+    root = tmp_path_factory.mktemp("store")
+    mine = root / "mine"
+    mine.mkdir()
+    (mine / "a").touch()
+    (root / "mine.gguf").touch()
+    store = Store(root / "models")
+    store.prepare()
+    part = Part(file=file, size=0, sha256=sha256, path=path)
+    model = StoredModel(parts=(part,), architecture="llama")
+    (store.pairs / "p.json").write_bytes(encode(Record(name="p", target=model)))
+    try:
+        store.remove("p")
+    except StoreError:
+        assert (store.pairs / "p.json").exists()
+    else:
+        assert re.fullmatch(r"[0-9a-f]{64}", sha256)
+        assert not path
+    assert (mine / "a").exists()
+    assert (root / "mine.gguf").exists()
+    assert store.blobs.is_dir()

@@ -12,8 +12,10 @@ from starlette.responses import Response
 from localspec.daemon import measure, views
 from localspec.daemon.context import answer, context, read
 from localspec.daemon.library import Library
+from localspec.daemon.pairs import unseen
 from localspec.daemon.stream import Stream, reported
-from localspec.errors import InvalidRequest
+from localspec.daemon.tcp import came_by_tcp
+from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
 
 _PAUSE = 0.2  # seconds between two reports of progress
@@ -46,9 +48,10 @@ async def add(request: Request) -> Response:
     body = await read(request, pairs.AddRequest)
     daemon = context(request)
     library = daemon.library
-    record = await daemon.errands.run(
-        library.add, body.name, body.target, body.draft, list(body.roles), body.replace
-    )
+    with unseen():
+        record = await daemon.errands.run(
+            library.add, body.name, body.target, body.draft, list(body.roles), body.replace
+        )
     return answer(views.entry(record, library.in_use), 201)
 
 
@@ -106,6 +109,11 @@ async def collect(request: Request) -> Response:
 async def drafts(request: Request) -> Response:
     """Events: what is being measured, and in the last one the list."""
     body = await read(request, pairs.DraftsRequest)
+    if body.folders and came_by_tcp(request.scope):
+        raise Forbidden(
+            "'folders' are not looked through over TCP; use the Unix socket: localspec drafts",
+            param="folders",
+        )
     daemon = context(request)
     pair = await daemon.pair(body.target, request.receive)
     trials = measure.Trials(daemon.supervisor) if body.measure else None
