@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from localspec.errors import UsageError
+from localspec.paths import read_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,14 @@ def load_config(
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(read_file(file).decode())
     except FileNotFoundError:
         table = {}
+    except OSError as error:
+        raise UsageError(
+            f"The configuration {file} cannot be read ({error.strerror}); make it a file that you "
+            "can read, or remove it."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: {error}.") from error
     for key, value in table.items():

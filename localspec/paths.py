@@ -6,6 +6,8 @@ folder and sets no mode, so `private_directory` creates 0700 and refuses what is
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -98,14 +100,17 @@ def private_directory(path: Path) -> Path:
     Raises:
         UnsafePath: it is a symbolic link, not a directory, another user's, or open to others.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
+        # 0700 for the parent too: it may be XDG_RUNTIME_DIR, and a more open one is not accepted.
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        info = os.lstat(path)
     except OSError as error:
-        raise UnsafePath(f"Cannot create {path}: {error.strerror}.") from error
-    info = os.lstat(path)
+        raise UnsafePath(
+            f"The folder {path} cannot be made ({error.strerror}); set LOCALSPEC_HOME to a folder "
+            "of yours that can be written."
+        ) from error
     if not stat.S_ISDIR(info.st_mode):
         raise UnsafePath(f"{path} is not a directory (a link, perhaps); remove it and try again.")
     if info.st_uid != os.getuid():
@@ -113,6 +118,19 @@ def private_directory(path: Path) -> Path:
     if info.st_mode & 0o077:
         raise UnsafePath(f"{path} is open to other users; run: chmod 700 {path}")
     return path
+
+
+def read_file(path: Path) -> bytes:
+    """A small file of ours, whole. A pipe in its place is not waited for.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        return file.read()
 
 
 def check_socket_path(path: Path) -> Path:

@@ -66,6 +66,15 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
         else:
             render.error(error.message)
         return error.exit_code
+    except OSError as error:
+        from localspec.cli import render
+
+        if debug:
+            render.traceback()
+        else:
+            name = f"{error.filename}: " if error.filename is not None else ""
+            render.error(f"{name}{error.strerror or error}. `localspec doctor` may say more.")
+        return 1
     except Exception as error:
         from localspec.cli import render
 

@@ -56,7 +56,7 @@ class Machine:
             machine.installed_backend(),
             built_architectures(Path(sys.prefix)),
             lambda folder: shutil.disk_usage(folder).free,
-            Client(autostart=False).status,
+            lambda: Client(autostart=False).status(),
         )
 
 
@@ -198,7 +198,8 @@ def _folders(paths: Paths) -> Iterator[Finding]:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the one it will be made in."""
-    return next(each for each in (folder, *folder.parents) if each.exists())
+    # Path.exists raises for what may not be looked at, or is too long.
+    return next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110
 
 
 def _daemon(here: Machine) -> Iterator[Finding]:

@@ -151,7 +151,12 @@ def _bare(socket_path: str, method: str, target: str) -> dict[str, object]:
 @contextlib.contextmanager
 def _one_starter(lock: Path, deadline: float) -> Iterator[None]:
     """Hold the starters' lock; the daemon's own lock still decides who may run."""
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise errors.UnsafePath(
+            f"The lock {lock} cannot be opened ({error.strerror}); remove what is in its place."
+        ) from error
     try:
         while True:
             try:
@@ -172,20 +177,39 @@ def _spawn(
     socket_path: str, locations: paths.Paths, deadline: float, arguments: Sequence[str]
 ) -> None:
     """Start a detached daemon and wait for its socket."""
-    locations.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    said = locations.state / "daemon.start"
     home = os.environ.get("LOCALSPEC_HOME")
     environment = {**os.environ, "LOCALSPEC_HOME": str(Path(home).absolute())} if home else None
-    with said.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "localspec.daemon", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # a Ctrl-C in this terminal is not for the daemon
-            cwd="/",  # no file system kept busy; and `-m` would import from the caller's folder
-            env=environment,
-        )
+    # A pipe: no disk that may be full, and after the start nobody reads what the daemon says there.
+    said, theirs = os.pipe()
+    os.set_blocking(said, False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localspec.daemon", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,  # a Ctrl-C in this terminal is not for the daemon
+        cwd="/",  # no file system kept busy; and `-m` would import from the caller's folder
+        env=environment,
+    )
+    os.close(theirs)
+    try:
+        _wait(process, socket_path, locations, deadline, said)
+    finally:
+        os.close(said)
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    socket_path: str,
+    locations: paths.Paths,
+    deadline: float,
+    said: int,
+) -> None:
+    """Until the daemon listens.
+
+    Raises:
+        NoDaemon: it ended, or does not listen in time.
+    """
     while not listens(socket_path):
         if process.poll() is not None:
             if listens(socket_path):
@@ -199,7 +223,11 @@ def _spawn(
     process.returncode = 0  # detached on purpose: no ResourceWarning when `process` is collected
 
 
-def _reason(said: Path) -> str:
+def _reason(said: int) -> str:
     """The last line the daemon wrote before it ended."""
-    lines = said.read_text("utf-8", "replace").strip().splitlines()
+    written = b""
+    with contextlib.suppress(BlockingIOError):  # somebody has its end of the pipe still
+        while data := os.read(said, 65536):
+            written += data
+    lines = written.decode("utf-8", "replace").strip().splitlines()
     return lines[-1].removeprefix("localspec: ") if lines else "it gave no reason."

@@ -29,6 +29,10 @@ def main() -> int:
     except LocalspecError as error:
         sys.stderr.write(f"localspec: {visible(error.message)}\n")
         return error.exit_code
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename is not None else ""
+        sys.stderr.write(f"localspec: {visible(f'{name}{error.strerror or error}.')}\n")
+        return 1
     return 0
 
 

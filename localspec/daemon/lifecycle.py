@@ -160,4 +160,5 @@ class Daemon:
 
 def _is_at(handed: socket.socket, path: Path) -> bool:
     """Whether a socket that was handed over is the one where clients look for us."""
-    return bool(handed.getsockname()) and Path(handed.getsockname()).resolve() == path.resolve()
+    name = handed.getsockname()  # bytes: an abstract name, which is no file
+    return isinstance(name, str) and bool(name) and Path(name).resolve() == path.resolve()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 
+from localspec.paths import read_file
 from localspec.registry.files import write_whole
 
 log = logging.getLogger("localspec.prompts")
@@ -34,7 +35,7 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
         try:
             self.flush()
             for file in Path(self.baseFilename).parent.glob(f"{Path(self.baseFilename).name}*"):
-                lines = file.read_bytes().splitlines(keepends=True)
+                lines = read_file(file).splitlines(keepends=True)
                 kept = [line for line in lines if keep(line)]
                 if len(kept) < len(lines):
                     self.close()  # the next record opens it again
@@ -44,7 +45,8 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+    # Not waiting for somebody who reads, should it be a pipe.
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
 
 def start(file: Path, *, verbose: bool = False) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from localspec.paths import read_file
+
 log = logging.getLogger("localspec.safe_mode")
 
 VERSION = 1
@@ -60,7 +62,7 @@ class Memory:
 
     def _read(self) -> Record | None:
         try:
-            record = msgspec.json.decode(self._file.read_bytes(), type=Record)
+            record = msgspec.json.decode(read_file(self._file), type=Record)
         except (OSError, msgspec.MsgspecError):
             return Record(VERSION)
         if record.version > VERSION:

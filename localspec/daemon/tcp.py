@@ -156,19 +156,34 @@ def kept_token(file: Path) -> str:
         UnsafePath: others may read the file, it is a link, or it holds no token.
     """
     try:
-        return _read(file)
+        if found := _read(file):
+            return found
     except FileNotFoundError:
+        pass
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new.unlink(missing_ok=True)
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(handle, "w", encoding="ascii") as new:
-                new.write(os.urandom(_TOKEN_BYTES).hex() + "\n")
-        except OSError as error:
-            raise UnsafePath(f"The token {file} cannot be made: {error.strerror}.") from error
-        return _read(file)
+            with os.fdopen(handle, "w", encoding="ascii") as opened:
+                opened.write(os.urandom(_TOKEN_BYTES).hex() + "\n")
+                opened.flush()
+                os.fsync(handle)
+            new.replace(file)  # whole or not at all: a disk that is full leaves no half of one
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UnsafePath(
+            f"The token {file} cannot be made ({error.strerror}); make room for it there, or start "
+            "without `listen`."
+        ) from error
+    return _read(file)
 
 
 def _read(file: Path) -> str:
+    """The token; "" of an empty file, which a full disk has left."""
     try:
         handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -184,6 +199,6 @@ def _read(file: Path) -> str:
                 f"The token {file} was open to other users; remove it, and a new one is made."
             )
         found = opened.read(1024).decode("ascii", "replace").strip()
-    if len(found) < _TOKEN_BYTES:
+    if found and len(found) < _TOKEN_BYTES:
         raise UnsafePath(f"The token {file} is too short; remove it, and a new one is made.")
     return found

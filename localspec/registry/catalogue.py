@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from localspec.errors import ModelNotFound
+from localspec.paths import read_file
 from localspec.registry.errors import CatalogueError
 
 VERSION = 1
@@ -128,7 +129,7 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
 def read_catalogue(path: Path) -> dict[str, Pair]:
     """One file's pairs, strictly checked."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except FileNotFoundError:
         raise CatalogueError(f"{path} does not exist.") from None
     except OSError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from localspec.errors import Conflict, ModelNotFound, RegistryError, UnsafePath
+from localspec.paths import read_file
 from localspec.registry import records
 from localspec.registry.catalogue import NAME
 from localspec.registry.errors import Damaged, RecordTooNew, StoreReadOnly
@@ -120,7 +121,7 @@ class Store:
         if path.is_symlink():
             raise UnsafePath(f"{path} is a symbolic link; remove it and try again.")
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except FileNotFoundError:
             raise ModelNotFound(
                 f"There is no pair '{name}' here; run: localspec pull {name}", param="model"

@@ -94,7 +94,7 @@ class Person:
             assert all(word in text for word, text in zip(words, said, strict=True))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_what_is_removed_is_in_no_file_while_others_stay(home: Home, seed: int) -> None:
     home.use_fake(log_prompts="true")
     daemon = RunningDaemon(home)

@@ -159,7 +159,7 @@ def test_an_endpoint_that_is_no_address_is_refused(outside: Outside) -> None:
 
 
 @settings(
-    max_examples=8,
+    max_examples=6,
     deadline=None,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

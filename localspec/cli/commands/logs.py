@@ -33,6 +33,8 @@ def command(lines: int, follow: bool, only_path: bool) -> int:
         raise NotFound(f"There is no log yet ({log}); the daemon was never started.")
     data, number = b"", 0
     if log.exists():
+        if not log.is_file():
+            raise NotFound(f"{log} is no file, so nothing was logged there; remove it.")
         with log.open("rb") as file:
             number, data = os.fstat(file.fileno()).st_ino, file.read()
     last = _lines(data)

@@ -1,0 +1,232 @@
+"""Whatever lies where a folder or file of ours should be: it works, or one sentence says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localspec.paths import Paths
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+
+# Every place that Paths knows, and the files that others add to it.
+PLACES = (
+    *(name for name in Paths._fields),
+    *(name for name, each in vars(Paths).items() if isinstance(each, property)),
+)
+MORE = {
+    "starters' lock": "run/start.lock",
+    "history": "data/conversations.sqlite",
+    "safe mode": "state/safe-mode.json",
+}
+FOLDERS = {"runtime", "config", "data", "state", "cache", "states", "store"}
+
+
+def place(home: Home, name: str) -> Path:
+    root = home.root
+    known = Paths(*(root / each for each in ("run", "config", "data", "state", "cache")))
+    return root / MORE[name] if name in MORE else getattr(known, name)
+
+
+def wrong_kind(path: Path, folder: bool) -> None:
+    if folder:
+        path.write_text("in the way")
+    else:
+        path.mkdir()
+
+
+def dangling(path: Path, folder: bool) -> None:
+    path.symlink_to(path.with_name("nowhere") / "at-all")
+
+
+def loop(path: Path, folder: bool) -> None:
+    path.symlink_to(path)
+
+
+def pipe(path: Path, folder: bool) -> None:
+    os.mkfifo(path)
+
+
+def open_to_all(path: Path, folder: bool) -> None:
+    if folder:
+        path.mkdir()
+    else:
+        path.touch()
+    path.chmod(0o777)
+
+
+def empty(path: Path, folder: bool) -> None:
+    path.mkdir(mode=0o700) if folder else path.touch(mode=0o600)
+
+
+CONDITIONS: list[Callable[[Path, bool], None]] = [
+    wrong_kind, dangling, loop, pipe, open_to_all, empty,
+]  # fmt: skip
+COMMANDS = [
+    ["ask", "say hello"], ["list"], ["config"], ["config", "set", "queue", "9"], ["doctor"],
+    ["status"], ["start", "--listen", "127.0.0.1:0"], ["history"], ["history", "rm", "--all"],
+    ["logs"], ["stop"],
+]  # fmt: skip
+FEW = [COMMANDS[at] for at in (0, 4, 6)]  # where there is little between one command and another
+SECONDS = 12.0  # on a busy machine; what was waited for in vain was 30
+
+
+def told(done: subprocess.CompletedProcess[str], about: object) -> None:
+    """It worked, or says one sentence."""
+    said = (about, done.stdout, done.stderr)
+    assert done.returncode in (0, 1, 2, 3), said
+    assert "Traceback" not in done.stdout + done.stderr, said
+    assert "mistake in localspec" not in done.stderr, said
+    if done.returncode and "BAD" not in done.stdout:  # doctor's findings are on stdout
+        lines = done.stderr.strip().splitlines()
+        assert len(lines) == 1, said
+        assert lines[0].startswith("localspec: "), said
+        assert len(lines[0]) > 30, said
+
+
+def run(home: Home, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    began = time.monotonic()
+    done = home.run(*arguments)
+    assert time.monotonic() - began < SECONDS, (arguments, done.stderr)
+    return done
+
+
+def tried(home: Home, name: str, condition: Callable[[Path, bool], None], line: list[str]) -> None:
+    path = place(home, name)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError):
+        condition(path, name in FOLDERS)
+    try:
+        told(run(home, line), (name, condition.__name__, line))
+    finally:
+        if path.is_fifo():  # nobody should wait at it when the home is given up
+            path.unlink()
+
+
+ALL = list(itertools.product((*PLACES, *MORE), CONDITIONS, COMMANDS))
+
+
+def one_by_one(cases: list[tuple[str, Callable[[Path, bool], None], list[str]]]) -> None:
+    for name, condition, line in cases:
+        with temporary_home() as home:
+            home.use_fake()
+            tried(home, name, condition, line)
+
+
+def test_a_sample_of_all_that_may_be_in_the_way() -> None:
+    one_by_one(random.Random(7).sample(ALL, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("part", range(8))
+def test_all_that_may_be_in_the_way(part: int) -> None:
+    one_by_one(ALL[part::8])
+
+
+@pytest.mark.parametrize("root", ["/proc/localspec", "/dev/null/localspec"])
+@pytest.mark.parametrize("line", [*FEW, ["list"], ["status"]], ids=" ".join)
+def test_a_home_that_cannot_be_made(home: Home, root: str, line: list[str]) -> None:
+    home.use_fake()
+    home.environment["LOCALSPEC_HOME"] = root
+    told(run(home, line), (root, line))
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+@pytest.mark.parametrize("line", [*FEW, ["config", "set", "queue", "9"]], ids=" ".join)
+def test_a_disk_that_is_full(home: Home, line: list[str]) -> None:
+    home.use_fake()
+    began = time.monotonic()
+    done = home.run(*line, preexec_fn=limit_files)
+    assert time.monotonic() - began < SECONDS
+    told(done, line)
+    if line[0] == "ask":
+        assert done.stdout == "hello\n"
+    if line[0] == "start":
+        assert "cannot be made" in done.stderr
+
+
+def test_a_full_disk_leaves_no_half_of_a_token_and_an_empty_one_is_healed(home: Home) -> None:
+    home.use_fake()
+    line = ["start", "--listen", "127.0.0.1:0"]
+    assert home.run(*line, preexec_fn=limit_files).returncode == 3
+    state = home.root / "state"
+    assert not [each for each in state.iterdir() if "token" in each.name]
+    (state / "token").touch(mode=0o600)  # as earlier versions left it
+    assert home.run(*line).returncode == 0
+    assert len((state / "token").read_text().strip()) == 64
+    assert (state / "token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("missing", ["", "one", "one/more"])
+def test_a_runtime_folder_that_is_not_there_is_made(home: Home, missing: str) -> None:
+    """And not found too open by the daemon, which would listen elsewhere."""
+    home.use_fake()
+    del home.environment["LOCALSPEC_HOME"]
+    home.root.chmod(0o700)
+    for name in ("CONFIG_HOME", "DATA_HOME", "STATE_HOME", "CACHE_HOME"):
+        home.environment[f"XDG_{name}"] = str(home.root / name)
+    home.environment["XDG_RUNTIME_DIR"] = str(home.root / "run" / missing)
+    done = run(home, ["ask", "say hello"])
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    assert run(home, ["stop"]).returncode == 0
+
+
+def test_a_home_in_a_folder_that_is_gone(home: Home) -> None:
+    gone = home.root / "gone"
+    gone.mkdir()
+    home.environment["LOCALSPEC_HOME"] = "relative"
+    program = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m localspec status"
+    done = subprocess.run(
+        ["/bin/sh", "-c", program], env=home.environment, capture_output=True, text=True
+    )
+    told(done, "a folder that is gone")
+
+
+@pytest.mark.parametrize("length", [80, 104, 4000])
+@pytest.mark.parametrize("line", FEW, ids=" ".join)
+def test_a_long_path(home: Home, length: int, line: list[str]) -> None:
+    home.use_fake()
+    root = str(home.root)
+    while len(root) < length:
+        root += "/" + "x" * min(200, length - len(root))
+    home.environment["LOCALSPEC_HOME"] = root
+    try:
+        told(run(home, line), (length, line))
+    finally:
+        home.run("stop")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+def test_an_abstract_socket_that_is_handed_over_is_served_beside_ours(home: Home) -> None:
+    home.use_fake()
+    name = f"\0{home.root}/abstract"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(name)
+        listening.listen()
+        number = listening.fileno()
+        program = (
+            f"import os, sys; os.dup2({number}, 3) if {number} != 3 else os.set_inheritable(3, True)\n"
+            "os.environ |= {'LISTEN_FDS': '1', 'LISTEN_PID': str(os.getpid())}\n"
+            "os.execv(sys.executable, [sys.executable, '-m', 'localspec.daemon'])"
+        )
+        daemon = RunningDaemon(home, program, pass_fds=[number])
+        assert home.status()["pid"] == daemon.pid
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(name)
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert b"200" in wait_for(lambda: client.recv(1000), "an answer")
+        assert daemon.stop() == 0
