@@ -35,6 +35,8 @@ MIN_TOKENS = 256
 # A conversation is written again when it has grown by this part, so that all of its writings together
 # stay below ten times its last.
 GROWTH = 1 / 8
+# Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
+WAITING = 256 << 20
 RESERVE = 1 << 30  # bytes of the disk left to everybody else
 _PIECE = 16 << 20
 _HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, hash of all that follows
@@ -80,6 +82,7 @@ class States:
         self._notice = notice
         self._lock = threading.Lock()
         self._held: dict[str, int] = {}  # conversations in memory, and their tokens on disk
+        self._waiting = 0  # bytes of what is to be written and being written
         self._gone: set[str] = set()  # conversations of which nothing may be written any more
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         if self._folder is not None:
@@ -167,11 +170,26 @@ class States:
     # ------------------------------------------------------------------ writing
 
     def dropped(self, prefix: Prefix) -> None:
-        """A prefix is no longer in memory: save it, beside the loop, if it is a conversation's."""
+        """A prefix is no longer in memory: save it, beside the loop, if it is a conversation's.
+
+        Where the disk is slower than conversations come, it is given up: what waits is in memory, too.
+        """
         if prefix.conversation is None:
             return
-        self._writer.submit(self._write, prefix, None)
+        with self._lock:
+            fits = not self._waiting or self._waiting + prefix.size <= WAITING
+            if fits:
+                self._waiting += prefix.size
+        if fits:
+            self._writer.submit(self._write_waiting, prefix)
         self._writer.submit(self._let_go, prefix.conversation)
+
+    def _write_waiting(self, prefix: Prefix) -> None:
+        try:
+            self._write(prefix, None)
+        finally:
+            with self._lock:
+                self._waiting -= prefix.size
 
     def _let_go(self, conversation: str) -> None:
         with self._lock:

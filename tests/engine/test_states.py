@@ -7,6 +7,8 @@ import resource
 import shutil
 import stat
 import struct
+import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.engine import states as states_module
 from localspec.engine.prefixes import Mark, Prefix
 from localspec.engine.states import MIN_TOKENS, VERSION, States
 from localspec.protocol.frames import PairFiles
@@ -273,3 +276,27 @@ def test_a_forgotten_conversation_is_nowhere(
     assert engine.ask(TEXT, 4).done.timings.cache_n == 0
     engine.pair.close()
     assert not list(tmp_path.glob("*/*"))
+
+
+def test_what_waits_for_a_slow_disk_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states_module, "WAITING", 5000)
+    disk = Disk(tmp_path / "states")
+    slow, written = threading.Event(), disk.states._fill
+
+    def fill(*arguments: object) -> None:
+        slow.wait(30)
+        written(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(disk.states, "_fill", fill)
+    alive = []
+    for number in range(20):
+        body = np.zeros(2000, np.uint8)
+        alive.append(weakref.ref(body))
+        disk.states.dropped(Prefix(TEXT, body, None, 0, 0, conversation=f"{number:04x}"))
+        del body
+    assert sum(each() is not None for each in alive) <= 3
+    slow.set()
+    disk.states.close()
+    assert disk.names() == ["0000", "0001"]
