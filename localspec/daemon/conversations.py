@@ -201,23 +201,27 @@ class Conversations:
                 db.execute(f"INSERT INTO messages VALUES ({marks})", (turn.id, place, *values))
 
     def remove(self, name: str) -> str:
-        """Forget one, with all that was written of it but the engine's states; its id."""
+        """Forget one, with all that was written of it; its id. The engine is told apart."""
         entry = self._find(name)
         asked = self._asked(entry.id)
-        with self._deleting() as db:
-            db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
-        typed.forget(self._typed_lines, asked)
-        logs.forget_prompts(entry.id)
+        with contextlib.ExitStack() as also:  # each is tried, whatever goes wrong with another
+            also.callback(self.remove_states, entry.id)
+            also.callback(logs.forget_prompts, entry.id)
+            also.callback(typed.forget, self._typed_lines, asked)
+            with self._deleting() as db:
+                db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
         return entry.id
 
     def remove_all(self) -> int:
-        """Forget everything but the engine's states; how many there were."""
+        """Forget everything; how many there were. The engine is told apart."""
         count = 0
-        if self._file.exists():
-            with self._deleting() as db:
-                count = db.execute("DELETE FROM conversations").rowcount
-        typed.forget_all(self._typed_lines)
-        logs.forget_prompts(None)
+        with contextlib.ExitStack() as also:
+            also.callback(self.remove_states, None)
+            also.callback(logs.forget_prompts, None)
+            also.callback(typed.forget_all, self._typed_lines)
+            if self._file.exists():
+                with self._deleting() as db:
+                    count = db.execute("DELETE FROM conversations").rowcount
         return count
 
     def remove_states(self, name: str | None) -> None:

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -241,3 +242,15 @@ def test_an_engine_that_is_ending_writes_nothing_of_what_is_removed(
     assert not list(saved.glob("*/*"))
     daemon.stop()
     assert not list(saved.glob("*/*"))
+
+
+def test_what_cannot_be_removed_is_told_and_all_else_is_removed(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon(log_prompts="true")
+    name: Any = home.chat("say sesame", localspec={"conversation": "new"}).json["localspec"]
+    (home.root / "state" / "chat_history").mkdir()
+    answer = home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
+    assert answer.status >= 400
+    assert "chat_history" in answer.error["message"] or "directory" in answer.error["message"]
+    assert not found_in(home, "sesame")
