@@ -33,6 +33,7 @@ from localspec.registry.vocabulary import check_vocabulary
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 MAX_WIDTH = 1 << 20
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYPES
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
@@ -156,6 +157,12 @@ def describe(headers: Sequence[Header]) -> Model:
     kv_key = f"{architecture}.attention.head_count_kv"
     kv_heads = _per_layer(first, kv_key, layers, heads)
     _check_experts(first, architecture)
+    scaling = first.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling not in ROPE_SCALINGS:
+        raise UnsafeModel(
+            f"{first.name}: '{architecture}.rope.scaling.type' is {scaling!r} and must be one of "
+            f"{', '.join(ROPE_SCALINGS)}."
+        )
     _check_tensors(first, architecture, layers, tensors)
     window = _number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))

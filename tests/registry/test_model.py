@@ -57,6 +57,7 @@ def test_a_model_is_described(tmp_path: Path) -> None:
         ("llama.context_length", U32, 0, "context_length"),
         ("llama.context_length", U32, 2**31, "context_length"),
         ("llama.expert_used_count", U32, 4, "experts"),
+        ("llama.rope.scaling.type", STRING, "x", "must be one of none, linear"),
         ("tokenizer.ggml.eos_token_id", U32, 1_000_000_000, "there are 300 tokens"),
         ("tokenizer.ggml.bos_token_id", U32, 300, "there are 300 tokens"),
         ("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 299), "lists 299 tokens"),
