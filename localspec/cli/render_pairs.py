@@ -8,6 +8,7 @@ from typing import Any
 
 from localspec.cli import render
 
+_KINDS = {"model": "model", "mtp-embedded": "MTP", "mtp-sidecar": "MTP file", "ngram": "n-gram"}
 _FITS = {"yes": "fits", "partly": "partly", "no": "no", None: ""}
 
 
@@ -53,14 +54,22 @@ def pairs(entries: list[dict[str, Any]]) -> None:
 
 
 def catalogue(entries: list[dict[str, Any]]) -> None:
-    """What could be here, and whether this machine's memory holds it."""
-    rows = [["NAME", "SIZE", "MEMORY", "HERE?", "FITS?", "WHAT IT IS"]]
+    """What could be here, and whether this machine's memory holds it: what fits first, the newest ahead."""
+    rows = [["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "WHAT IT IS"]]
+    order = {"yes": 0, "partly": 1}
+    entries = sorted(entries, key=lambda each: (order.get(each["fits"], 2), -each["year"]))
     for each in entries:
         here = "yes" if each["here"] else ""
         memory = f"{each['memory']} GB" if each["memory"] not in ("", "cpu") else each["memory"]
         what = each["summary"] or _files(each)
-        rows.append([each["name"], _size(each), memory, here, _FITS[each["fits"]], what])
+        year, fits = str(each["year"] or ""), _FITS[each["fits"]]
+        kind = _KINDS[each["kind"]]
+        rows.append([each["name"], year, _size(each), memory, kind, here, fits, what])
     table(rows)
+    if any(each["kind"].startswith("mtp") for each in entries):
+        render.line(
+            "\nMTP heads are not run yet: such a pair drafts from the text itself (n-gram)."
+        )
 
 
 def memory(listed: dict[str, Any]) -> str:

@@ -45,6 +45,7 @@ def listing(library: Library, everything: bool) -> PairList:
         if name in here:
             known = next(each for each in entries if each.name == name)
             known.aliases, known.memory, known.reported = pair.aliases, pair.memory, pair.reported
+            known.kind, known.year, known.context = pair.kind, pair.year, pair.context
         elif everything:
             entries.append(_catalogue_entry(name, pair))
         if everything:
@@ -66,6 +67,7 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
         size=record.size,
         target=record.target.file,
         draft=record.draft.file if record.draft else None,
+        kind="model" if record.draft else "ngram",
     )
 
 
@@ -106,6 +108,9 @@ def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
         memory=pair.memory,
         hybrid=pair.hybrid,
         reported=pair.reported,
+        kind=pair.kind,
+        year=pair.year,
+        context=pair.context,
     )
 
 

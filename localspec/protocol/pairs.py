@@ -59,7 +59,8 @@ class DraftsRequest(Struct):
 class PairEntry(Struct):
     """One line of the list. `fits`: whether this machine's free memory holds it, by its size.
 
-    "partly": the GPU's memory does not, but with main memory it does.
+    "partly": the GPU's memory does not, but with main memory it does. `kind`: what drafts; heads in the
+    target's file or beside it are not run yet, and such a pair drafts from the text itself (ngram).
     """
 
     name: str
@@ -77,6 +78,9 @@ class PairEntry(Struct):
     fits: Literal["yes", "partly", "no"] | None = None
     hybrid: bool = False
     reported: str = ""
+    kind: Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"] = "model"
+    year: int = 0
+    context: int = 0
 
 
 class PairList(Struct):

@@ -28,6 +28,10 @@ REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
 _MEMORY = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
 
 
+# A model of its own; heads in the target's file or in one beside it; or the text itself, which all have.
+DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
+
+
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One file on the hub, the first of a sharded one. Hash and size where they are known."""
 
@@ -41,11 +45,20 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One entry of the catalogue. `memory`: GB of GPU memory it is meant for, or "cpu"."""
+    """One entry of the catalogue. `memory`: GB of GPU memory it is meant for, or "cpu".
+
+    heads: a file of heads that were trained with the target and predict several tokens (MTP);
+    embedded_heads: they are in the target's own file. year: of the target, 0 where it is not known.
+    context: tokens that are worth reserving memory for, 0 where nothing is known.
+    """
 
     summary: str
     target: Weights
     draft: Weights | None = None
+    heads: Weights | None = None
+    embedded_heads: bool = False
+    year: int = 0
+    context: int = 0
     aliases: tuple[str, ...] = ()
     roles: tuple[Literal["chat", "fim"], ...] = ("chat",)
     licence: str = "unknown"
@@ -53,12 +66,21 @@ class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     hybrid: bool = False
     reported: str = ""
 
+    @property
+    def kind(self) -> DraftKind:
+        """What drafts for the target."""
+        if self.draft:
+            return "model"
+        if self.heads:
+            return "mtp-sidecar"
+        return "mtp-embedded" if self.embedded_heads else "ngram"
+
     def estimated_bytes(self) -> int:
         """Memory this pair wants, from the catalogue alone: sizes where known, else the class.
 
         A fifth on top of the weights and 1 GiB stand for the caches; a header says it better.
         """
-        sizes = [each.size_gib for each in (self.target, self.draft) if each]
+        sizes = [each.size_gib for each in (self.target, self.draft, self.heads) if each]
         if all(sizes):
             return int((sum(sizes) * 1.2 + 1) * GIB)
         least = self.memory.split("-")[0]
@@ -222,7 +244,7 @@ def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Patte
     for alias in pair.aliases:
         yield ("aliases",), NAME, alias, "a name (small letters, digits, '.', '_', '-')"
     yield ("memory",), _MEMORY, pair.memory, "a number of GB, a range such as 16-24, or cpu"
-    for role, weights in (("target", pair.target), ("draft", pair.draft)):
+    for role, weights in (("target", pair.target), ("draft", pair.draft), ("heads", pair.heads)):
         if weights:
             yield (role, "repo"), REPO, weights.repo, "a repository (OWNER/NAME)"
             yield (role, "file"), FILE, weights.file or "?", "the name of a .gguf file"

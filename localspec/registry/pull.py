@@ -27,6 +27,9 @@ from localspec.registry.transfer import Transfer, Tuning
 
 # Left free on the disk beyond the files themselves: logs, state and other programs live there too.
 DISK_RESERVE = 64 << 20
+HEADS_UNUSED = (
+    "This model's own heads (MTP) are not run yet: it drafts from the text itself (n-gram)."
+)
 _TICK = 0.25  # seconds between two reports of progress
 # A person waits for the first word of the hub, and without a network it never comes.
 _FIRST_TRIES = 4
@@ -156,6 +159,8 @@ class Puller:
         chosen = self._fits(target.model, draft.model if draft else None)
         notes += chosen.notes if chosen else ()
         notes += [note for model in models for note in _differs_from_catalogue(model)]
+        if pair.kind in ("mtp-embedded", "mtp-sidecar"):
+            notes.append(HEADS_UNUSED)
         remotes = _distinct(models)
         fetch = sum(self._missing(remote) for remote in remotes)
         self._check_disk(fetch)
