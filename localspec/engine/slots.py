@@ -274,7 +274,7 @@ class Slots:
 
         Where the target cannot be cut, it is noted on the way what it would have to be put back to.
         """
-        if self._cuttable or self._mark_bytes() <= 0:
+        if not self._loses(slot) or self._mark_bytes() <= 0:
             return count
         opening = len(slot.tokens) - OPENING
         if slot.n_target == opening or slot.n_target - _marked(slot) >= MARK_EVERY:
@@ -283,14 +283,20 @@ class Slots:
             return min(count, opening - slot.n_target)
         return count
 
+    def _loses(self, slot: Slot) -> bool:
+        """Is what a cut would need lost as the text grows? Of a window, once its beginning is gone."""
+        return not self._cuttable or self._target.first(slot.id) > 0
+
     def _mark_bytes(self) -> int:
         """What one slot's marks may take."""
-        return self._prefixes.limit // (4 * len(self._slots)) if self._prefixes is not None else 0
+        if self._prefixes is None or not self._restores:
+            return 0
+        return self._prefixes.limit // (4 * len(self._slots))
 
     def _mark(self, slot: Slot) -> None:
         """Keep what the target cannot be cut to later, where that is worth its copy."""
         room, kept = self._mark_bytes(), self._prefixes
-        if self._cuttable or kept is None or slot.n_target <= _marked(slot):
+        if not self._loses(slot) or kept is None or slot.n_target <= _marked(slot):
             return
         if self._target.length(slot.id) != slot.n_target:
             return  # a pass that failed may have left more
