@@ -142,6 +142,9 @@ class SimulatedContext(Context):
     def length(self, sequence: int) -> int:
         return self._held[sequence]
 
+    def first(self, sequence: int) -> int:
+        return 0 if self.length(sequence) else -1
+
     def remove(self, sequence: int, start: int, end: int = -1) -> bool:
         self._held[sequence] = min(self._held[sequence], start)
         return True
