@@ -21,7 +21,7 @@ class Config:
     """How the daemon behaves. Times in seconds, sizes in MiB where the name says so; 0 means automatic."""
 
     pair: str = "builtin"
-    context: int = 0  # tokens per sequence
+    context: int = 0  # tokens that all running requests share
     parallel: int = 4  # sequences decoded together
     threads: int = 0
     gpu_layers: int = -1  # -1: all that fit

@@ -7,6 +7,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from localspec.engine.depth import (
     LOOK_GAP,
     LOOK_LEFT,
@@ -22,6 +24,7 @@ from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot
 from localspec.engine.pair import Pair
 from localspec.engine.planner import Planner, Turn
 from localspec.engine.profile import Clock
+from localspec.engine.room import fits
 from localspec.engine.verifying import commit
 from localspec.errors import Cancelled, ContextExceeded, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Started
@@ -40,7 +43,8 @@ class Engine:
         self.pair = pair
         self._clock = clock
         self._emit = emit
-        self._waiting: deque[Prepared] = deque()
+        self._waiting: deque[Prepared | Generation] = deque()
+        self._started = 0  # requests that have had a slot
         self._lanes = [pair.shared]
         self._planner = Planner(pair)
         self.rounds = 0
@@ -72,10 +76,16 @@ class Engine:
 
     def cancel(self, request: int) -> bool:
         """End a request now; what it has generated stays valid. False: there is no such request."""
-        for prepared in self._waiting:
-            if prepared.request.id == request:
-                self._waiting.remove(prepared)
-                self._fail(request, Cancelled("The request was cancelled."))
+        for waiting in self._waiting:
+            if waiting.request.id == request:
+                self._waiting.remove(waiting)
+                if isinstance(waiting, Generation):  # what it wrote before it gave way is valid
+                    waiting.finish = "cancelled"
+                    self._guarded(
+                        self.pair.shared, waiting, self._finish, self.pair.shared, waiting
+                    )
+                else:
+                    self._fail(request, Cancelled("The request was cancelled."))
                 return True
         for lane in self._lanes:
             for gen in lane.active:
@@ -84,6 +94,18 @@ class Engine:
                     self._guarded(lane, gen, self._finish, lane, gen)
                     return True
         return False
+
+    def forget(self, conversation: str | None) -> None:
+        """Drop what is kept of a conversation, with None of all; what waits will not be saved either."""
+        for waiting in self._waiting:
+            if waiting.request.conversation is not None and conversation in (
+                None,
+                waiting.request.conversation,
+            ):
+                waiting.request = msgspec.structs.replace(waiting.request, conversation=None)
+                if isinstance(waiting, Prepared):
+                    waiting.saved = None
+        self.pair.forget(conversation)
 
     @property
     def active(self) -> bool:
@@ -96,7 +118,13 @@ class Engine:
         self._admit()
         for lane in self._lanes:
             if lane.active:
-                self._round(lane)
+                try:
+                    self._round(lane)
+                except DecodeFatal:
+                    raise
+                except Exception as error:  # whose fault it is cannot be told
+                    for gen in list(lane.active):
+                        self._break(lane, gen, error)
 
     def _round(self, lane: Lane) -> None:
         start = self._clock()
@@ -152,23 +180,32 @@ class Engine:
     # ------------------------------------------------------------------------ admit
 
     def _admit(self) -> None:
-        for prepared in list(self._waiting):
+        """Give slots to those that wait, in their order. Who finds no room holds up all but editors."""
+        full: set[Lane] = set()
+        for waiting in list(self._waiting):
+            request = waiting.request
             try:
-                exact = self.pair.wants_exact(prepared.request)
-                lane = self.pair.exact() if exact else self.pair.shared
+                lane = self.pair.exact() if self.pair.wants_exact(request) else self.pair.shared
             except Exception as error:
-                self._waiting.remove(prepared)
-                self._fail(prepared.request.id, error)
+                self._waiting.remove(waiting)
+                self._fail(request.id, error)
                 continue
             if lane not in self._lanes:
                 self._lanes.append(lane)
-            if lane.slots.free:
-                self._waiting.remove(prepared)
-                try:
-                    self._start(lane, prepared)
-                except Exception as error:
-                    self._clean(lane)
-                    self._fail(prepared.request.id, error)
+            held_up = lane in full and request.priority != "editor"
+            if held_up or not lane.slots.free or not fits(lane, waiting):
+                full.add(lane)
+                continue
+            self._waiting.remove(waiting)
+            try:
+                if isinstance(waiting, Generation):
+                    self._go_on(lane, waiting)
+                else:
+                    self._start(lane, waiting)
+            except Exception as error:
+                lane.active = [gen for gen in lane.active if gen.id != request.id]
+                self._clean(lane)
+                self._fail(request.id, error)
 
     def _start(self, lane: Lane, prepared: Prepared) -> None:
         request = prepared.request
@@ -176,8 +213,6 @@ class Engine:
         slot = lane.slots.acquire(prepared.tokens, request.cache_prompt, align, prepared.saved)
         prepared.saved = None  # as large as a model's memory, and not needed any more
         slot.conversation = request.conversation
-        room = self.pair.n_ctx - len(prepared.tokens)
-        limit = room if request.max_tokens is None else min(request.max_tokens, room)
         asked = request.speculative
         depth = asked.depth if asked.depth is not None else self.pair.settings.depth
         policy: DepthPolicy = (
@@ -188,20 +223,32 @@ class Engine:
             prepared,
             slot,
             self.pair.vocab,
-            limit=limit,
+            room=self.pair.n_ctx - len(prepared.tokens),
             policy=policy,
             beliefs={kind: Belief(self.pair.calibrations[kind]) for kind in kinds},
             reject=self.pair.rejects(prepared),
             reason=None if kinds else self.pair.why_no_drafts(prepared),
         )
-        chooses = self.pair.chooses_on_device and not lane.exact
-        gen.chosen_on_device = lane.context.choose_on_device(
-            slot.id, chooses and self.pair.needs_no_logits(prepared)
-        )
-        lane.active.append(gen)
+        self._started += 1
+        gen.number = self._started
+        self._enter(lane, gen)
         self._emit(
             Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail, slot.source)
         )
+
+    def _go_on(self, lane: Lane, gen: Generation) -> None:
+        """One that had given way gets a slot again, and its text is read where it is not kept."""
+        slot = lane.slots.acquire(gen.tokens, gen.request.cache_prompt)
+        slot.conversation = gen.request.conversation
+        gen.go_on_in(slot)
+        self._enter(lane, gen)
+
+    def _enter(self, lane: Lane, gen: Generation) -> None:
+        chooses = self.pair.chooses_on_device and not lane.exact
+        gen.chosen_on_device = lane.context.choose_on_device(
+            gen.slot.id, chooses and self.pair.needs_no_logits(gen)
+        )
+        lane.active.append(gen)
 
     def _clean(self, lane: Lane) -> None:
         """A request failed while it got its slot: what no running one holds is not trusted any more."""
@@ -282,21 +329,21 @@ class Engine:
             position += 1
 
     def _make_room(self, lane: Lane) -> None:
-        """The context is full of running requests: the one that came last ends here."""
-        gen = lane.active[-1]
-        for other in lane.active:
-            self._drop_drafts(lane, other)
-        if gen.generated == 0:
-            lane.active.remove(gen)
-            lane.slots.clear(gen.slot)
-            lane.slots.release(gen.slot)
-            full = ContextExceeded(
-                "The context is full of other running requests; try again later."
-            )
-            self._fail(gen.id, full)
+        """The context is full of running requests: the newest gives way until there is room again.
+
+        So the oldest always goes on, whatever comes after it.
+        """
+        for gen in lane.active:
+            self._drop_drafts(lane, gen)
+        newest = max(lane.active, key=lambda gen: gen.number)
+        if len(lane.active) == 1:  # its limit leaves room for it alone; llama.cpp sees it otherwise
+            newest.finish = "length"
+            self._finish(lane, newest)
             return
-        gen.finish = "length"
-        self._finish(lane, gen)
+        lane.active.remove(newest)
+        lane.slots.release(newest.slot)  # kept as an idle slot's text is, as long as there is room
+        newest.gave_way = lane.left
+        self._waiting.appendleft(newest)
 
     # ------------------------------------------------------------------------ the books
 
@@ -346,7 +393,8 @@ class Engine:
     def _finish(self, lane: Lane, gen: Generation) -> None:
         rule = "rejection" if gen.reject else "match"
         last, done = gen.last_text(), gen.done(rule if gen.beliefs else None, lane.exact)
-        self._leave(lane, gen)
+        if gen in lane.active:
+            self._leave(lane, gen)
         if last is not None:
             self._emit(last)
         self._emit(done)
@@ -357,6 +405,7 @@ class Engine:
             lane.slots.roll_back(gen.slot, min(chunks, gen.slot.n_target))
         lane.slots.release(gen.slot)
         lane.active.remove(gen)
+        lane.left += 1
 
     def _guarded(
         self, lane: Lane, gen: Generation, act: Callable[..., None], *args: object
@@ -373,6 +422,7 @@ class Engine:
         """End one request with an error. Nothing of its slot is trusted any more."""
         if gen in lane.active:
             lane.active.remove(gen)
+            lane.left += 1
             lane.slots.clear(gen.slot)
             lane.slots.release(gen.slot)
         self._fail(gen.id, error)

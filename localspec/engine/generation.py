@@ -26,7 +26,7 @@ from localspec.protocol.frames import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Prepared:
     """A request whose prompt is tokens and whose grammar is compiled: ready for a slot."""
 
@@ -64,7 +64,11 @@ class Tally:
 
 
 class Generation:
-    """A request in a slot. `slot.tokens` is the text so far: prompt, then what was generated."""
+    """A request that has had a slot. `tokens` is the text so far: prompt, then what was generated.
+
+    While it runs, its slot's tokens are that very list. It may give its slot up and go on in another:
+    what is left of it then is here.
+    """
 
     def __init__(
         self,
@@ -72,15 +76,17 @@ class Generation:
         slot: Slot,
         vocab: Vocab,
         *,
-        limit: int,
+        room: int,
         policy: DepthPolicy,
         beliefs: dict[str, Belief],
         reject: bool,
         reason: str | None,
     ) -> None:
+        """room: tokens that fit into the context after the prompt."""
         self.request = prepared.request
         self.id = prepared.request.id
         self.slot = slot
+        self.tokens = slot.tokens
         self.sampler = prepared.sampler
         self.matcher = prepared.matcher
         self.policy = policy
@@ -89,7 +95,11 @@ class Generation:
         self.chosen_on_device = False  # the pass itself gives the tokens, and no logits
         self.reject = reject  # verify by the rejection rule, not by match
         self.reason = reason  # why no drafts are possible at all
-        self.limit = limit
+        asked = self.request.max_tokens
+        self.limit = room if asked is None else min(asked, room)
+        self._cut_short = (
+            asked is None or asked > room
+        )  # the context ends it where nothing else does
         self.n_prompt = len(prepared.tokens)
         self.tally = Tally(cached=slot.n_target)
         self.finish: str | None = None
@@ -102,25 +112,36 @@ class Generation:
         self._logprobs: list[TokenLogprob] = []
         self._started = time.perf_counter()
         self._first_token: float | None = None
+        self._last_token = 0.0
+        self.number = 0  # its place in the order of first starts
+        self.gave_way = -1  # how many had left its lane when it gave up its slot
         self._matched = 0  # generated tokens the grammar has consumed
 
     @property
     def generated(self) -> int:
-        return len(self.slot.tokens) - self.n_prompt
+        return len(self.tokens) - self.n_prompt
 
     @property
     def reading(self) -> bool:
         """Is there text left to read besides the last token?"""
-        return len(self.slot.tokens) - self.slot.n_target > 1
+        return len(self.tokens) - self.slot.n_target > 1
 
     @property
     def left(self) -> int:
         """Tokens that may still be generated."""
         return self.limit - self.generated
 
-    def first_token_now(self) -> None:
+    def go_on_in(self, slot: Slot) -> None:
+        """Take another slot, which was given this text."""
+        self.slot = slot
+        slot.tokens = self.tokens
+
+    def wrote(self, count: int, began: float) -> None:
+        """A pass that began at `began` (perf_counter) has just brought so many tokens, or 0: none."""
+        now = self._last_token = time.perf_counter()
         if self._first_token is None:
-            self._first_token = time.perf_counter()
+            # The first of several tokens of a pass has come when its share of the pass was over.
+            self._first_token = now - (now - began) * (1 - 1 / max(count, 1))
 
     def no_draft_model(self, reason: str) -> None:
         """The draft model cannot serve this request any more."""
@@ -128,18 +149,18 @@ class Generation:
         self.reason = reason
 
     def keep(
-        self, tokens: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprob]
+        self, tokens: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprob], began: float
     ) -> tuple[int, Delta | None]:
         """Append what a round kept, up to the end of the answer; `drafted` of them came from a draft.
 
-        Returns how many were kept and the text to show, if any.
+        began: when their pass did. Returns how many were kept and the text to show, if any.
         """
-        self.first_token_now()
+        self.wrote(len(tokens), began)
         text = ""
         spans: list[tuple[int, int]] = []
         count = 0
         for at, token in enumerate(tokens):
-            self.slot.tokens.append(token)
+            self.tokens.append(token)
             count += 1
             if self._vocab.is_eog(token):
                 self.finish = "stop"
@@ -209,7 +230,9 @@ class Generation:
         now = time.perf_counter()
         first = self._first_token or now
         prompt_ms = (first - self._started) * 1e3
-        predicted_ms = (now - first) * 1e3
+        # As llama-server counts: from the first token to the last, which is one token less.
+        predicted_ms = max(self._last_token - first, 0.0) * 1e3
+        steps = max(self.generated - 1, 0) if predicted_ms > 0 else 0
         tally = self.tally
         read = self.n_prompt - tally.cached
         timings = Timings(
@@ -220,8 +243,8 @@ class Generation:
             prompt_per_second=1e3 * read / max(prompt_ms, 1e-6),
             predicted_n=self.generated,
             predicted_ms=predicted_ms,
-            predicted_per_token_ms=predicted_ms / max(self.generated, 1),
-            predicted_per_second=1e3 * self.generated / predicted_ms if predicted_ms > 0 else 0.0,
+            predicted_per_token_ms=predicted_ms / steps if steps else 0.0,
+            predicted_per_second=1e3 * steps / predicted_ms if steps else 0.0,
             draft_n=tally.drafted,
             draft_n_accepted=tally.accepted,
         )
@@ -233,6 +256,7 @@ class Generation:
             timings,
             self._speculation(verification, exact),
             self._stream.stopped,
+            truncated=self.finish == "length" and self._cut_short and self.left <= 0,
             depths=_listed(tally.depths),
             accepts=_listed(tally.accepts),
         )

@@ -41,6 +41,8 @@ class Lane:
         self.costs = costs
         self.width = width
         self.active: list[Generation] = []
+        self.left = 0  # requests that have ended here
+        self.began = 0.0  # when the last pass did (perf_counter)
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         attention_only = not (context.model.recurrent or context.model.hybrid)
         self.rollback = None if attention_only else context.n_rollback
@@ -80,6 +82,7 @@ class Lane:
 
     def decode(self, timed: bool) -> float:
         """One pass over the batch; returns its seconds, and tells the cost table if `timed`."""
+        self.began = time.perf_counter()
         start = self._clock()
         self.context.decode(self.batch)
         self.context.synchronize()

@@ -15,7 +15,7 @@ from localspec.engine.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import READING, DraftModel
 from localspec.engine.drafters.shared import SharedTokens
 from localspec.engine.exact import CANDIDATES, choose_width
-from localspec.engine.generation import Prepared
+from localspec.engine.generation import Generation, Prepared
 from localspec.engine.lane import Lane
 from localspec.engine.llama import (
     Batch,
@@ -296,7 +296,7 @@ class Pair:
             return self.no_rollback
         return "this pair has no draft model"
 
-    def needs_no_logits(self, prepared: Prepared) -> bool:
+    def needs_no_logits(self, prepared: Prepared | Generation) -> bool:
         """Does the highest logit of each row decide, and nobody look at the row itself?"""
         settings = prepared.sampler.settings
         touched = settings.penalised or settings.infill or bool(settings.logit_bias)

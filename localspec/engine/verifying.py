@@ -26,7 +26,7 @@ def commit(lane: Lane, turn: Turn, vocab: Vocab) -> Delta | None:
         return None
     if gen.limit <= 0:  # the prompt was only to be read
         slot.n_target += len(turn.read)
-        gen.first_token_now()
+        gen.wrote(0, lane.began)
         gen.finish = "length"
         return None
     kept, raw = _verify(lane, turn)
@@ -39,7 +39,7 @@ def commit(lane: Lane, turn: Turn, vocab: Vocab) -> Delta | None:
         ]
     _observe(turn, kept)
     before = slot.n_target + len(turn.read)
-    count, delta = gen.keep(kept, len(kept) - 1, logprobs)
+    count, delta = gen.keep(kept, len(kept) - 1, logprobs, lane.began)
     # Accepted drafts are in the target's KV already; its own last token is not.
     slot.n_target = before + min(count, len(kept) - 1)
     lane.slots.roll_back(slot, slot.n_target)

@@ -241,7 +241,7 @@ class Worker:
                     self._cancelled.add(item.id)
             case Forget():
                 if self._engine is not None:
-                    self._engine.pair.forget(item.conversation)
+                    self._engine.forget(item.conversation)
             case Ping():
                 self.send(Pong(item.id))
 

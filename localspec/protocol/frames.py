@@ -140,7 +140,8 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
 class EngineSettings(msgspec.Struct, omit_defaults=True):
     """How a pair is loaded. 0 means: decide for this machine and model.
 
-    n_ctx is per sequence, in tokens. `extra_buffers` False is safe mode: llama.cpp's repacked CPU
+    n_ctx is in tokens that all sequences share: one alone may use all, and who finds no room waits.
+    `extra_buffers` False is safe mode: llama.cpp's repacked CPU
     kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
     `state_dir` keeps what was measured, `states_dir` conversations' states up to `states_bytes`;
     `prefix_bytes` limits the memory for prefixes that have no slot.
@@ -278,7 +279,7 @@ class Loading(Frame):
 
 
 class PairInfo(msgspec.Struct, omit_defaults=True):
-    """What is loaded, as /props and status show it."""
+    """What is loaded, as /props and status show it. n_ctx: tokens that all requests share."""
 
     name: str
     target_description: str
@@ -348,7 +349,11 @@ class Delta(Frame, omit_defaults=True):
 
 
 class Timings(msgspec.Struct):
-    """llama-server's `timings`, in its names. Milliseconds; rates are tokens per second."""
+    """llama-server's `timings`, in its names. Milliseconds; rates are tokens per second.
+
+    As there, `predicted_ms` is from the first token to the last, and the rates of predicted tokens are of
+    those after the first.
+    """
 
     cache_n: int = 0
     prompt_n: int = 0
@@ -388,7 +393,8 @@ class Speculation(msgspec.Struct):
 class Done(Frame, omit_defaults=True):
     """The end of a generation.
 
-    finish_reason: "stop" (end of generation or a stop string), "length", "cancelled". `depths[n]`: target
+    finish_reason: "stop" (end of generation or a stop string), "length", "cancelled". `truncated`: it was
+    the context that ended it, and not the request's own limit. `depths[n]`: target
     passes that verified n drafts; `accepts[n]`: those that accepted n of them.
     """
 

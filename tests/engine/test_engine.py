@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -571,3 +572,45 @@ def test_thousands_of_rounds_take_no_memory(cycle: Running) -> None:
     rounds(1500)
     # 1500 rounds of 4 rows × 512 logits × 4 bytes would be 12 MB, the rounds' objects more.
     assert resident() - before < 4_000_000
+
+
+def test_timings_count_no_token_whose_time_they_leave_out(contextual: Running) -> None:
+    """As in llama-server: from the first token to the last. Here one pass brings them all."""
+    plain = fresh(contextual, PROMPT, 4)
+    assert plain.done.timings.predicted_n == 4
+    lane, slow = contextual.pair.shared, 0.05
+    decode = lane.decode
+
+    def slowly(timed: bool) -> float:
+        spent = decode(timed)
+        time.sleep(slow)
+        return spent
+
+    lane.decode = slowly  # type: ignore[method-assign]
+    try:
+        expected = contextual.pair.vocab
+        text = b"".join(expected.piece(token) for token in plain.tokens).decode("utf-8", "replace")
+        wish = drafting(3, "ngram", prediction=text)
+        together = contextual.ask(PROMPT, 4, GREEDY, wish)  # its prompt is cached: a single pass
+        one = contextual.ask(PROMPT, 1)
+        each = contextual.ask(PROMPT, 4)
+    finally:
+        lane.decode = decode  # type: ignore[method-assign]
+    for answer in (together, each):
+        timings = answer.done.timings
+        assert timings.predicted_n == 4
+        assert 0 < timings.predicted_per_second < 4.5 / slow
+        assert timings.predicted_per_second * timings.predicted_per_token_ms == pytest.approx(1e3)
+        assert timings.predicted_per_token_ms * 3 == pytest.approx(timings.predicted_ms)
+    assert each.done.timings.predicted_per_second < 1 / slow
+    assert one.done.timings.predicted_per_second == 0  # it is not known from one token
+    assert one.done.timings.prompt_ms > slow * 1e3
+
+
+def test_an_answer_that_the_context_ends_is_truncated(contextual: Running) -> None:
+    endless = Sampling(temperature=0.0, ignore_eos=True)
+    room = contextual.pair.n_ctx - len(PROMPT)
+    for limit, truncated in ((None, True), (room + 1, True), (room, False), (5, False), (0, False)):
+        answer = contextual.ask(PROMPT, limit, endless)
+        assert answer.done.finish_reason == "length"
+        assert answer.done.truncated == truncated
