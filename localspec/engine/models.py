@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localspec.compatibility import Compatibility, compare
-from localspec.engine.llama import Batch, Context, DecodeError, Model
+from localspec.engine.llama import Batch, Context, DecodeError, Model, NotFinite
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
 from localspec.purpose import no_writer
@@ -84,6 +84,32 @@ def chooses_rightly(context: Context, batch: Batch) -> bool:
         context.choose_on_device(0, False)
     run(2)
     return chosen == [int(context.logits(row).argmax()) for row in range(2)]
+
+
+def check_numbers(context: Context, batch: Batch) -> None:
+    """Does the model say anything? Raises LoadFailed where its logits are no numbers.
+
+    Two tokens are tried, then others: those that no text has may be anything in the file.
+    """
+    size = context.n_vocab
+    for tokens in ((0, 1), (size // 3, size // 2)):
+        batch.clear()
+        for at, token in enumerate(tokens):
+            batch.add(token, at, 0, True)
+        context.decode(batch)
+        context.synchronize()
+        try:
+            for row in range(len(tokens)):
+                context.finite(row)
+            return
+        except NotFinite:
+            continue
+        finally:
+            context.clear()  # of a NaN nothing may stay in the cells
+    raise LoadFailed(
+        f"{context.model.path} gives no numbers (NaN or infinite) whatever it reads: the file is "
+        "damaged or was converted wrongly. Get it again, or choose another."
+    )
 
 
 def runner(context: Context, batch: Batch, last_only: bool = False) -> Callable[[int], None]:

@@ -29,6 +29,7 @@ from localspec.engine.llama import (
     llama_version,
 )
 from localspec.engine.models import (
+    check_numbers,
     check_vocabularies,
     chooses_rightly,
     open_model,
@@ -105,6 +106,7 @@ class Pair:
         self.settings = settings
         self._exact: Lane | None = None
         self._exact_reason: str | None = None
+        self._no_draft = "this pair has no draft model"
         threads = settings.n_threads or physical_cores()
         self._threads = threads
         self._target = self._open.enter_context(
@@ -131,6 +133,7 @@ class Pair:
         self._draft_context = self._draft_context_for(self._draft) if self._draft else None
         context = self._target_context(self.parallel, self.parallel * (MAX_DEPTH + 1) + MAX_LIMIT)
         batch = Batch(settings.n_batch)
+        check_numbers(context, batch)
         self.no_rollback = self._rollback_problem(context)
         # Greedy tokens are chosen where the logits are, so that no row crosses from a GPU.
         on_gpu = settings.n_gpu_layers != 0 and bool(gpus())
@@ -219,6 +222,12 @@ class Pair:
         if context is None or self.no_rollback is not None:
             return None, None
         batch = Batch(self.settings.n_batch)
+        try:
+            check_numbers(context, batch)
+        except LoadFailed as error:
+            self._no_draft = "the draft model gives no numbers (NaN or infinite)"
+            self.notes.append(f"No drafts: {error.message}")
+            return None, None
         if known is None:
             deadline = time.monotonic() + profile.BUDGET_S * 0.3
             run = runner(context, batch, last_only=True)
@@ -294,7 +303,7 @@ class Pair:
             return "depth 0 was asked for"
         if self.no_rollback is not None:
             return self.no_rollback
-        return "this pair has no draft model"
+        return self._no_draft
 
     def needs_no_logits(self, prepared: Prepared | Generation) -> bool:
         """Does the highest logit of each row decide, and nobody look at the row itself?"""
@@ -341,7 +350,7 @@ class Pair:
 
     def info(self) -> PairInfo:
         vocab = self.vocab
-        reason = self.no_rollback or (None if self._draft else "this pair has no draft model")
+        reason = self.no_rollback or (None if self.drafter else self._no_draft)
         told = self._compared.note if self._compared else ""
         notes = [f"{told[:1].upper()}{told[1:]}."] if told else []
         return PairInfo(

@@ -19,7 +19,7 @@ from localspec.engine.drafters.lookup import length_bucket
 from localspec.engine.drafters.model import Ask
 from localspec.engine.generation import Generation
 from localspec.engine.lane import Lane
-from localspec.engine.llama import NoKvSlot
+from localspec.engine.llama import NoKvSlot, NotFinite
 from localspec.engine.pair import Pair
 from localspec.engine.sampling import Distribution
 
@@ -116,6 +116,9 @@ class Planner:
         lane.slots.roll_back_draft(gen.slot, 0)
         if isinstance(error, NoKvSlot):
             gen.no_draft_model("the draft's context is full")
+            return
+        if isinstance(error, NotFinite):
+            gen.no_draft_model("the draft model gives no numbers (NaN or infinite)")
             return
         traceback.print_exception(error)
         gen.no_draft_model("drafting failed")

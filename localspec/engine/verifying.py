@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from localspec.engine import sampling
 from localspec.engine.drafters.lookup import length_bucket
 from localspec.engine.lane import Lane
-from localspec.engine.llama import Vocab
+from localspec.engine.llama import Context, Vocab
 from localspec.engine.planner import Turn
 from localspec.engine.sampling import Logits
 from localspec.engine.speculate import verify_chosen, verify_match, verify_rejection
@@ -29,7 +29,12 @@ def commit(lane: Lane, turn: Turn, vocab: Vocab) -> Delta | None:
         gen.wrote(0, lane.began)
         gen.finish = "length"
         return None
-    kept, raw = _verify(lane, turn)
+    try:
+        kept, raw = _verify(lane, turn)
+    except _Doubtful:  # the same pass once more, now with logits
+        gen.chosen_on_device = lane.context.choose_on_device(slot.id, False)
+        lane.slots.roll_back(slot, slot.n_target)
+        return None
     gen.round_over()
     logprobs: list[TokenLogprob] = []
     if gen.request.top_logprobs is not None:
@@ -53,7 +58,7 @@ def _verify(lane: Lane, turn: Turn) -> tuple[list[int], dict[int, Logits]]:
     raw: dict[int, Logits] = {}
 
     def rows(i: int, kept: Sequence[int]) -> Logits:
-        row = lane.context.logits(turn.first_row + i)
+        row = lane.context.finite(turn.first_row + i)
         raw[i] = row
         mask = None
         if gen.matcher is not None:
@@ -63,13 +68,25 @@ def _verify(lane: Lane, turn: Turn) -> tuple[list[int], dict[int, Logits]]:
         return gen.sampler.adjusted(row, history, mask)
 
     if gen.chosen_on_device:
-        kept = verify_chosen(lambda i: lane.context.chosen(turn.first_row + i), turn.drafted)
+        kept = verify_chosen(lambda i: _chosen(lane.context, turn.first_row + i), turn.drafted)
     elif turn.probs:
         kept = verify_rejection(rows, turn.drafted, turn.probs, gen.sampler, gen.generated)
     else:
         kept = verify_match(rows, turn.drafted, gen.sampler, gen.generated)
     gen.consume(kept)
     return kept, raw
+
+
+class _Doubtful(Exception):
+    """A token chosen on the device may come from logits that are no numbers."""
+
+
+def _chosen(context: Context, row: int) -> int:
+    """The token chosen on the device, unless it is what a search for the highest NaN ends with."""
+    token = context.chosen(row)
+    if token == 0:
+        raise _Doubtful
+    return token
 
 
 def _observe(turn: Turn, kept: Sequence[int]) -> None:

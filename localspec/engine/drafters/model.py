@@ -88,6 +88,7 @@ class DraftModel:
 
         Raises:
             NoKvSlot: the running requests fill the draft's context.
+            NotFinite: the draft model's logits are no numbers.
         """
         active = [ask for ask in asks if ask.more(ask)]
         for ask in active:
@@ -110,7 +111,7 @@ class DraftModel:
             active = [ask for ask in active if ask.more(ask)]
 
     def _proposals(self, row: int) -> Logits:
-        return self._shared.proposals(self._context.logits(row))
+        return self._shared.proposals(self._context.finite(row))
 
     def _mark(self, slot: Slot) -> None:
         """Keep a state that cannot be cut, for Slots to return to after a rejection."""

@@ -18,6 +18,7 @@ from localspec.engine.llama.context import (
     DecodeFatal,
     Logits,
     NoKvSlot,
+    NotFinite,
     State,
 )
 from localspec.engine.llama.library import (
@@ -44,6 +45,7 @@ __all__ = [
     "Logits",
     "Model",
     "NoKvSlot",
+    "NotFinite",
     "OutOfMemory",
     "State",
     "Vocab",

@@ -40,6 +40,10 @@ class DecodeFatal(DecodeError):
     """Return code below -1: the context can no longer be trusted."""
 
 
+class NotFinite(LocalspecError):
+    """Logits that are not numbers: weights of the file are not, or become too large in a pass."""
+
+
 class Batch:
     """The rows of one pass: (token, position, sequence, wants logits). Reused, never reallocated."""
 
@@ -200,6 +204,16 @@ class Context(Freed):
         buffer = (ctypes.c_float * self.n_vocab).from_address(address)
         view: Logits = np.ctypeslib.as_array(buffer)
         return view
+
+    def finite(self, row: int) -> Logits:
+        """As `logits`. Raises NotFinite where they do not tell a highest one."""
+        logits = self.logits(row)
+        if not np.isfinite(logits.max()):  # a NaN anywhere is the maximum
+            raise NotFinite(
+                f"The model {self.model.path} gives no numbers for this text (NaN or infinite): its "
+                "file is damaged or was converted wrongly. Get it again, or choose another."
+            )
+        return logits
 
     def choose_on_device(self, sequence: int, on: bool) -> bool:
         """Let the greedy token of each of a sequence's rows be chosen where the logits are.

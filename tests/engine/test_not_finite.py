@@ -1,0 +1,116 @@
+"""Weights that are no numbers end what they spoil, by name, and never the engine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import PairFiles, Sampling
+from tests.support.rescoring import NEAR_TIE, worst_gap
+from tests.support.running import GREEDY, Running, drafting
+
+Load = Callable[..., Running]
+BAD = 77  # a token whose embedding is no number
+PROMPT = [300, 17, 402, 255]
+
+
+def spoiled(file: str, folder: Path, tensor: str, row: int | None, value: float) -> str:
+    """A copy of a model in which a tensor, or one row of it, has this value."""
+    copy = shutil.copy(file, folder / f"spoiled-{Path(file).name}")
+    for found in gguf.GGUFReader(copy, "r+").tensors:
+        if found.name == tensor:
+            found.data[slice(None) if row is None else row] = value
+    return str(copy)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("tensor", ["token_embd.weight", "output.weight", "blk.0.ffn_down.weight"])
+def test_a_target_that_gives_no_numbers_is_not_loaded(
+    contextual_files: PairFiles, load: Load, tmp_path: Path, tensor: str, value: float
+) -> None:
+    file = spoiled(contextual_files.target, tmp_path, tensor, None, value)
+    with pytest.raises(LoadFailed, match=r"spoiled-target\.gguf.*damaged"):
+        load(PairFiles("spoiled", file, None))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        Sampling(temperature=0.8, seed=3),
+        Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3),
+        Sampling(temperature=0.0, repeat_penalty=1.2),
+    ],
+)
+def test_a_text_that_gives_no_numbers_ends_its_request_alone(
+    contextual_files: PairFiles, load: Load, tmp_path: Path, sampling: Sampling, on_device: bool
+) -> None:
+    file = spoiled(contextual_files.target, tmp_path, "token_embd.weight", BAD, np.nan)
+    files = PairFiles("spoiled", file, contextual_files.draft)
+    engine = load(files, choose_on_device=on_device)
+    truth = engine.ask(PROMPT, 30).tokens
+    engine.forget()
+    bystander = engine.start(PROMPT, 30, GREEDY, drafting(2))
+    engine.engine.step()
+    victim = engine.start([5, BAD, 9], 30, sampling, drafting(2))
+    late = engine.start([5, 6, BAD], 30, sampling)
+    engine.finish()
+    for request in (victim, late):
+        failed = engine.answers[request].failed
+        assert failed.code == "internal_error"
+        assert file in failed.message
+        assert "damaged" in failed.message
+    tokens = engine.answers[bystander].tokens
+    if tokens != truth:
+        assert worst_gap(file, PROMPT, tokens) < NEAR_TIE
+    assert engine.ask([5, 6, 7], 12).tokens  # nothing of it is left in a slot
+    assert engine.ask([5, 6, 7], 12, sampling).done
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
+def test_drafts_that_are_no_numbers_step_aside(
+    contextual_files: PairFiles, load: Load, tmp_path: Path, sampling: Sampling
+) -> None:
+    assert contextual_files.draft is not None
+    whole = load(contextual_files)
+    truth = whole.ask([5, BAD, 9], 30).tokens
+    for row in (None, BAD):
+        file = spoiled(contextual_files.draft, tmp_path, "token_embd.weight", row, np.nan)
+        engine = load(PairFiles("spoiled", contextual_files.target, file))
+        answer = engine.ask([5, BAD, 9], 30, sampling, drafting(3))
+        assert answer.done.speculation.reason == (
+            "the draft model gives no numbers (NaN or infinite)"
+        )
+        if row is None:
+            assert engine.pair.info().speculation == answer.done.speculation.reason
+            assert file in engine.pair.info().notes[0]
+        if sampling is GREEDY and answer.tokens != truth:
+            assert worst_gap(contextual_files.target, [5, BAD, 9], answer.tokens) < NEAR_TIE
+
+
+def test_a_first_token_chosen_on_the_device_is_looked_at_again(
+    contextual_files: PairFiles, load: Load
+) -> None:
+    """A search for the highest of no numbers ends with token 0, which a model may also mean."""
+    engine = load(contextual_files, choose_on_device=True)
+    truth = load(contextual_files, choose_on_device=False)
+    context = engine.pair.shared.context
+    chosen, seen = context.chosen, []
+
+    def often_zero(row: int) -> int:
+        seen.append(row)
+        return 0 if len(seen) == 5 else chosen(row)
+
+    context.chosen = often_zero  # type: ignore[method-assign]
+    answer = engine.ask(PROMPT, 30, GREEDY, drafting(2))
+    assert len(seen) == 5
+    expected = truth.ask(PROMPT, 30).tokens
+    if answer.tokens != expected:
+        assert worst_gap(contextual_files.target, PROMPT, answer.tokens) < NEAR_TIE
