@@ -28,6 +28,9 @@ log = logging.getLogger("localspec.loaded_pair")
 
 # A big model may take its time between two reports of progress, but not for ever.
 LOADING_PATIENCE = 5  # times the watchdog
+PASS_SHARE = (
+    0.25  # of the watchdog's time: what a pass of a slow engine may take by its measured costs
+)
 SAFE_NOTE = (
     "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
     "Rebuilding llama-cpp-python for this machine (scripts/setup) cures it."
@@ -228,6 +231,7 @@ class LoadedPair:
             extra_buffers=not self.safe_mode,
             exact=config.exact,
             depth=None if config.depth < 0 else config.depth,
+            pass_s=config.watchdog * PASS_SHARE,
             state_dir=self._state_dir,
             prefix_bytes=config.prefix_memory * MIB,
             states_dir=self._states_dir,
@@ -292,7 +296,9 @@ class LoadedPair:
                 self._settle(frame.info)
             case frames.LoadError():
                 self._settle(errors.LoadFailed(frame.message))
-            case frames.Pong() | frames.Forgotten():
+            case frames.Pong():
+                worker.still_s = frame.still_s
+            case frames.Forgotten():
                 pass  # the worker's own affair
             case frames.Preparing():
                 self._in_flight.note(frame)
@@ -373,13 +379,13 @@ class LoadedPair:
         self._in_flight.fail(outcome)
 
     async def _watch(self, worker: Worker) -> None:
-        """End a worker that is silent while it has something to do."""
+        """End a worker that is silent, or comes no step further, while it has something to do."""
         limit = self.config.watchdog
         while worker.alive:
             await asyncio.sleep(min(limit / 4, 5.0))
             if self._in_flight or self._loading:
                 patience = limit * LOADING_PATIENCE if self._loading else limit
-                if time.monotonic() - worker.heard > patience:
+                if max(time.monotonic() - worker.heard, worker.still_s) > patience:
                     worker.kill("watchdog")
                     return
                 worker.send(frames.Ping(0))

@@ -46,6 +46,7 @@ class Worker:
     ) -> None:
         self.pid = process.pid
         self.heard = time.monotonic()  # when the last frame came
+        self.still_s = 0.0  # for how long it has come no step further, where that was its last word
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -133,7 +134,7 @@ class Worker:
             while True:
                 header = await self._reader.readexactly(frames.HEADER_SIZE)
                 body = await self._reader.readexactly(frames.frame_length(header))
-                self.heard = time.monotonic()
+                self.heard, self.still_s = time.monotonic(), 0.0
                 frame = frames.from_worker_decoder.decode(body)
                 if not isinstance(frame, frames.Forgotten):
                     self._on_frame(self, frame)

@@ -271,7 +271,8 @@ class Engine:
         for gen in readers:
             turn = self._reading_turn(lane, gen, not writing and len(readers) == 1)
             budget = lane.batch.capacity - (MAX_LIMIT + 1) * len(writing)
-            if rows and rows + len(turn.read) > min(budget, lane.batch.capacity // 2):
+            budget = min(budget, lane.batch.capacity // 2, lane.most_rows)
+            if rows and rows + len(turn.read) > budget:
                 continue
             rows += len(turn.read)
             turns.append(turn)

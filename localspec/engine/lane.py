@@ -8,6 +8,7 @@ cells change the order of its sums.
 
 from __future__ import annotations
 
+import math
 import time
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from localspec.engine.depth import Floats
 from localspec.engine.generation import Generation
 from localspec.engine.llama import Batch, Context
-from localspec.engine.profile import Clock, CostTable
+from localspec.engine.profile import WIDTHS, Clock, CostTable
 from localspec.engine.slots import Slots
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
@@ -23,7 +24,10 @@ BESIDE_CHUNK = 64  # prompt rows read in one pass beside running generations
 
 
 class Lane:
-    """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows."""
+    """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
+
+    pass_s: seconds that a pass should take at most; 0: any number.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class Lane:
         slots: Slots,
         costs: CostTable,
         width: int | None = None,
+        pass_s: float = 0.0,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._clock = clock
@@ -47,6 +52,8 @@ class Lane:
         attention_only = not (context.model.recurrent or context.model.hybrid)
         self.rollback = None if attention_only else context.n_rollback
         self.busy_s = 0.0  # time inside llama.cpp
+        self._pass_s = pass_s or math.inf
+        self._row_s: float | None = None  # of a prompt's token, once one was read
 
     @property
     def exact(self) -> bool:
@@ -78,7 +85,24 @@ class Lane:
         """How many prompt tokens to read in one pass, from position `start`."""
         if self.width is not None:
             return min(EXACT_CHUNK - start % EXACT_CHUNK, left)
-        return min(left, self.batch.capacity if alone else BESIDE_CHUNK)
+        return min(left, self.most_rows if alone else min(BESIDE_CHUNK, self.most_rows))
+
+    @property
+    def most_rows(self) -> int:
+        """How many tokens of prompts a pass may read, so that it takes no longer than passes should.
+
+        At least one. The exact lane always reads the same chunks, whatever they take.
+        """
+        row_s = self._row_s or self.costs.per_token_ms(WIDTHS[-1]) / 1e3
+        return int(max(min(self._pass_s / row_s, self.batch.capacity), 1))
+
+    def _learn_reading(self, spent: float) -> None:
+        """A pass that read a prompt took `spent` seconds: dearer is believed at once, cheaper slowly."""
+        if self.batch.rows < min(self.most_rows, WIDTHS[-1]):
+            return  # a prompt's last rows say little about a row among many
+        row_s = spent / self.batch.rows
+        known = self._row_s or row_s
+        self._row_s = max(row_s, known + 0.2 * (row_s - known))
 
     def decode(self, timed: bool) -> float:
         """One pass over the batch; returns its seconds, and tells the cost table if `timed`."""
@@ -90,6 +114,8 @@ class Lane:
         self.busy_s += spent
         if timed:
             self.costs.observe(self.batch.rows, spent * 1e3)
+        else:
+            self._learn_reading(spent)
         return spent
 
     def close(self) -> None:

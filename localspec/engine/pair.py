@@ -164,7 +164,7 @@ class Pair:
         reading_ms = partial(target_costs.per_token_ms, READING)
         self.prefixes = Prefixes(settings.prefix_bytes, Exchange(reading_ms))
         slots = Slots(context, self._draft_context, 0, self.parallel, self.prefixes)
-        self.shared = Lane(context, batch, slots, target_costs)
+        self.shared = Lane(context, batch, slots, target_costs, pass_s=settings.pass_s)
         self.defaults = sampling.model_defaults(self._target.metadata)
         progress("profile", 1.0)
 
@@ -236,7 +236,15 @@ class Pair:
         scratch = self.parallel + 1
         assert self._compared is not None
         shared = SharedTokens.of(self.vocab, context.model.vocab, self._compared)
-        return DraftModel(context, batch, costs, self._make_draft_room, scratch, shared), costs
+        return DraftModel(
+            context,
+            batch,
+            costs,
+            self._make_draft_room,
+            scratch,
+            shared,
+            pass_s=self.settings.pass_s,
+        ), costs
 
     def _make_draft_room(self) -> bool:
         return any(lane.slots.evict_draft() for lane in self._lanes())

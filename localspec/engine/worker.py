@@ -1,9 +1,9 @@
 """The worker process: frames in, one engine, frames out.
 
-Four threads. The reader takes frames off the socket; two preparers turn requests into tokens, one of
-them those that take long, so that nobody else waits for them; the main thread runs the step loop and
-everything that touches a context. When the daemon goes, its end of the socket closes and this process
-ends too.
+Four threads. The reader takes frames off the socket and answers pings; two preparers turn requests
+into tokens, one of them those that take long, so that nobody else waits for them; the main thread runs
+the step loop and everything that touches a context. When the daemon goes, its end of the socket closes
+and this process ends too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 
 import msgspec
@@ -71,6 +72,7 @@ class Worker:
         )
         self._renderer: TemplateRenderer | None = None
         self._finished = 0
+        self._resting = True  # nothing to do: no step is waited for
 
     def run(self) -> None:
         """The step loop. Returns on Shutdown."""
@@ -80,11 +82,14 @@ class Worker:
         while True:
             engine = self._engine
             busy = engine is not None and engine.active
+            self._resting = not busy
             try:
                 item = self._inbox.get(block=not busy)
             except queue.Empty:
-                pass
-            else:
+                item = None
+            llama.beat()
+            self._resting = False
+            if item is not None:
                 if isinstance(item, Shutdown):
                     break
                 self._handle(item)
@@ -136,6 +141,9 @@ class Worker:
             if isinstance(frame, Generate):
                 self._preparing.add(frame.id)
                 self._to_prepare.put(frame)
+            elif isinstance(frame, Ping):  # a pass may take longer than the daemon waits
+                still_s = 0.0 if self._resting else time.monotonic() - llama.last_beat()
+                self.send(Pong(frame.id, still_s))
             elif isinstance(frame, Tokenize | Detokenize | ApplyTemplate):
                 self._to_prepare.put(frame)
             else:
@@ -242,8 +250,6 @@ class Worker:
             case Forget():
                 if self._engine is not None:
                     self._engine.forget(item.conversation)
-            case Ping():
-                self.send(Pong(item.id))
 
     def _submit(self, prepared: Prepared) -> None:
         request = prepared.request.id
@@ -264,6 +270,7 @@ class Worker:
             if fraction in (0.0, 1.0) or abs(fraction - last[0]) >= 0.02:
                 last[0] = fraction
                 self.send(Loading(stage, fraction))
+            llama.beat()
 
         try:
             pair = Pair(

@@ -143,6 +143,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     n_ctx is in tokens that all sequences share: one alone may use all, and who finds no room waits.
     `extra_buffers` False is safe mode: llama.cpp's repacked CPU
     kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
+    `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
     `state_dir` keeps what was measured, `states_dir` conversations' states up to `states_bytes`;
     `prefix_bytes` limits the memory for prefixes that have no slot.
 
@@ -165,6 +166,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     extra_buffers: bool = True
     exact: bool = False
     depth: int | None = None
+    pass_s: float = 0.0
     state_dir: str = ""
     prefix_bytes: int = 0
     states_dir: str = ""
@@ -249,7 +251,7 @@ class ApplyTemplate(Frame):
 
 
 class Ping(Frame):
-    """Answered by Pong from the step loop itself, so a stuck loop is seen."""
+    """Answered by Pong at once, also while a pass takes long."""
 
     id: int
 
@@ -433,8 +435,14 @@ class Reply(Frame):
     value: dict[str, Any]
 
 
-class Pong(Frame):
+class Pong(Frame, omit_defaults=True):
+    """`still_s`: for how long the step loop has not come a pass, or anything else, further.
+
+    0 where it has nothing to do. A loop or a pass that never ends is seen by it.
+    """
+
     id: int
+    still_s: float = 0.0
 
 
 class Forgotten(Frame):

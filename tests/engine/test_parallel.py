@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.engine.llama import Batch
+from localspec.engine.profile import CostTable
 from localspec.engine.sampling import Sampler, resolve
 from localspec.protocol.frames import Constraint, PairFiles, Sampling, Speculative
 from tests.support.pairs import BOS, N_VOCAB, expected
@@ -396,3 +398,39 @@ def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
     assert started is not None
     assert started.cached_tokens == len(above)
     contextual.finish()
+
+
+# ---------------------------------------------------------------------------- slow machines
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_passes_that_read_are_as_long_as_they_may_take(
+    contextual_files: PairFiles, load: Load, beside: bool
+) -> None:
+    """By what a row has cost so far, also while others write; a machine that slows down is followed."""
+    engine = load(contextual_files, pass_s=1.0)
+    lane = engine.pair.shared
+    row_s, taken = 0.02, [0.0]  # seconds of a row, and all that have gone by
+    lane._clock = lambda: taken[0]
+    lane.costs = CostTable(dict.fromkeys(range(1, 17), 2e3) | {16: 16 * row_s * 1e3, 1: 20.0})
+    passes: list[tuple[int, float]] = []
+    decode = lane.context.decode
+
+    def slowly(batch: Batch) -> None:
+        taken[0] += batch.rows * row_s
+        passes.append((batch.rows, batch.rows * row_s))
+        decode(batch)
+
+    lane.context.decode = slowly  # type: ignore[method-assign]
+    text = [(13 * at) % 500 for at in range(200)]
+    if beside:
+        engine.start([5, 6, 7], 100)
+        engine.engine.step()
+    engine.ask(text, 4)
+    assert all(spent <= 1.0 + 2 * row_s for _, spent in passes)
+    assert max(rows for rows, _ in passes) >= 40  # and not shorter than they need to be
+    row_s *= 4
+    engine.forget()
+    passes.clear()
+    engine.ask(text, 4)
+    assert sum(spent > 1.2 for _, spent in passes) <= 1  # the one that shows it

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -47,7 +47,7 @@ from localspec.protocol.frames import (
     TokenPrompt,
 )
 from tests.support.gguf_files import relabelled
-from tests.support.pairs import BOS, N_VOCAB, expected
+from tests.support.pairs import BOS, N_VOCAB, cycle_pair, expected
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0  # seconds; only a bug waits so long
@@ -59,12 +59,12 @@ Kind = TypeVar("Kind", bound=Frame)
 class Child:
     """One worker process."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Sequence[str] = (sys.executable, "-m", "localspec.engine")) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(PATIENCE)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "localspec.engine", "--fd", str(theirs.fileno())],
+                [*engine, "--fd", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
@@ -273,6 +273,32 @@ def test_a_ping_is_answered_while_answers_are_written(loaded: Child) -> None:
         assert loaded.text(request.id).startswith(
             expected_text(request.prompt.tokens[-1], 300)[:300]  # type: ignore[union-attr]
         )
+
+
+def test_a_ping_is_answered_while_a_pass_takes_long(tmp_path: Path) -> None:
+    """It says for how long the pass has run, so that one that never ends is found."""
+    hang = tmp_path / "hang"
+    slow = [sys.executable, "-P", str(ROOT / "tests/support/slow_engine.py"), "0", str(hang)]
+    child = Child(slow)
+    try:
+        child.load(cycle_pair(tmp_path / "cycle", 0.75))
+        child.send(Ping(1))
+        assert child.await_one(Pong, 1).still_s < PATIENCE
+        hang.touch()
+        request = ask(7)
+        child.send(request)
+        child.await_one(Started, request.id)
+        still = [0.0]
+        while still[-1] < 0.2:
+            child.send(Ping(2))
+            still.append(child.await_one(Pong, 2).still_s)
+        assert not any(isinstance(frame, Delta) for frame in child.seen)
+        hang.unlink()
+        assert isinstance(child.ending(request.id), Done)
+        child.send(Ping(3))
+        assert child.await_one(Pong, 3).still_s < still[-1]
+    finally:
+        child.close()
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,16 @@ class DraftModel:
         scratch: int,
         shared: SharedTokens,
         clock: Clock = time.perf_counter,
+        pass_s: float = 0.0,
     ) -> None:
         """make_room: called when the KV is full; frees some, or says False. scratch: a sequence of the
-        context that no slot uses. shared: between the target's ids and the draft's.
+        context that no slot uses. shared: between the target's ids and the draft's. pass_s: seconds
+        that a pass should take at most; 0: any number.
         """
         self._shared = shared
         self._make_room = make_room
         self._clock = clock
+        self._pass_s = pass_s
         self._scratch = scratch
         self._context = context
         self._batch = batch
@@ -160,8 +163,11 @@ class DraftModel:
 
     def _read(self, slot: Slot, end: int, keep_tail: int) -> None:
         """Read tokens up to `end` in chunks, leaving at most `keep_tail` for the pass that follows."""
+        most = self._batch.capacity
+        if self._pass_s:
+            most = min(most, max(int(self._pass_s * 1e3 / self.token_reading_ms), 1))
         while end - slot.n_draft > keep_tail:
-            size = min(end - slot.n_draft - keep_tail, self._batch.capacity)
+            size = min(end - slot.n_draft - keep_tail, most)
             self._batch.clear()
             for at in range(slot.n_draft, slot.n_draft + size):
                 self._batch.add(self._shared.shown(slot.tokens[at]), at, slot.draft_id, False)

@@ -24,8 +24,10 @@ from localspec.engine.llama.context import (
 from localspec.engine.llama.library import (
     OutOfMemory,
     backend,
+    beat,
     gpus,
     initialise,
+    last_beat,
     llama_version,
     system_info,
 )
@@ -50,9 +52,11 @@ __all__ = [
     "State",
     "Vocab",
     "backend",
+    "beat",
     "check_tokens",
     "gpus",
     "initialise",
+    "last_beat",
     "llama_version",
     "system_info",
 ]

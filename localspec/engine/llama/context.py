@@ -10,7 +10,7 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.llama.library import cause, failed, forget_errors
+from localspec.engine.llama.library import beat, cause, failed, forget_errors
 from localspec.engine.llama.model import Freed, Model
 from localspec.errors import LocalspecError
 
@@ -180,7 +180,9 @@ class Context(Freed):
         if not batch.rows:
             raise BadBatch("An empty batch cannot be decoded.")
         batch.struct.n_tokens = batch.rows
+        beat()
         code = int(C.llama_decode(self.handle, batch.struct))
+        beat()
         if code == 0:
             return
         if code == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+import time
 
 import llama_cpp._ggml as ggml
 import llama_cpp.llama_cpp as C
@@ -22,6 +23,7 @@ class OutOfMemory(LoadFailed):
 
 
 _last_error: list[str] = []
+_beat = [0.0]
 _no_memory: list[str] = []  # the first complaint about memory since a load began
 
 
@@ -36,6 +38,16 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
             _no_memory.append(line)
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+def beat() -> None:
+    """A sign of life: something that takes long has come a step further."""
+    _beat[0] = time.monotonic()
+
+
+def last_beat() -> float:
+    """When the last one was (time.monotonic), for another thread to look at."""
+    return _beat[0]
 
 
 def initialise() -> None:

@@ -1,0 +1,48 @@
+"""A slow engine is left alone, and one that hangs is ended, in a pass too."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.daemons import ROOT, Home, RunningDaemon
+
+SLOW = ROOT / "tests" / "support" / "slow_engine.py"
+WISH: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 2}
+
+
+def use_slow(home: Home, seconds: float) -> Path:
+    hang = home.root / "hang"
+    command = [sys.executable, "-P", str(SLOW), str(seconds), str(hang)]
+    home.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
+    home.environment["LOCALSPEC_WATCHDOG"] = "1"
+    return hang
+
+
+def test_a_prompt_that_takes_longer_than_the_watchdog_waits_is_answered(home: Home) -> None:
+    """360 rows of 8 ms: in one pass nothing would be heard of it for 3 s."""
+    use_slow(home, 0.008)
+    daemon = RunningDaemon(home)
+    assert home.chat("x", **WISH).status == 200
+    first = daemon.worker_pid()
+    answer = home.chat("a long prompt " * 120, **WISH)
+    assert answer.status == 200
+    assert answer.json["usage"]["prompt_tokens"] > 300
+    assert daemon.worker_pid() == first
+    assert home.status()["counts"]["worker_deaths"] == 0
+    daemon.stop()
+
+
+def test_a_pass_that_never_ends_is_ended_with_its_engine(home: Home) -> None:
+    hang = use_slow(home, 0.0)
+    daemon = RunningDaemon(home)
+    assert home.chat("x", **WISH).status == 200
+    hang.touch()
+    answer = home.chat("x", **WISH)
+    assert answer.status == 504
+    assert answer.error["code"] == "worker_timeout"
+    hang.unlink()
+    assert home.chat("x", **WISH).status == 200
+    daemon.stop()
