@@ -34,7 +34,7 @@ class Prepared:
     tokens: list[int]
     sampler: Sampler
     matcher: Matcher | None = None
-    prediction: list[int] = field(default_factory=list)
+    lookup: Lookup = field(default_factory=Lookup)
     shown: frozenset[int] = frozenset()  # control tokens whose text belongs to the answer
     tail: str = ""  # the last characters of a chat's prompt
     saved: Prefix | None = None  # what was saved of its conversation
@@ -91,7 +91,7 @@ class Generation:
         self.matcher = prepared.matcher
         self.policy = policy
         self.beliefs = beliefs
-        self.lookup = Lookup(prepared.prediction)
+        self.lookup = prepared.lookup
         self.chosen_on_device = False  # the pass itself gives the tokens, and no logits
         self.reject = reject  # verify by the rejection rule, not by match
         self.reason = reason  # why no drafts are possible at all

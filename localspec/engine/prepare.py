@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from localspec.engine.drafters.lookup import Lookup
 from localspec.engine.dry import Breakers, BreakerTable
 from localspec.engine.ending import weigh_endings
 from localspec.engine.generation import Prepared
@@ -29,11 +30,13 @@ from localspec.protocol.frames import (
     InfillPrompt,
     Prompt,
     Sampling,
+    Speculative,
     TextPrompt,
     Tokenize,
     TokenPrompt,
 )
 
+LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 TAIL = 64  # characters; enough for a marker that the template left open
 
 
@@ -66,20 +69,25 @@ class Preparer:
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
         matcher = self._grammars.compile(request.constraint) if request.constraint else None
-        prediction = request.speculative.prediction
-        expected = (
-            vocab.tokenize(prediction, add_special=False, parse_special=False) if prediction else []
-        )
         return Prepared(
             request,
             tokens,
             self._sampler(settings),
             matcher,
-            expected,
+            self._lookup(request.speculative, tokens),
             frozenset(self._control(request.shown)),
             self._rendered[-TAIL:],
             self._saved(request, tokens),
         )
+
+    def _lookup(self, asked: Speculative, prompt: list[int]) -> Lookup:
+        """What drafts are looked up in. Of a prediction, as much as an answer can be long."""
+        if not asked.enabled or asked.kind == "draft":
+            return Lookup()
+        room = self._pair.n_ctx
+        text = (asked.prediction or "")[: room * LONG_TOKEN]
+        predicted = self._pair.vocab.tokenize(text, add_special=False, parse_special=False)
+        return Lookup(predicted[:room], prompt)
 
     def _settings(self, asked: Sampling) -> Settings:
         settings = resolve(asked, self._pair.defaults)

@@ -95,7 +95,9 @@ class ToolChoice(Struct):
 
 
 class Prediction(Struct):
-    """Text the caller expects in the answer; drafted from by lookup."""
+    """Text the caller expects in the answer; drafted from by lookup. What is longer than the context
+    is cut to it, since no answer can be longer.
+    """
 
     content: str | list[ContentPart]
     type: Literal["content"] = "content"

@@ -14,7 +14,7 @@ import pytest
 from localspec.engine.sampling import Sampler, Settings, logprob, resolve
 from localspec.engine.speculate import Rows, verify_match
 from localspec.errors import InvalidRequest
-from localspec.protocol.frames import PairFiles, Sampling, Speculative
+from localspec.protocol.frames import Generate, PairFiles, Sampling, Speculative, TokenPrompt
 from tests.support.gguf_files import ARRAY, F32, I32, with_keys
 from tests.support.pairs import (
     BOS,
@@ -614,3 +614,18 @@ def test_an_answer_that_the_context_ends_is_truncated(contextual: Running) -> No
         answer = contextual.ask(PROMPT, limit, endless)
         assert answer.done.finish_reason == "length"
         assert answer.done.truncated == truncated
+
+
+def test_a_prediction_longer_than_any_answer_is_cut_and_sorted_beside_the_step_loop(
+    contextual: Running,
+) -> None:
+    room = contextual.pair.n_ctx
+    wish = drafting(3, "ngram", prediction="a b c " * 100_000)
+    text = TokenPrompt(PROMPT)
+    asked = Generate(1, text, sampling=GREEDY, max_tokens=5, speculative=wish)
+    prepared = contextual.preparer.prepare(asked)
+    assert len(prepared.lookup._prediction) == room
+    assert len(prepared.lookup._predicted._keys) == room - 3
+    answer = contextual.ask(PROMPT, 12, GREEDY, wish)
+    plain = contextual.ask(PROMPT, 12).tokens
+    assert_alike(contextual.pair.files.target, PROMPT, answer.tokens, plain)

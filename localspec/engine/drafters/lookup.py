@@ -6,8 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 GRAM = 3  # shortest match worth following
 _PLACES = 8  # latest occurrences compared for the longest match
+_BITS = 63 // GRAM  # of a token id in a gram's key: no vocabulary has two million tokens
 _LONGEST = 48  # matches are not measured further than this
 # Match length → the confidence bucket (see depth.CONFIDENCE_EDGES) whose calibration it uses.
 _LENGTH_EDGES = (4, 5, 6, 8, 11, 16, 24, 32, 48)
@@ -18,15 +21,39 @@ def length_bucket(length: int) -> int:
     return sum(length >= edge for edge in _LENGTH_EDGES)
 
 
-class _Index:
-    """Where each GRAM-gram of a growing token list ends."""
+class _Sorted:
+    """Where each GRAM-gram of a text ends that does not grow: some 0.1 µs and 16 bytes per token."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens: Sequence[int]) -> None:
+        text = np.array(tokens, np.int64)
+        # The place after a gram; the one at the very end has nothing after it.
+        ends = max(len(text) - GRAM, 0)
+        keys = np.zeros(ends, np.int64)
+        for at in range(GRAM):
+            keys = keys << _BITS | text[at : at + ends]
+        self._order = np.argsort(keys, kind="stable").astype(np.int32)
+        self._keys = keys[self._order]
+
+    def places(self, gram: Sequence[int]) -> list[int]:
+        """The latest _PLACES of them, in their order."""
+        key = 0
+        for token in gram:
+            key = key << _BITS | token
+        first = self._keys.searchsorted(key, "left")
+        last = int(self._keys.searchsorted(key, "right"))
+        found = self._order[max(int(first), last - _PLACES) : last]
+        return [int(place) + GRAM for place in found]
+
+
+class _Growing:
+    """Where each GRAM-gram of a growing text ends, from a place on."""
+
+    def __init__(self, start: int) -> None:
         self._ends: dict[tuple[int, ...], list[int]] = {}
-        self._done = 0
+        self._done = max(start, GRAM)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        for end in range(max(self._done, GRAM), len(tokens)):
+        for end in range(self._done, len(tokens)):
             # `end` is the place after the gram, so a gram at the very end is not its own match
             gram = tuple(tokens[end - GRAM : end])
             places = self._ends.setdefault(gram, [])
@@ -35,20 +62,24 @@ class _Index:
                 del places[0]
         self._done = max(self._done, len(tokens))
 
-    def places(self, gram: tuple[int, ...]) -> Sequence[int]:
-        return self._ends.get(gram, ())
+    def places(self, gram: tuple[int, ...]) -> list[int]:
+        return self._ends.get(gram, [])
 
 
 class Lookup:
-    """Lookup for one request. `propose` costs microseconds and no pass."""
+    """Lookup for one request. `propose` costs microseconds and no pass.
+
+    What is known from the start is given at the start: long texts are then sorted where it is made,
+    beside the step loop, and not in it.
+    """
 
     kind = "ngram"
 
-    def __init__(self, prediction: Sequence[int] = ()) -> None:
-        self._text = _Index()
+    def __init__(self, prediction: Sequence[int] = (), prompt: Sequence[int] = ()) -> None:
         self._prediction = list(prediction)
-        self._predicted = _Index()
-        self._predicted.extend(self._prediction)
+        self._predicted = _Sorted(self._prediction)
+        self._begun = _Sorted(prompt)
+        self._text = _Growing(len(prompt))
 
     def propose(self, tokens: Sequence[int], limit: int, generated: int) -> tuple[list[int], int]:
         """(drafts, match length): at most `limit` tokens that followed the longest match.
@@ -68,8 +99,12 @@ class Lookup:
         gram = tuple(tokens[-GRAM:])
         best: list[int] = []
         longest = 0
-        for index, corpus in ((self._predicted, self._prediction), (self._text, tokens)):
-            for end in reversed(index.places(gram)):
+        own = [*self._begun.places(gram), *self._text.places(gram)][-_PLACES:]
+        for places, corpus in (
+            (self._predicted.places(gram), self._prediction),
+            (own, tokens),
+        ):
+            for end in reversed(places):
                 length = _match(corpus, end, tokens)
                 if length > longest:
                     best, longest = list(corpus[end : end + limit]), length
