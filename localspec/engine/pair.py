@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from localspec.engine import placement, profile, sampling
+from localspec.engine.company import Company
 from localspec.engine.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.drafters.model import READING, DraftModel
 from localspec.engine.drafters.shared import SharedTokens
@@ -38,7 +39,7 @@ from localspec.engine.models import (
     threads_for,
 )
 from localspec.engine.prefixes import Exchange, Prefix, Prefixes
-from localspec.engine.profile import CostProfile, CostTable
+from localspec.engine.profile import CostProfile, CostTable, Stock
 from localspec.engine.slots import Slots
 from localspec.engine.states import States
 from localspec.errors import InvalidRequest, LoadFailed
@@ -107,6 +108,7 @@ class Pair:
         self._exact: Lane | None = None
         self._exact_reason: str | None = None
         self._no_draft = "this pair has no draft model"
+        company = Company()
         threads = settings.n_threads or physical_cores()
         self._threads = threads
         self._target = self._open.enter_context(
@@ -144,11 +146,15 @@ class Pair:
             Path(settings.state_dir) if settings.state_dir else None, self.identity()
         )
         known = self._notebook.read()
-        table = profile.table_from(known.get("target_ms"))
-        if table is None:
-            table = profile.measure_widths(runner(context, batch), profile.BUDGET_S * 0.7)
+        stock = Stock.of(known)
+        self._noise = stock.noise
+        others = company.share
+        table = stock.target
+        if table is None or not stock.will_do(table, others):
+            found = profile.measure_widths(runner(context, batch), profile.BUDGET_S * 0.7)
+            table, self._noise = stock.better(table, found)
         target_costs = CostTable(table)
-        self.drafter, draft_costs = self._make_drafter(profile.table_from(known.get("draft_ms")))
+        self.drafter, draft_costs = self._make_drafter(stock, others)
         overhead = known.get("overhead_ms")
         if not isinstance(overhead, float) or not 0 < overhead < 1e3:
             overhead = 0.3
@@ -216,7 +222,7 @@ class Pair:
         return None
 
     def _make_drafter(
-        self, known: dict[int, float] | None
+        self, stock: Stock, others: float
     ) -> tuple[DraftModel | None, CostTable | None]:
         context = self._draft_context
         if context is None or self.no_rollback is not None:
@@ -228,10 +234,13 @@ class Pair:
             self._no_draft = "the draft model gives no numbers (NaN or infinite)"
             self.notes.append(f"No drafts: {error.message}")
             return None, None
-        if known is None:
+        known = stock.draft
+        if known is None or not stock.will_do(known, others):
             deadline = time.monotonic() + profile.BUDGET_S * 0.3
             run = runner(context, batch, last_only=True)
-            known = profile.measure(run, (1, READING, 2, 4, 16), deadline)
+            found = profile.examine(run, (1, READING, 2, 4, 16), deadline)
+            known, noise = stock.better(known, found)
+            self._noise = max(self._noise, noise)
         costs = CostTable(known)
         scratch = self.parallel + 1
         assert self._compared is not None
@@ -387,6 +396,7 @@ class Pair:
         self._notebook.write(
             {
                 **self.costs.as_dict(),
+                "noise": round(self._noise, 4),
                 "exact_width": self._exact_width,
                 "calibration": {k: c.as_dict() for k, c in self.calibrations.items()},
             }

@@ -15,11 +15,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from localspec.engine.company import Company
 
 Clock = Callable[[], float]  # seconds, as time.perf_counter; a replay has one that its costs move
 
@@ -28,7 +31,15 @@ WIDTHS = tuple(range(1, 17))
 FIRST_WIDTHS = (1, 2, 4, 8)
 BUDGET_S = 2.0
 REPEATS = 5
+# Up to here a measurement is taken for one of a quiet machine: medians lie some percent above the
+# shortest runs there, and one busy program on eight cores moves costs by less than rounds correct.
+QUIET = 0.125
 WIDEST = 64  # wider passes are prompts, not rounds
+
+
+# A pass that took so much longer than expected, or shorter, says no more than this: one that another
+# program disturbed is as likely, and a wrong cost is corrected by many.
+STRANGE = 1.65
 
 
 class CostTable:
@@ -92,7 +103,7 @@ class CostTable:
         return np.asarray(self._table[: rows + 1] * self._drift)
 
     def observe(self, width: int, ms: float) -> None:
-        """One pass of `width` took `ms`. Outliers count as three times the expected at most."""
+        """One pass of `width` took `ms`. Outliers count as STRANGE times the expected at most."""
         at = int(np.searchsorted(self._widths, width))
         known = at < len(self._widths) and self._widths[at] == width
         expected = self.ms(width)
@@ -103,8 +114,9 @@ class CostTable:
                 self._ms = np.insert(self._ms, at, expected * ratio / self._drift)
                 self._table = None
             return
-        self._drift *= 1.0 + 0.08 * (ratio - 1.0)
-        self._ms[at] *= 1.0 + 0.04 * (ratio - 1.0)
+        ratio = min(max(ratio, 1 / STRANGE), STRANGE)
+        self._drift *= ratio**0.08
+        self._ms[at] *= ratio**0.04
         self._observed += 1
         if self._observed % 16 == 0:
             self._table = None
@@ -139,13 +151,31 @@ class CostProfile:
         }
 
 
+class Measured(NamedTuple):
+    """Milliseconds by width, and how much others disturbed the measuring: 0 not at all, 1 very much."""
+
+    ms: dict[int, float]
+    noise: float
+
+
 def measure(run: Callable[[int], None], widths: Iterable[int], deadline: float) -> dict[int, float]:
-    """Median milliseconds of `run(width)` per width, warm; stops at `deadline` (time.monotonic).
+    """Median milliseconds of `run(width)` per width, warm; stops at `deadline` (time.monotonic)."""
+    return examine(run, widths, deadline).ms
+
+
+def examine(
+    run: Callable[[int], None],
+    widths: Iterable[int],
+    deadline: float,
+    clock: Clock = time.perf_counter,
+) -> Measured:
+    """As `measure`, and how quiet it was.
 
     All widths take turns, so that a disturbance does not fall on one of them alone: what counts is
     how they compare. Each is run at least once warm; up to five times while there is time.
     """
     widths = list(widths)
+    company = Company()
     for width in widths:
         run(width)
     times: dict[int, list[float]] = {width: [] for width in widths}
@@ -153,13 +183,16 @@ def measure(run: Callable[[int], None], widths: Iterable[int], deadline: float) 
         for width in widths:
             if turn and time.monotonic() > deadline:
                 break
-            start = time.perf_counter()
+            start = clock()
             run(width)
-            times[width].append((time.perf_counter() - start) * 1e3)
-    return {width: statistics.median(spent) for width, spent in times.items()}
+            times[width].append((clock() - start) * 1e3)
+    ms = {width: statistics.median(spent) for width, spent in times.items()}
+    # What disturbs makes single runs longer: on a quiet machine the median is near the shortest.
+    spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
+    return Measured(ms, min(max(spread, company.share), 1.0))
 
 
-def measure_widths(run: Callable[[int], None], budget_s: float) -> dict[int, float]:
+def measure_widths(run: Callable[[int], None], budget_s: float) -> Measured:
     """All widths up to 16 where that fits into the budget; first 1, 2, 4, 8 where passes are slow."""
     start = time.monotonic()
     run(1)
@@ -167,8 +200,41 @@ def measure_widths(run: Callable[[int], None], budget_s: float) -> dict[int, flo
     pass_s = time.monotonic() - start  # both cold: an overestimate
     # all widths: about as long as sixteen passes of the mean width, twice at least
     fits = pass_s * len(WIDTHS) < budget_s
-    found = measure(run, WIDTHS if fits else FIRST_WIDTHS, start + budget_s)
-    return dict(sorted(found.items()))
+    found = examine(run, WIDTHS if fits else FIRST_WIDTHS, start + budget_s)
+    return Measured(dict(sorted(found.ms.items())), found.noise)
+
+
+@dataclass
+class Stock:
+    """What an earlier load measured of both models, and how far it can be trusted.
+
+    noise: that of its measuring, 1 where it is not known. A profile of a busy day is measured again at
+    a load that finds the machine quiet, and replaced by what was disturbed less.
+    """
+
+    target: dict[int, float] | None
+    draft: dict[int, float] | None
+    noise: float
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Stock:
+        noise = stored.get("noise")
+        sound = isinstance(noise, int | float) and 0 <= noise <= 1
+        return cls(
+            table_from(stored.get("target_ms")),
+            table_from(stored.get("draft_ms")),
+            float(noise) if sound and noise is not None else 1.0,
+        )
+
+    def will_do(self, table: dict[int, float] | None, company: float) -> bool:
+        """Is a stored table to be used as it is? `company`: how much others use the machine now."""
+        return table is not None and (self.noise <= QUIET or company > QUIET)
+
+    def better(self, table: dict[int, float] | None, found: Measured) -> Measured:
+        """The one of both that was disturbed less."""
+        if table is None or found.noise <= self.noise:
+            return found
+        return Measured(table, self.noise)
 
 
 # ------------------------------------------------------------------------------------- storage

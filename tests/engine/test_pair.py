@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from localspec.bench.synthetic import Shape, target_cycle, vocabulary, write_mod
 from localspec.engine import models as opening
 from localspec.engine import pair
 from localspec.engine.llama import Context, Model
+from localspec.engine.profile import Measured
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import BOS, expected, target_alone
@@ -155,3 +156,37 @@ def test_what_was_learned_is_there_at_the_next_load(
     with running(target_alone(cycle_files), state_dir=str(tmp_path)):
         pass
     assert len(list(tmp_path.glob("profile-*.json"))) == 2
+
+
+def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
+    cycle_files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, noise, took = [0.9], [0.7], [5.0]
+
+    class Company:
+        @property
+        def share(self) -> float:
+            return others[0]
+
+    def examine(run: object, widths: Iterable[int], deadline: float) -> Measured:
+        return Measured(dict.fromkeys(widths, took[0]), noise[0])
+
+    monkeypatch.setattr("localspec.engine.pair.Company", Company)
+    monkeypatch.setattr("localspec.engine.profile.examine", examine)
+
+    def load() -> tuple[float, float]:
+        """What a pass of width 1 takes, by target and draft, as this load has it."""
+        with running(cycle_files, state_dir=str(tmp_path)) as engine:
+            costs = engine.pair.costs
+            assert costs.draft is not None
+            return costs.target.ms(1), costs.draft.ms(1)
+
+    assert load() == (5.0, 5.0)  # better than nothing
+    took[0] = 2.0
+    assert load() == (5.0, 5.0)  # as busy as before
+    others[0], noise[0] = 0.05, 0.8
+    assert load() == (5.0, 5.0)  # it began quiet, and was not
+    noise[0] = 0.01
+    assert load() == (2.0, 2.0)
+    took[0], noise[0] = 3.0, 0.0
+    assert load() == (2.0, 2.0)  # good enough

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import time
 from pathlib import Path
 
@@ -11,12 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.engine.company import Company, used_s
 from localspec.engine.profile import (
+    QUIET,
     REPEATS,
     VERSION,
     CostProfile,
     CostTable,
+    Measured,
     Notebook,
+    Stock,
+    examine,
     identity,
     measure,
     measure_widths,
@@ -140,9 +147,88 @@ def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
 
 
 def test_with_time_every_width_to_sixteen_is_measured() -> None:
-    found = measure_widths(lambda width: None, budget_s=30.0)
+    found, _ = measure_widths(lambda width: None, budget_s=30.0)
     assert sorted(found) == list(range(1, 17))
     assert table_from({str(width): ms for width, ms in found.items()}) is not None
+
+
+def disturbed(runs: random.Random, share: float) -> Measured:
+    """Passes of 10 ms and 1 ms a row; of them `share` take half as long again, or twice."""
+    now = [0.0]
+
+    def run(width: int) -> None:
+        slower = runs.choice((1.5, 2.0)) if runs.random() < share else runs.uniform(1, 1.03)
+        now[0] += (0.009 + 0.001 * width) * slower
+
+    return examine(run, range(1, 17), time.monotonic() + 60, lambda: now[0])
+
+
+def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.engine.profile.Company", lambda: Alone(0.0))
+    for seed in range(30):
+        assert disturbed(random.Random(seed), 0.05).noise <= QUIET
+        assert disturbed(random.Random(seed), 0.65).noise > QUIET
+
+
+def test_or_by_others_who_disturb_all_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.engine.profile.Company", lambda: Alone(0.5))
+    assert disturbed(random.Random(1), 0.0).noise == 0.5
+
+
+class Alone:
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+
+def test_the_share_of_others_is_what_they_used_of_all_processors() -> None:
+    cores = os.cpu_count() or 1
+    used, own, now = iter([100.0, 100.0 + 3 * cores]), iter([5.0, 5.0 + cores]), iter([7.0, 11.0])
+    company = Company(lambda: next(used), lambda: next(own), lambda: next(now))
+    assert company.share == pytest.approx(0.5)  # 2 of 4 seconds on each
+    line = "cpu  100 20 30 5000 400 1 2 7 50 60"
+    assert used_s(line, 100) == pytest.approx(1.6)
+    for wrong in ("", "cpu0 1 2", "intr 1 2 3 4 5 6 7 8 9", "cpu a b c d e f g h"):
+        with pytest.raises(ValueError, match=r"processors|unpack|int"):
+            used_s(wrong, 100)
+
+    def missing() -> float:
+        raise FileNotFoundError
+
+    assert Company(missing).share == 0.0
+
+
+def test_only_a_disturbed_profile_is_measured_again_and_only_when_it_is_quiet() -> None:
+    table = {1: 1.0}
+    for noise, company, used in (
+        (0.01, 0.0, True),
+        (0.01, 0.9, True),
+        (0.6, 0.9, True),
+        (0.6, 0.01, False),
+        (None, 0.01, False),  # one of a time when that was not noted
+        ("x", 0.01, False),
+        (float("nan"), 0.01, False),
+    ):
+        stock = Stock.of({"target_ms": {"1": 1.0}, "noise": noise})
+        assert stock.will_do(stock.target, company) is used
+    stock = Stock(table, None, 0.6)
+    assert stock.better(table, Measured({1: 2.0}, 0.05)).ms == {1: 2.0}
+    assert stock.better(table, Measured({1: 2.0}, 0.9)) == (table, 0.6)
+    assert stock.better(None, Measured({1: 2.0}, 0.9)).noise == 0.9
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_passes_that_run_heal_a_profile_of_a_busy_day(seed: int) -> None:
+    """Every width wrong by up to 1.8 times either way; observed with noise and now and then a hiccup."""
+    rng = random.Random(seed)
+    wrong = {width: ms * rng.uniform(0.55, 1.8) for width, ms in TARGET_MS.items()}
+    table = CostTable(wrong)
+    for _ in range(1500):
+        width = rng.choice(sorted(TARGET_MS))
+        hiccup = 6.0 if rng.random() < 0.02 else 1.0
+        table.observe(width, TARGET_MS[width] * rng.uniform(0.97, 1.05) * hiccup)
+    shape = [table.ms(width) / ms for width, ms in TARGET_MS.items()]
+    assert max(shape) / min(shape) < 1.12  # what counts is how they compare
+    assert shape == pytest.approx([1.0] * len(shape), rel=0.12)
 
 
 # ---------------------------------------------------------------------------- keeping
