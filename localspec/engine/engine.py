@@ -20,7 +20,7 @@ from localspec.engine.depth import (
 )
 from localspec.engine.generation import Generation, Prepared
 from localspec.engine.lane import EXACT_CHUNK, Lane
-from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot
+from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair import Pair
 from localspec.engine.planner import Planner, Turn
 from localspec.engine.profile import Clock
@@ -149,7 +149,8 @@ class Engine:
         except Exception as error:
             return self._one_by_one(lane, turns, error)
         for turn in turns:
-            self._guarded(lane, turn.gen, self._commit, lane, turn)
+            if turn.gen in lane.active:  # else another turn has sent them all to wait
+                self._guarded(lane, turn.gen, self._commit, lane, turn)
         return [turn for turn in turns if turn.gen in lane.active]
 
     def _one_by_one(self, lane: Lane, turns: list[Turn], error: Exception) -> list[Turn]:
@@ -341,10 +342,14 @@ class Engine:
             newest.finish = "length"
             self._finish(lane, newest)
             return
-        lane.active.remove(newest)
-        lane.slots.release(newest.slot)  # kept as an idle slot's text is, as long as there is room
+        self._give_way(lane, newest)
         newest.gave_way = lane.left
         self._waiting.appendleft(newest)
+
+    def _give_way(self, lane: Lane, gen: Generation) -> None:
+        """Leave the slot, which keeps its text as any idle one does, as long as there is room."""
+        lane.active.remove(gen)
+        lane.slots.release(gen.slot)
 
     # ------------------------------------------------------------------------ the books
 
@@ -421,12 +426,38 @@ class Engine:
 
     def _break(self, lane: Lane, gen: Generation, error: Exception) -> None:
         """End one request with an error. Nothing of its slot is trusted any more."""
+        if isinstance(error, NotFinite) and self._part(lane, gen):
+            return
         if gen in lane.active:
             lane.active.remove(gen)
             lane.left += 1
             lane.slots.clear(gen.slot)
             lane.slots.release(gen.slot)
         self._fail(gen.id, error)
+
+    def _part(self, lane: Lane, gen: Generation) -> bool:
+        """Logits that are no numbers may come from any text in the context: some of llama.cpp's kernels
+        add what others' cells hold, times nothing, and NaN times nothing is NaN.
+
+        So all is forgotten, and those that ran are run again, one after another. False: this one was
+        alone already, so they are its own.
+        """
+        running = sorted(lane.active, key=lambda each: each.number)
+        alone, gen.alone = gen.alone, True
+        if not alone:
+            gen.take_back()
+            for each in reversed(running):
+                if each.finish is not None:
+                    self._finish(lane, each)
+                    continue
+                each.alone = True
+                self._give_way(lane, each)
+                self._waiting.appendleft(each)
+        for slot in lane.slots:
+            lane.slots.clear(slot)
+        lane.context.clear()
+        self.pair.prefixes.clear()
+        return not alone
 
     def _fail(self, request: int, error: Exception) -> None:
         """Tell of an error. One that is no fault of the request is ours, and the log says where."""

@@ -114,6 +114,7 @@ class Generation:
         self._first_token: float | None = None
         self._last_token = 0.0
         self.number = 0  # its place in the order of first starts
+        self.alone = False  # it is to run without company
         self.gave_way = -1  # how many had left its lane when it gave up its slot
         self._matched = 0  # generated tokens the grammar has consumed
 
@@ -221,6 +222,12 @@ class Generation:
         for token in kept[self._matched :]:
             self.matcher.consume(token)
         self._matched = len(kept)
+
+    def take_back(self) -> None:
+        """This round is not kept: the grammar is where it was before."""
+        if self.matcher is not None and self._matched:
+            self.matcher.take_back(self._matched)
+        self._matched = 0
 
     def round_over(self) -> None:
         self._matched = 0

@@ -98,6 +98,7 @@ class Matcher:
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher = matcher
         self._n_vocab = n_vocab
+        self._passed = 0  # tokens after the end, which the grammar has not seen
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """(n_vocab,): which tokens may come next. All of them once the grammar has ended.
@@ -114,8 +115,16 @@ class Matcher:
     def consume(self, token: int) -> None:
         """Advance by one token, which the mask allowed."""
         if self._matcher.is_stopped():
+            self._passed += 1
             return
         self._matcher.consume_token(token)
+        self._check()
+
+    def take_back(self, count: int) -> None:
+        """Be as before the last `count` tokens that were consumed."""
+        seen = max(count - self._passed, 0)
+        self._passed = max(self._passed - count, 0)
+        self._matcher.rollback(seen)
         self._check()
 
     def valid(self, tokens: Sequence[int]) -> int:

@@ -197,6 +197,9 @@ class Prefixes:
         else:
             self._kept = [each for each in self._kept if each is not prefix]
 
+    def clear(self) -> None:
+        self._kept = []
+
     def forget(self, conversation: str | None) -> None:
         """Drop what belongs to a conversation, with None to any, and tell nobody."""
         self._kept = [

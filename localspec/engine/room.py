@@ -21,9 +21,11 @@ def fits(lane: Lane, waiting: Prepared | Generation) -> bool:
     """
     if not lane.active:
         return True
+    if any(gen.alone for gen in lane.active):
+        return False
     growth = sum(min(gen.left, GROWTH) for gen in lane.active)
     if isinstance(waiting, Generation):
-        if waiting.gave_way == lane.left:
+        if waiting.alone or waiting.gave_way == lane.left:
             return False
         growth += min(waiting.left, GROWTH)
     else:

@@ -246,3 +246,24 @@ def test_rejection_keeps_the_distribution_that_a_grammar_leaves(
             samples.append((drawn, {token: wanted.of(token) for token in (a, b, c)}))
     assert samples
     assert chi_square_z(*samples) < 4.5
+
+
+def test_a_round_that_is_not_kept_is_taken_back(contextual: Running) -> None:
+    """Also where it went beyond the grammar's end."""
+    grammars = contextual.preparer._grammars
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        matcher = grammars.compile(Constraint("regex", "[a-f]{1,4}"))
+        tokens: list[int] = []
+        masks = [matcher.mask()]
+        while len(tokens) < 8 and not matcher._matcher.is_stopped():
+            tokens.append(int(rng.choice(np.flatnonzero(masks[-1]))))
+            matcher.consume(tokens[-1])
+            masks.append(matcher.mask() if not matcher._matcher.is_stopped() else masks[-1])
+        ended = len(tokens)
+        for token in tokens[:2]:  # seen by nobody: it is over
+            matcher.consume(token)
+        back = int(rng.integers(0, ended + 1))
+        matcher.take_back(min(2, ended) + ended - back)
+        if back < ended:
+            assert np.array_equal(matcher.mask(), masks[back])

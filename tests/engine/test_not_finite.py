@@ -39,6 +39,7 @@ def test_a_target_that_gives_no_numbers_is_not_loaded(
         load(PairFiles("spoiled", file, None))
 
 
+@pytest.mark.parametrize("attention", ["auto", "off"])
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize(
     "sampling",
@@ -50,11 +51,17 @@ def test_a_target_that_gives_no_numbers_is_not_loaded(
     ],
 )
 def test_a_text_that_gives_no_numbers_ends_its_request_alone(
-    contextual_files: PairFiles, load: Load, tmp_path: Path, sampling: Sampling, on_device: bool
+    contextual_files: PairFiles,
+    load: Load,
+    tmp_path: Path,
+    sampling: Sampling,
+    on_device: bool,
+    attention: str,
 ) -> None:
+    """Without flash attention what a text spoils reaches all others in the context."""
     file = spoiled(contextual_files.target, tmp_path, "token_embd.weight", BAD, np.nan)
     files = PairFiles("spoiled", file, contextual_files.draft)
-    engine = load(files, choose_on_device=on_device)
+    engine = load(files, choose_on_device=on_device, flash_attention=attention)
     truth = engine.ask(PROMPT, 30).tokens
     engine.forget()
     bystander = engine.start(PROMPT, 30, GREEDY, drafting(2))
@@ -70,6 +77,7 @@ def test_a_text_that_gives_no_numbers_ends_its_request_alone(
     tokens = engine.answers[bystander].tokens
     if tokens != truth:
         assert worst_gap(file, PROMPT, tokens) < NEAR_TIE
+    engine.ask([5, BAD, *range(60)], 0)  # read, and its logits not looked at
     assert engine.ask([5, 6, 7], 12).tokens  # nothing of it is left in a slot
     assert engine.ask([5, 6, 7], 12, sampling).done
 
