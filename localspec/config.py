@@ -35,7 +35,7 @@ class Config:
     prefix_memory: int = 1024  # MiB for texts that lost their slot; 0: none
     prefix_disk: int = 2048  # MiB for conversations, to go on after a restart; 0: none
     idle_unload: float = 900.0  # unload the pair after so long without a request; 0: never
-    watchdog: float = 60.0  # a worker that answers nothing for so long is ended
+    watchdog: float = 60.0  # a worker that answers nothing for so long, or stands still, is ended
     log_prompts: bool = False
     listen: str = ""  # ADDRESS:PORT for TCP beside the Unix socket; empty: none
     listen_anywhere: bool = False  # `listen` may be an address that other machines reach
