@@ -389,6 +389,8 @@ class Engine:
         start = self._clock()
         try:
             drafter.look_in(gen.slot.tokens, gen.beliefs["draft"])
+        except DecodeFatal:
+            raise
         except Exception as error:
             self._planner.stop_drafting(lane, gen, error)
         gen.tally.round_ms += (self._clock() - start) * 1e3

@@ -19,7 +19,7 @@ from localspec.engine.drafters.lookup import length_bucket
 from localspec.engine.drafters.model import Ask
 from localspec.engine.generation import Generation
 from localspec.engine.lane import Lane
-from localspec.engine.llama import NoKvSlot, NotFinite
+from localspec.engine.llama import DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair import Pair
 from localspec.engine.sampling import Distribution
 
@@ -79,7 +79,7 @@ class Planner:
         """Give each writing turn the drafts that are worth verifying, if any.
 
         Returns those whose own lookup or grammar failed, and how. What fails in deciding or drafting
-        for several together costs them their drafts only.
+        for several together costs them their drafts only, unless a context is lost (`DecodeFatal`).
         """
         broken: list[tuple[Generation, Exception]] = []
         rows = sum(len(turn.read) for turn in turns)
@@ -98,6 +98,8 @@ class Planner:
         try:
             rate = self._decide(lane, choosing, rows - len(choosing))
             self._ask_model(lane, [t for t in choosing if t.kind == "draft"], rate)
+        except DecodeFatal:
+            raise
         except Exception as error:
             for turn in choosing:
                 turn.forget_drafts()
@@ -209,6 +211,8 @@ class Planner:
         asks = [self._ask(t, costs, rate) for t, costs in zip(turns, relative, strict=True)]
         try:
             self._pair.drafter.propose(asks)
+        except DecodeFatal:
+            raise
         except Exception as error:
             for turn in turns:
                 turn.forget_drafts()
