@@ -1,7 +1,8 @@
 """HTTP bodies: what clients may send, checked strictly, and what they get back.
 
 Requests take OpenAI's names and llama-server's. A field of the wrong type or out of range is
-refused with its name and its limit; fields nobody here knows are ignored, as everywhere.
+refused with its name and its limit; fields nobody here knows are ignored, as everywhere, and null is
+read as a field that is not there.
 Responses have OpenAI's shapes, plus llama-server's `timings` and ours under one key, `localspec`.
 """
 
@@ -23,7 +24,9 @@ from localspec.protocol.limits import (
     Probability,
     RepeatPenalty,
     Temperature,
+    TokenLimit,
 )
+from localspec.protocol.nulls import OrDefault, Request
 from localspec.protocol.reading import BadBody as BadBody
 from localspec.protocol.reading import decode as decode
 
@@ -37,18 +40,18 @@ MAX_TOOLS = 128
 # ---------------------------------------------------------------------------- requests
 
 
-class StreamOptions(Struct):
-    include_usage: bool = False
+class StreamOptions(Request):
+    include_usage: OrDefault[bool] = False
 
 
-class JsonSchema(Struct):
+class JsonSchema(Request):
     """OpenAI's wrapper around a schema; `name` and `strict` change nothing here."""
 
-    schema: dict[str, Any] = {}
-    name: str = ""
+    schema: OrDefault[dict[str, Any]] = field(default_factory=dict)
+    name: OrDefault[str] = ""
 
 
-class ResponseFormat(Struct):
+class ResponseFormat(Request):
     """OpenAI's `json_schema` wrapper, or llama-server's `schema` directly."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -70,64 +73,64 @@ class ChatMessage(Struct):
     reasoning_content: str | None = None
 
 
-class Function(Struct, omit_defaults=True):
+class Function(Request, omit_defaults=True):
     """A tool's function; `parameters` is a JSON Schema."""
 
     name: str
-    description: str = ""
+    description: OrDefault[str] = ""
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Struct):
+class Tool(Request):
     function: Function
-    type: Literal["function"] = "function"
+    type: OrDefault[Literal["function"]] = "function"
 
 
 class NamedFunction(Struct):
     name: str
 
 
-class ToolChoice(Struct):
+class ToolChoice(Request):
     """The one tool that must be called."""
 
     function: NamedFunction
-    type: Literal["function"] = "function"
+    type: OrDefault[Literal["function"]] = "function"
 
 
-class Prediction(Struct):
+class Prediction(Request):
     """Text the caller expects in the answer; drafted from by lookup. What is longer than the context
     is cut to it, since no answer can be longer.
     """
 
     content: str | list[ContentPart]
-    type: Literal["content"] = "content"
+    type: OrDefault[Literal["content"]] = "content"
 
 
-class SpeculativeOptions(Struct):
+class SpeculativeOptions(Request):
     """Ours: `depth` is a number of drafted tokens or "auto"."""
 
-    enabled: bool = True
-    depth: Annotated[int, Meta(ge=0, le=64)] | Literal["auto"] = "auto"
-    kind: Literal["auto", "draft", "ngram"] = "auto"
-    verification: Literal["auto", "match", "rejection"] = "auto"
+    enabled: OrDefault[bool] = True
+    depth: OrDefault[Annotated[int, Meta(ge=0, le=64)] | Literal["auto"]] = "auto"
+    kind: OrDefault[Literal["auto", "draft", "ngram"]] = "auto"
+    verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
 
 
-class LocalspecOptions(Struct):
+class LocalspecOptions(Request):
     """Ours. `conversation`: "new", "last" or an id: question and answer are kept there."""
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
-class GenerationRequest(Struct):
+class GenerationRequest(Request):
     """What chat and text completions share."""
 
-    model: str = ""
-    stream: bool = False
+    model: OrDefault[str] = ""
+    stream: OrDefault[bool] = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
-    n_predict: LookBack | None = None  # llama-server's; -1: as many as fit
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
+    n_predict: TokenLimit | None = None  # llama-server's
     temperature: Temperature | None = None
     top_k: LookBack | None = None
     top_p: Probability | None = None
@@ -145,7 +148,7 @@ class GenerationRequest(Struct):
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
     logit_bias: dict[str, Bias] | None = None
-    ignore_eos: bool = False
+    ignore_eos: OrDefault[bool] = False
     response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
@@ -153,8 +156,8 @@ class GenerationRequest(Struct):
     prediction: Prediction | None = None
     speculative: SpeculativeOptions | None = None
     exact: bool | None = None
-    cache_prompt: bool = True
-    reveal_draft: bool = False
+    cache_prompt: OrDefault[bool] = True
+    reveal_draft: OrDefault[bool] = False
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -166,11 +169,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_format: Literal["none", "auto", "deepseek"] = "auto"
+    reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
     localspec: LocalspecOptions | None = None
 
 
@@ -182,29 +185,29 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
-class LoadRequest(Struct):
+class LoadRequest(Request):
     """`model` is a pair's name; empty for the configured one."""
 
-    model: str = ""
+    model: OrDefault[str] = ""
 
 
-class TokenizeRequest(Struct):
+class TokenizeRequest(Request):
     content: str
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
+    add_special: OrDefault[bool] = False
+    parse_special: OrDefault[bool] = True
+    with_pieces: OrDefault[bool] = False
 
 
-class DetokenizeRequest(Struct):
+class DetokenizeRequest(Request):
     tokens: list[Annotated[int, Meta(ge=0, le=INT32)]]
 
 
-class TemplateRequest(Struct):
+class TemplateRequest(Request):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------- responses

@@ -14,6 +14,8 @@ INT32 = (1 << 31) - 1
 
 Count = Annotated[int, Meta(ge=0, le=INT32)]
 LookBack = Annotated[int, Meta(ge=-1, le=INT32)]  # -1: all of the text
+# -1: as many as fit; -2: until the context is full, which is the same here.
+TokenLimit = Annotated[int, Meta(ge=-2, le=INT32)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 # Logits are divided by it, or multiplied: both ways by a thousand at most.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
 from localspec.protocol.http import MAX_LOGPROBS, GenerationRequest
 from localspec.protocol.limits import INT32, Count
+from localspec.protocol.nulls import OrDefault, Request
 
 _SLOT = Annotated[int, Meta(ge=-1, le=INT32)]
 _MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]
@@ -23,13 +24,13 @@ class NativeRequest(GenerationRequest, kw_only=True):
     """
 
     samplers: list[str] | str | None = None
-    n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
+    n_probs: OrDefault[Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]] = 0
     n_indent: Count | None = None
     t_max_prompt_ms: _MILLISECONDS | None = None
     t_max_predict_ms: _MILLISECONDS | None = None
     response_fields: list[str] | None = None
-    return_tokens: bool = False
-    id_slot: _SLOT = -1
+    return_tokens: OrDefault[bool] = False
+    id_slot: OrDefault[_SLOT] = -1
     user: str | None = None
 
 
@@ -39,17 +40,19 @@ class NativeCompletionRequest(NativeRequest, kw_only=True):
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
 
 
-class ExtraFile(Struct):
+class ExtraFile(Request):
     """A piece of another file."""
 
     text: str
-    filename: str = "tmp"
+    filename: OrDefault[str] = "tmp"
 
 
 class InfillRequest(NativeRequest, kw_only=True):
     """`prompt` is the part of the cursor's line before it, `input_prefix` the lines above."""
 
-    input_prefix: str = ""
-    input_suffix: str = ""
-    input_extra: Annotated[list[ExtraFile], Meta(max_length=10_000)] = field(default_factory=list)
-    prompt: str = ""
+    input_prefix: OrDefault[str] = ""
+    input_suffix: OrDefault[str] = ""
+    input_extra: OrDefault[Annotated[list[ExtraFile], Meta(max_length=10_000)]] = field(
+        default_factory=list
+    )
+    prompt: OrDefault[str] = ""

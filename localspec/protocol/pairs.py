@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+
+from localspec.protocol.nulls import OrDefault, Request
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 File = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -16,7 +18,7 @@ File = Annotated[str, Meta(min_length=1, max_length=4096)]
 # ---------------------------------------------------------------------------- requests
 
 
-class PullRequest(Struct):
+class PullRequest(Request):
     """Pull a pair of the catalogue.
 
     The rest is the client's environment: the daemon may have been started from another shell.
@@ -26,31 +28,31 @@ class PullRequest(Struct):
     name: Name
     endpoint: str | None = None  # HF_ENDPOINT: an http or https address
     token: str | None = None  # HF_TOKEN; kept for this pull alone
-    offline: bool = False  # HF_HUB_OFFLINE
+    offline: OrDefault[bool] = False  # HF_HUB_OFFLINE
 
 
-class AddRequest(Struct):
+class AddRequest(Request):
     """Make a pair of files on this disk, named by absolute paths."""
 
     name: Name
     target: File
     draft: File | None = None
-    roles: Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)] = (
-        "chat",
-    )
-    replace: bool = False
+    roles: OrDefault[
+        Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
+    ] = ("chat",)
+    replace: OrDefault[bool] = False
 
 
-class CollectRequest(Struct):
-    dry_run: bool = False
+class CollectRequest(Request):
+    dry_run: OrDefault[bool] = False
 
 
-class DraftsRequest(Struct):
+class DraftsRequest(Request):
     """`target`: an absolute path, or a pair whose target is meant."""
 
     target: File
-    folders: Annotated[list[File], Meta(max_length=64)] = []
-    measure: bool = False
+    folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
+    measure: OrDefault[bool] = False
 
 
 # ---------------------------------------------------------------------------- answers

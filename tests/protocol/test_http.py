@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.protocol import http
+from localspec.protocol import http, pairs
 from localspec.protocol.http import BadBody, ChatRequest, CompletionRequest, decode
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest
 
@@ -36,8 +37,8 @@ def refusal(fields: dict[str, Any] | bytes) -> BadBody:
         ("top_k", 1.5, "must be a whole number, not a number with a fraction"),
         ("top_p", 1.01, "must be at most 1"),
         ("min_p", -1, "must be at least 0"),
-        ("max_tokens", -1, "must be at least 0"),
-        ("n_predict", -2, "must be at least -1"),
+        ("max_tokens", -3, "must be at least -2"),
+        ("n_predict", -3, "must be at least -2"),
         ("frequency_penalty", 3, "must be at most 2"),
         ("repeat_penalty", 0, "must be at least 0.001"),
         ("repeat_penalty", 1e-300, "must be at least 0.001"),
@@ -57,6 +58,79 @@ def test_a_field_of_the_wrong_type_or_size_is_named_with_its_limit(
     error = refusal({field: value})
     assert error.param == field
     assert error.message == f"'{field}' {words}."
+
+
+FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
+    ChatRequest: {
+        "messages": MESSAGES,
+        "stream_options": {},
+        "response_format": {"type": "json_schema", "json_schema": {}},
+        "tools": [{"function": {"name": "f"}}],
+        "tool_choice": {"function": {"name": "f"}},
+        "prediction": {"content": "x"},
+        "speculative": {},
+        "localspec": {},
+    },
+    CompletionRequest: {"prompt": "x"},
+    InfillRequest: {"input_extra": [{"text": "x"}]},
+    NativeCompletionRequest: {"prompt": "x"},
+    http.LoadRequest: {},
+    http.TokenizeRequest: {"content": "x"},
+    http.TemplateRequest: {"messages": MESSAGES},
+    pairs.PullRequest: {"name": "x"},
+    pairs.AddRequest: {"name": "x", "target": "/x"},
+    pairs.CollectRequest: {},
+    pairs.DraftsRequest: {"target": "x"},
+}
+
+
+def optional(kind: Any, body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every field that `body`, a `kind`, may leave out, however deep."""
+    if isinstance(kind, msgspec.inspect.UnionType):
+        kind = next((k for k in kind.types if isinstance(k, CONTAINERS)), None)
+    if isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    if isinstance(kind, msgspec.inspect.ListType) and isinstance(body, list):
+        for index, item in enumerate(body):
+            yield from optional(kind.item_type, item, (*path, index))
+    elif isinstance(kind, msgspec.inspect.StructType) and isinstance(body, dict):
+        for field in kind.fields:
+            if not field.required:
+                yield (*path, field.encode_name)
+            if field.encode_name in body:
+                yield from optional(field.type, body[field.encode_name], (*path, field.encode_name))
+
+
+CONTAINERS = (msgspec.inspect.StructType, msgspec.inspect.ListType, msgspec.inspect.Metadata)
+NULLABLE = [
+    (kind, path)
+    for kind, body in FULL.items()
+    for path in optional(msgspec.inspect.type_info(kind), body)
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), NULLABLE, ids=lambda each: getattr(each, "__name__", str(each))
+)
+def test_null_is_a_field_that_is_not_there(
+    kind: type[msgspec.Struct], path: tuple[Any, ...]
+) -> None:
+    null, absent = json.loads(json.dumps(FULL[kind])), json.loads(json.dumps(FULL[kind]))
+    *above, name = path
+    for body, change in (
+        (null, lambda d: d.update({name: None})),
+        (absent, lambda d: d.pop(name, 0)),
+    ):
+        for step in above:
+            body = body[step]
+        change(body)
+    assert decode(json.dumps(null).encode(), kind) == decode(json.dumps(absent).encode(), kind)
+
+
+def test_all_that_may_be_left_out_is_tried_as_null() -> None:
+    assert len(NULLABLE) > 150
+    assert (ChatRequest, ("tools", 0, "function", "description")) in NULLABLE
+    assert (ChatRequest, ("speculative", "depth")) in NULLABLE
 
 
 def numbers(kind: type) -> dict[str, list[tuple[Any, Any]]]:
