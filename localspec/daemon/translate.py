@@ -93,7 +93,17 @@ def parser(request: ChatRequest, template: str | None) -> AnswerParser:
 
 
 def completion(request: CompletionRequest) -> list[frames.Generate]:
-    """One Generate per prompt and choice; all choices of the first prompt come first."""
+    """One Generate per prompt and choice; all choices of the first prompt come first.
+
+    Raises:
+        InvalidRequest: what is asked for would change the answer, and is not to be had here.
+    """
+    if request.echo:
+        raise InvalidRequest("'echo' must be false: the prompt is not repeated here.", param="echo")
+    if (request.best_of or 1) > (request.n or 1):
+        raise InvalidRequest(
+            "'best_of' may not be more than 'n': every choice is given back.", param="best_of"
+        )
     return choices(request, prompts(request.prompt, request.suffix), request.logprobs)
 
 

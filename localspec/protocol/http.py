@@ -178,10 +178,13 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """`prompt`: a text, token ids, or several of either."""
+    """`prompt`: a text, token ids, or several of either. `echo` may be false only, as in llama-server,
+    and `best_of` no more than `n`: other values are refused."""
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     suffix: str | None = None
+    echo: OrDefault[bool] = False
+    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 

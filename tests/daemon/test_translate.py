@@ -238,3 +238,13 @@ def test_prompts_that_are_none_are_refused(prompt: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         completion(prompt=prompt)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"echo": True}, "echo"), ({"best_of": 2}, "best_of")]
+)
+def test_what_would_change_the_answer_is_not_passed_over(fields: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt="x", **fields)
+    assert caught.value.param == param
+    assert completion(prompt="x", echo=False, best_of=1) == completion(prompt="x")
