@@ -118,6 +118,8 @@ class Turn:
             message.finish = "failed" if self.failed else "interrupted"
             return message
         message.finish = self.done.finish_reason
+        if message.finish == "stop" and message.tool_calls:
+            message.finish = "tool_calls"
         message.tokens = self.done.completion_tokens
         message.tokens_per_second = self.done.timings.predicted_per_second
         message.drafted = self.done.speculation.drafted

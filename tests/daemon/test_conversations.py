@@ -147,7 +147,7 @@ def test_calls_and_their_results_are_kept_and_sent_again(
     reply = kept(home)["messages"][1]
     function = {"name": "look", "arguments": '{"at": "it"}'}
     assert reply["tool_calls"] == [{"id": id, "type": "function", "function": function}]
-    assert reply["content"] == "Let me see."
+    assert (reply["content"], reply["finish"]) == ("Let me see.", "tool_calls")
     messages = [
         {"role": "tool", "tool_call_id": id, "name": "look", "content": "a cat"},
         {"role": "user", "content": "echo"},
