@@ -15,7 +15,7 @@ from localspec.engine.sampling import Sampler, Settings, logprob, resolve
 from localspec.engine.speculate import Rows, verify_match
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import Generate, PairFiles, Sampling, Speculative, TokenPrompt
-from tests.support.gguf_files import ARRAY, F32, I32, with_keys
+from tests.support.gguf_files import ARRAY, F32, I32, with_key
 from tests.support.pairs import (
     BOS,
     N_VOCAB,
@@ -430,9 +430,10 @@ def test_tokens_that_the_file_suppresses_are_never_generated(
 ) -> None:
     """As in llama.cpp's own chain, where a bias of minus infinity comes before everything else."""
     said = set(fresh(contextual, PROMPT, 24).tokens)
-    key = {"tokenizer.ggml.suppress_tokens": (ARRAY, (I32, [*said, -1, N_VOCAB]))}
+    key, never_said = "tokenizer.ggml.suppress_tokens", (I32, [*said, -1, N_VOCAB])
+    data = with_key(Path(contextual_files.target).read_bytes(), key, ARRAY, never_said)
     path = tmp_path / "suppressing.gguf"
-    path.write_bytes(with_keys(Path(contextual_files.target).read_bytes(), key))
+    path.write_bytes(data)
     engine = load(PairFiles("suppressing", str(path), contextual_files.draft))
     assert set(engine.pair.vocab.suppressed) == said
     wanted = Sampling(logit_bias=dict.fromkeys(said, 100.0), seed=1)
@@ -449,13 +450,12 @@ def test_settings_of_a_file_that_no_request_may_have_do_no_harm(
     contextual_files: PairFiles, tmp_path: Path, load: Load
 ) -> None:
     """A repeat penalty of 0 divides logits by nothing: no token was left, and the engine ended."""
-    keys = {
-        "general.sampling.penalty_repeat": (F32, 0.0),
-        "general.sampling.temp": (F32, -1e30),
-        "general.sampling.top_k": (I32, 7),
-    }
+    data = Path(contextual_files.target).read_bytes()
+    data = with_key(data, "general.sampling.penalty_repeat", F32, 0.0)
+    data = with_key(data, "general.sampling.temp", F32, -1e30)
+    data = with_key(data, "general.sampling.top_k", I32, 7)
     path = tmp_path / "sampling.gguf"
-    path.write_bytes(with_keys(Path(contextual_files.target).read_bytes(), keys))
+    path.write_bytes(data)
     engine = load(PairFiles("sampling", str(path), contextual_files.draft))
     assert engine.pair.defaults == {"top_k": 7}
     assert len(engine.ask(PROMPT, 12, Sampling()).tokens) == 12
