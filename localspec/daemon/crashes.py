@@ -6,6 +6,7 @@ import hashlib
 import signal
 from collections import defaultdict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -94,6 +95,14 @@ class Death:
             )
         return WorkerDied(
             f"The engine died ({self.how}); the next request starts a new one.{self._words()}"
+        )
+
+    def of_changed_file(self, file: Path) -> LocalspecError:
+        """What they are told when the engine died while a file it reads was being changed."""
+        return WorkerDied(
+            f"The file {file} was changed or cut while its model was loaded, and the engine died of "
+            f"it ({self.how}); the next request loads the file as it is then. Where that was no "
+            "wish of yours, fetch it again."
         )
 
     def _words(self) -> str:

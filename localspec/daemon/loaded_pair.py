@@ -17,6 +17,7 @@ from localspec.config import Config
 from localspec.daemon.admission import EDITOR_PLACES, Admission
 from localspec.daemon.crashes import CrashHistory, DeadlyTexts, Death, deadly
 from localspec.daemon.in_flight import Again, Answering, InFlight, Running
+from localspec.daemon.mapped import Mapped
 from localspec.daemon.memory import MIB, free_memory
 from localspec.daemon.plan import Planned, plan
 from localspec.daemon.safe_mode import Memory
@@ -82,6 +83,7 @@ class LoadedPair:
         self._loading: asyncio.Task[Worker] | None = None
         self._loaded: asyncio.Future[frames.PairInfo] | None = None
         self._loaded_with: frames.EngineSettings | None = None
+        self._mapped: Mapped | None = None  # the files as they were at the load
         self._notes: tuple[str, ...] = ()  # what had to give so that it fits
         self._proven = False  # this worker has decoded
         self._recalled = False
@@ -196,6 +198,7 @@ class LoadedPair:
             self._safe_reason = self._memory.recall()
         self._pair, self._proven = pair, False
         self._loaded_with = self._settings()
+        self._mapped = await asyncio.to_thread(Mapped, pair)
         planned = await asyncio.to_thread(_plan, pair, self._loaded_with)
         self._notes = planned.notes
         self._loaded = asyncio.get_running_loop().create_future()
@@ -340,6 +343,10 @@ class LoadedPair:
         self._counts.worker_deaths += 1
         log.error("worker %d died: %s", worker.pid, death)
         assert self._pair is not None
+        changed = self._mapped.changed() if self._mapped and death.by_kernels else None
+        if changed:
+            self._fail_all(death.of_changed_file(changed))
+            return
         suspects = self._in_flight.at("preparing")
         if suspects and death.by_text:
             self._died_of_text(suspects, death)

@@ -317,3 +317,16 @@ def test_whoever_has_seen_nothing_yet_is_answered_after_a_text_ended_the_engine(
         assert home.chat("deadly SIGSEGV").status == 400
     assert [each.result().text for each in patient] == ["word 0", "word 1"]
     assert home.status()["pair"]["state"] == "ready"
+
+
+def test_a_death_after_a_file_was_changed_is_said_to_be_of_that(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    for number in range(4):  # more often than a pair that is at fault may
+        assert home.chat("say warm").text == "warm"
+        home.model.write_bytes(b"cut" * (number + 1))
+        answer = home.chat("die SIGBUS")
+        assert answer.status == 500
+        assert f"{home.model} was changed" in answer.error["message"]
+    assert home.chat("say again").text == "again"
+    assert "Safe mode" not in str(home.status())

@@ -258,3 +258,27 @@ def test_an_editors_completion_ends_with_its_indentation(real: Home) -> None:
         assert lines[0].strip()
         assert all(line.startswith("    ") or not line.strip() for line in lines[1:])
     assert answer["timings"]["cache_n"] == answer["tokens_evaluated"] - 1
+
+
+def test_a_file_that_is_cut_while_it_is_mapped_harms_no_daemon(home: Home) -> None:
+    builtin = Path(__file__).resolve().parents[2] / "localspec" / "builtin"
+    whole = (builtin / "target.gguf").read_bytes()
+    file = home.root / "cut.gguf"
+    file.write_bytes(whole)
+    home.environment["LOCALSPEC_PAIR"] = str(file)
+    daemon = RunningDaemon(home)
+    try:
+        before = home.chat(QUESTION, **GREEDY)
+        assert before.status == 200, before.body
+        os.truncate(file, 1 << 20)
+        # where the kernels have copies of the weights, it is answered all the same
+        answer = home.chat("Something else, so that it is read.", **GREEDY)
+        if answer.status != 200:
+            assert f"{file} was changed" in answer.error["message"]
+        file.write_bytes(whole)
+        home.run("unload")
+        after = home.chat(QUESTION, **GREEDY)
+        assert (after.status, after.text) == (200, before.text)
+        assert "Safe mode" not in str(home.status())
+    finally:
+        daemon.stop()
