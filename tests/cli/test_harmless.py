@@ -252,10 +252,18 @@ def test_a_chat_lets_nothing_through(hostile: tuple[Home, HostileServer]) -> Non
     home, server = hostile
     server.refuses = False
     with terminal(home.environment, "chat", columns=400) as shown:
-        for typed in ("say hello", "/pair", "/stats", "/pair x", "/nothing", "/file /nowhere"):
+        for typed, answer in (
+            ("say hello", "hello❮"),
+            ("/pair", "builtin"),
+            ("/stats", "tokens/s"),
+            ("/pair x", "There is no pair"),
+            ("/nothing", "There is no command"),
+            ("/file /nowhere", "cannot be read"),
+        ):
             shown.expect("›")
             shown.send(f"{typed}\r")
-        shown.expect("/nowhere")
+            shown.expect(answer)
+        shown.expect("›")
         shown.send("/pair \t\t")
         shown.send("\x03\x04")
         shown.wait()
