@@ -113,7 +113,7 @@ def acceptance_interval(texts: Sequence[tuple[int, int]]) -> tuple[float, float,
         error = sqrt(spread * len(texts) / freedom) / tried
         width = error * _T[min(freedom, len(_T)) - 1]
         low, high = min(low, max(0.0, rate - width)), max(high, min(1.0, rate + width))
-    return low, rate, high
+    return min(low, rate), rate, max(high, rate)  # they may differ by a rounding
 
 
 def _wilson(rate: float, count: int) -> tuple[float, float]:
