@@ -242,7 +242,12 @@ class Supervisor:
         number, running = self._in_flight.enter(make)
         try:
             self._loaded.check_text(running.frame)
-            worker.send(running.frame)
+            try:
+                worker.send(running.frame)
+            except OverflowError as error:  # in what a template is given as it is
+                raise errors.InvalidRequest(
+                    "The request holds a whole number of more than 64 bits."
+                ) from error
             yield running
         finally:
             # Still there: no Done, Failed or Reply has come.

@@ -65,7 +65,9 @@ def _check_special_ids(header: Header, count: int) -> None:
 def _check_texts(vocabulary: Vocabulary) -> None:
     name, count = vocabulary.name, vocabulary.tokens.count
     tokenizer = vocabulary.tokenizer
-    texts = [text or b"[EMPTY_%d]" % index for index, text in enumerate(vocabulary.tokens)]
+    # llama.cpp reads a text up to its first NUL.
+    read = (text.partition(b"\0")[0] for text in vocabulary.tokens)
+    texts = [text or b"[EMPTY_%d]" % index for index, text in enumerate(read)]
     if len(set(texts)) != count:  # empty ones get these names in llama.cpp too
         twice = Counter(texts).most_common(1)[0][0]
         raise UnsafeModel(f"{name} lists the token {twice[:40]!r} twice.")

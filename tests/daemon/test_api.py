@@ -162,6 +162,15 @@ def test_nan_is_refused_with_the_fields_name(api: Home) -> None:
     assert answer.error["message"] == "'temperature' must be a finite number, not nan."
 
 
+def test_a_number_that_no_frame_can_hold_is_refused(api: Home) -> None:
+    body = {"messages": user("say x"), "chat_template_kwargs": {"a": [10**30]}}
+    for target in ("/v1/chat/completions", "/apply-template"):
+        answer = api.request("POST", target, body)
+        assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+        assert "more than 64 bits" in answer.error["message"]
+    assert api.chat("say x").text == "x"
+
+
 def test_an_error_of_the_engine_before_the_first_word_has_a_status(api: Home) -> None:
     answer = api.chat("refuse context_length_exceeded", stream=True)
     assert answer.status == 400

@@ -84,6 +84,13 @@ def test_empty_tokens_are_not_twice_the_same(tmp_path: Path) -> None:
     read_local_model(model().token(7, "").token(8, "").write(tmp_path / "m.gguf"))
 
 
+def test_tokens_that_are_the_same_up_to_a_nul_are_twice_the_same(tmp_path: Path) -> None:
+    """llama.cpp reads no further, and ends the process at the second one."""
+    assert "lists the token b'ab' twice" in refused(
+        model().token(7, "ab").token(8, "ab\0c"), tmp_path
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     [
