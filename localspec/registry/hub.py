@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
 
 from localspec.registry.errors import (
     FileChanged,
@@ -33,6 +36,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONNECT_TIMEOUT = 10.0
 _MOST_REDIRECTS = 10
+_MOST_PAGES = 20  # of a list, a thousand files each; no repository of models has as many
 _LONGEST_PAUSE = 300.0  # a server may ask for more; nobody waits that long without being told
 
 
@@ -49,6 +53,14 @@ class RemoteFile:
     @property
     def name(self) -> str:
         return self.file.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One file in the hub's list of a repository. Size in bytes."""
+
+    file: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,8 @@ class Hub:
         self.check_online()
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.utils
 
         return huggingface_hub
 
@@ -158,6 +172,33 @@ class Hub:
             raise HubError(f"The hub states no SHA-256 for {repo}/{file}, so it cannot be checked.")
         return RemoteFile(repo, file, commit, etag, int(size))
 
+    def files(self, repo: str, revision: str = "main") -> tuple[Listed, ...]:
+        """Every file of a repository, in all its folders.
+
+        Raises:
+            As `resolve`.
+        """
+        library = self._library()
+        endpoint = (self._endpoint or library.constants.ENDPOINT).rstrip("/")
+        url = f"{endpoint}/api/models/{repo}/tree/{quote(revision, safe='')}?recursive=true"
+        headers, found = self._headers(), []
+        try:
+            for _ in range(_MOST_PAGES):
+                response: httpx2.Response = library.get_session().get(
+                    url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=True
+                )
+                library.utils.hf_raise_for_status(response)
+                found += msgspec.json.decode(response.content, type=list[_Entry])
+                there = response.url.join(response.links.get("next", {}).get("url", ""))
+                if "next" not in response.links or there.origin != response.url.origin:
+                    break  # the token stays with the host that it is for
+                url = str(there)
+        except msgspec.MsgspecError:
+            raise WebPage(_WEB_PAGE.format(repo=repo)) from None
+        except Exception as error:
+            raise _translated(error, repo, "") from None
+        return tuple(Listed(each.path, each.size) for each in found if each.type == "file")
+
     @contextmanager
     def stream(self, remote: RemoteFile, start: int, end: int) -> Iterator[Answer]:
         """Bytes [start, end) of a file, from the pinned commit.
@@ -179,6 +220,14 @@ class Hub:
                 yield Answer(whole, response.iter_raw())
         except httpx2.HTTPError as error:
             raise _translated(error, remote.repo, remote.file) from None
+
+
+class _Entry(msgspec.Struct):
+    """A file or folder as the hub's own API lists it."""
+
+    type: str
+    path: str
+    size: int = 0
 
 
 class RemoteSource:
@@ -275,6 +324,8 @@ def _from_status(status: int, headers: dict[str, str], repo: str, file: str) -> 
         return NotOnHub(
             f"The hub has no repository {repo}, or it is private; if so, run: hf auth login"
         )
+    if status == 404 and not file:
+        return NotOnHub(f"The hub has no such revision of {repo}.")
     if status == 404:
         return NotOnHub(f"The hub has no file {file} in {repo} at that revision.")
     if status in (401, 403):

@@ -1,14 +1,15 @@
 """A hub on loopback for the real huggingface_hub client: metadata, redirects, ranges, and faults.
 
-It speaks what huggingface_hub 2.4.0 asks for: HEAD and GET of /OWNER/NAME/resolve/REVISION/FILE,
-with X-Repo-Commit, X-Linked-ETag, X-Linked-Size and a redirect to another host (`localhost`, not
-`127.0.0.1`, as the hub redirects to its storage) that serves ranges. Everything it does is
-counted; `Faults` say what it does wrong, per file.
+It speaks what huggingface_hub 2.4.0 asks for: /api/models/OWNER/NAME/tree/REVISION in pages, and
+HEAD and GET of /OWNER/NAME/resolve/REVISION/FILE, with X-Repo-Commit, X-Linked-ETag, X-Linked-Size
+and a redirect to another host (`localhost`, not `127.0.0.1`, as the hub redirects to its storage)
+that serves ranges. Everything it does is counted; `Faults` say what it does wrong, per file.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import socket
 import threading
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _PIECE = 64 << 10
@@ -76,6 +77,9 @@ class TestHub:
         self.requests: list[Request] = []
         self.sent = 0
         self.rate = 0.0
+        self.page = 1000  # files in one answer of a list
+        self.list_statuses: list[tuple[int, str]] = []  # (status, Retry-After) to lists, used up
+        self.list_page = False  # a web page instead of lists
         self.token = "hf_secrettokenfortests"
         self._lock = threading.Lock()
         self._due = 0.0
@@ -177,6 +181,10 @@ class _Handler(BaseHTTPRequestHandler):
                     authorization,
                 )
             )
+        listed = re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)", path)
+        if listed:
+            self._list(listed[1])
+            return
         found = re.fullmatch(r"/(?:storage/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         entry = hub.files.get((found[1], found[3])) if found else None
         if entry is None:
@@ -189,6 +197,44 @@ class _Handler(BaseHTTPRequestHandler):
             self._content(entry)
         else:
             self._resolve(entry, path, authorization)
+
+    def _list(self, repo: str) -> None:
+        """A page of the repository's files, and where the next one is."""
+        hub = self.server.hub
+        if hub.list_statuses:
+            self._status(hub.list_statuses.pop(0))
+            return
+        if hub.list_page:
+            self._page()
+            return
+        files = [(file, entry) for (place, file), entry in hub.files.items() if place == repo]
+        if not files:
+            self._plain(401, {"X-Error-Code": "RepoNotFound"})
+            return
+        start = int(parse_qs(urlsplit(self.path).query).get("cursor", ["0"])[0])
+        page = files[start : start + hub.page]
+        body = json.dumps(
+            [{"type": "directory", "path": "folder", "oid": "0", "size": 0}]
+            + [
+                {
+                    "type": "file",
+                    "path": file,
+                    "size": len(entry.data),
+                    "oid": "0",
+                    "lfs": {"oid": entry.sha256, "size": len(entry.data), "pointerSize": 134},
+                }
+                for file, entry in page
+            ]
+        ).encode()
+        self.send_response(200)
+        if start + hub.page < len(files):
+            path = self.path.split("?")[0]
+            after = f"{hub.endpoint}{path}?recursive=true&cursor={start + hub.page}"
+            self.send_header("Link", f'<{after}>; rel="next"')
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def _resolve(self, entry: _File, path: str, authorization: str) -> None:
         """The hub's part: metadata and the way to the storage."""

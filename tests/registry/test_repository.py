@@ -1,0 +1,242 @@
+"""What people write for a repository, and which models its files are."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.errors import InvalidRequest
+from localspec.registry.catalogue import NAME
+from localspec.registry.errors import Gated, NotOnHub, WebPage
+from localspec.registry.hub import Hub, Listed
+from localspec.registry.repository import (
+    Choice,
+    Reference,
+    best,
+    choices,
+    heads,
+    matching,
+    model_name,
+    pair_name,
+    reference,
+)
+from localspec.registry.retry import Interrupted
+from tests.support.hub import TestHub
+
+R = "Qwen/Qwen3-8B-GGUF"
+FILE = "Qwen3-8B-Q4_K_M.gguf"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (R, Reference(repo=R)),
+        (f" {R} ", Reference(repo=R)),
+        (f"{R}:Q4_K_M", Reference(repo=R, quant="Q4_K_M")),
+        (f"{R}:latest", Reference(repo=R)),
+        (f"hf:{R}:Q8_0", Reference(repo=R, quant="Q8_0")),
+        (f"hf://{R}", Reference(repo=R)),
+        (f"hf.co/{R}:Q8_0", Reference(repo=R, quant="Q8_0")),
+        (f"huggingface.co/{R}", Reference(repo=R)),
+        (f"https://huggingface.co/{R}", Reference(repo=R)),
+        (f"https://huggingface.co/{R}/", Reference(repo=R)),
+        (f"https://hf.co/{R}:Q6_K", Reference(repo=R, quant="Q6_K")),
+        (f"https://huggingface.co/{R}/tree/main", Reference(repo=R)),
+        (f"https://huggingface.co/{R}/blob/main/{FILE}", Reference(repo=R, file=FILE)),
+        (f"https://huggingface.co/{R}/resolve/main/{FILE}?download=true", Reference(repo=R, file=FILE)),
+        (f"https://huggingface.co/{R}/blob/v1/a/{FILE}", Reference(repo=R, file=f"a/{FILE}", revision="v1")),
+        (f"https://huggingface.co/{R}?show_file_info={FILE}", Reference(repo=R, file=FILE)),
+        (f"https://mirror.example:8080/{R}", Reference(repo=R)),
+        (f"{R}:{FILE}", Reference(repo=R, file=FILE)),
+        (f"{R}/{FILE}", Reference(repo=R, file=FILE)),
+        (f"{R}:Q4/{FILE}", Reference(repo=R, file=f"Q4/{FILE}")),
+        ("coder-7b", None),
+        ("tinny", None),
+        ("a:b", None),
+    ],
+)  # fmt: skip
+def test_what_people_write(written: str, meant: Reference | None) -> None:
+    assert reference(written, "https://mirror.example:8080") == meant
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "https://example.com/a/b",
+        f"https://huggingface.co@evil.example/{R}",
+        "https://huggingface.co/Qwen",
+        "https://huggingface.co/datasets/a/b",
+        "hf:qwen3",
+        "./a.gguf",
+        "/home/a/b.gguf",
+        "models/b.gguf",
+        "a/b:../../c",
+        "a/b:x y",
+        "a/../b",
+        "a/b/c",
+        "a/b/c/d.txt",
+        f"https://huggingface.co/{R}/blob/main/../x.gguf",
+    ],
+)
+def test_what_is_no_repository_is_refused_in_a_sentence(written: str) -> None:
+    with pytest.raises(InvalidRequest, match="OWNER/REPO"):
+        reference(written)
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", fullmatch=True),
+    st.from_regex(r"[A-Za-z0-9_.-]{0,60}", fullmatch=True),
+)
+def test_every_reference_has_a_legal_name_of_its_own(repo: str, quant: str) -> None:
+    name = pair_name(Reference(repo=repo, quant=quant))
+    assert NAME.fullmatch(name) or not name
+    long = Reference(repo="a/" + "x" * 80, quant="Q4_K_M")
+    assert pair_name(long) != pair_name(Reference(repo="a/" + "x" * 80, quant="Q8_0"))
+
+
+def test_names_say_what_was_asked_for() -> None:
+    assert pair_name(Reference(repo=R)) == "qwen-qwen3-8b"
+    assert pair_name(Reference(repo=R, quant="Q4_K_M")) == "qwen-qwen3-8b-q4_k_m"
+    assert pair_name(Reference(repo=R, file=f"x/{FILE}")) == "qwen-qwen3-8b-q4_k_m"
+    split = "m-Q8_0-00001-of-00002.gguf"
+    assert pair_name(Reference(repo="a/b", file=split)) == "a-m-q8_0"
+    assert model_name("bartowski/mistralai_Mistral-Small-24B-GGUF") == "mistral-small-24b"
+    assert model_name("unsloth/Qwen3.6-27B-MTP-GGUF") == "qwen3.6-27b"
+
+
+LISTED = [
+    ("README.md", 10),
+    ("Qwen3-8B-BF16.gguf", 16_000),
+    ("Qwen3-8B-Q8_0.gguf", 8_700),
+    ("Qwen3-8B-UD-Q8_K_XL.gguf", 10_000),
+    ("Qwen3-8B-Q5_K_M.gguf", 5_900),
+    ("Qwen3-8B-Q4_K_M.gguf", 5_000),
+    ("Qwen3-8B-UD-Q4_K_XL.gguf", 5_100),
+    ("Qwen3-8B-IQ2_XXS.gguf", 2_400),
+    ("mmproj-Qwen3-8B-F16.gguf", 900),
+    ("imatrix.gguf", 5),
+    ("mtp-Qwen3-8B.gguf", 100),
+    ("Q6_K/Qwen3-8B-Q6_K-00001-of-00002.gguf", 4_000),
+    ("Q6_K/Qwen3-8B-Q6_K-00002-of-00002.gguf", 2_700),
+    ("Q3_K_M/Qwen3-8B-Q3_K_M-00001-of-00002.gguf", 4_000),  # its other half is not there
+]
+
+
+def listed(*files: tuple[str, int]) -> list[Listed]:
+    return [Listed(file, size) for file, size in files or LISTED]
+
+
+def test_the_models_of_a_repository() -> None:
+    offered = {each.quant: each for each in choices(listed())}
+    assert list(offered) == [
+        "BF16", "UD-Q8_K_XL", "Q8_0", "Q6_K", "Q5_K_M", "UD-Q4_K_XL", "Q4_K_M", "IQ2_XXS",
+    ]  # fmt: skip
+    assert {each.stem for each in offered.values()} == {"qwen3-8b"}
+    assert (offered["Q6_K"].parts, offered["Q6_K"].size) == (2, 6_700)
+    assert offered["Q6_K"].file.endswith("-00001-of-00002.gguf")
+    assert heads(listed(), "Qwen3-8B-Q8_0.gguf") == "mtp-Qwen3-8B.gguf"
+    assert heads(listed(("a-Q8_0.gguf", 1)), "a-Q8_0.gguf") == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "quant"),
+    [
+        ("qwen2.5-coder-7b-instruct-q4_k_m.gguf", "Q4_K_M"),
+        ("model.i1-IQ3_XS.gguf", "i1-IQ3_XS"),
+        ("llama-2-7b.Q4_0.gguf", "Q4_0"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("gemma-3-270m-it-qat-F16.gguf", "F16"),
+        ("Q8_0/model-00001-of-00001.gguf", "Q8_0"),
+        ("a-TQ1_0.gguf", "TQ1_0"),
+        ("phi-q4.gguf", "Q4"),
+        ("Qwen3-8B.gguf", ""),
+        ("target.gguf", ""),
+    ],
+)
+def test_the_quantization_is_read_from_the_name(file: str, quant: str) -> None:
+    assert [each.quant for each in choices(listed((file, 1)))] == [quant]
+
+
+@pytest.mark.parametrize(
+    ("written", "file"),
+    [
+        ("Q4_K_M", "Qwen3-8B-Q4_K_M.gguf"),
+        ("q4_k_m", "Qwen3-8B-Q4_K_M.gguf"),
+        ("Q4_K_XL", "Qwen3-8B-UD-Q4_K_XL.gguf"),
+        ("Qwen3-8B-Q8_0", "Qwen3-8B-Q8_0.gguf"),
+        ("qwen3-8b-q8_0.gguf", "Qwen3-8B-Q8_0.gguf"),
+        ("Qwen3-8B-Q6_K-00001-of-00002.gguf", "Q6_K/Qwen3-8B-Q6_K-00001-of-00002.gguf"),
+    ],
+)
+def test_what_is_named_is_found(written: str, file: str) -> None:
+    wanted = reference(f"{R}:{written}")
+    assert wanted
+    assert [each.file for each in matching(wanted, choices(listed()))] == [file]
+
+
+def test_what_is_not_there_is_told_with_what_is() -> None:
+    with pytest.raises(NotOnHub, match=r"has no 'Q9'; it has: BF16, UD-Q8_K_XL, Q8_0, .*:IQ2_XXS"):
+        matching(Reference(repo=R, quant="Q9"), choices(listed()))
+    with pytest.raises(NotOnHub, match="holds no GGUF file of a model"):
+        matching(Reference(repo=R), choices(listed(("mmproj-F16.gguf", 1))))
+
+
+def test_several_models_of_one_repository() -> None:
+    two = choices(listed(("alpha-Q4_0.gguf", 2), ("beta-Q4_0.gguf", 1)))
+    with pytest.raises(InvalidRequest, match=r"several models; .* a/b:alpha-Q4_0.gguf"):
+        matching(Reference(repo="a/b"), two)
+    assert [each.stem for each in matching(Reference(repo="a/Beta-GGUF"), two)] == ["beta"]
+    assert len(matching(Reference(repo="a/b", file="beta-Q4_0.gguf"), two)) == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ram", "taken"),
+    [
+        (0, 20_000, "Q8_0"),  # no more than eight bits, and the usual one of them
+        (0, 8_000, "Q6_K"),
+        (0, 6_000, "Q5_K_M"),
+        (0, 5_050, "Q4_K_M"),
+        (0, 2_500, "IQ2_XXS"),
+        (0, 100, "IQ2_XXS"),  # nothing fits: the smallest
+        (6_000, 90_000, "Q5_K_M"),
+        (1_000, 90_000, "Q4_K_M"),  # main memory has to help
+    ],
+)
+def test_the_one_that_fits_best(gpu: int, ram: int, taken: str) -> None:
+    def fits(each: Choice) -> str:
+        if each.size <= (gpu or ram):
+            return "yes"
+        return "partly" if gpu and each.size <= gpu + ram else "no"
+
+    assert best(choices(listed()), fits).quant == taken  # type: ignore[arg-type]
+
+
+def test_a_single_file_is_taken_whatever_it_is() -> None:
+    for file in ("a.gguf", "a-F16.gguf"):
+        assert best(choices(listed((file, 9))), lambda _: "yes").file == file
+
+
+# ------------------------------------------------------------------ the hub's list
+
+
+def test_all_pages_of_a_list_are_read(hub: TestHub) -> None:
+    for number in range(7):
+        hub.add("own/many", f"folder/m-{number}.gguf", b"x" * number)
+    hub.page = 3
+    found = Hub(hub.endpoint).files("own/many")
+    assert found == tuple(Listed(f"folder/m-{number}.gguf", number) for number in range(7))
+
+
+def test_what_a_list_answers_when_it_cannot(hub: TestHub) -> None:
+    mine = Hub(hub.endpoint)
+    with pytest.raises(NotOnHub, match="no repository own/none"):
+        mine.files("own/none")
+    hub.add("own/a", "a.gguf", b"x")
+    for status, kind in ((503, Interrupted), (403, Gated)):
+        hub.list_statuses = [(status, "")]
+        with pytest.raises(kind):
+            mine.files("own/a")
+    hub.list_page = True
+    with pytest.raises(WebPage, match="page of its own"):
+        mine.files("own/a")
