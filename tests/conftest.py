@@ -6,12 +6,17 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 
 # A suite that was started in the background inherits an ignored SIGINT, and every process it starts
 # would too: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the machine's affair.
+settings.register_profile("suite", deadline=None, database=None)
+settings.load_profile("suite")
 
 
 @pytest.fixture

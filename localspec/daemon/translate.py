@@ -304,10 +304,10 @@ def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
 
 
 def _text(content: str | list[ContentPart], path: str) -> str:
-    """Multi-part content as one text; a part that is no text is refused."""
+    """Multi-part content as one text, a part a line as in llama-server; one that is no text is refused."""
     if isinstance(content, str):
         return content
-    texts = []
+    text = ""
     for index, part in enumerate(content):
         if part.type != "text" or part.text is None:
             raise InvalidRequest(
@@ -315,8 +315,8 @@ def _text(content: str | list[ContentPart], path: str) -> str:
                 "this model reads nothing else.",
                 param=f"{path}[{index}].type",
             )
-        texts.append(part.text)
-    return "".join(texts)
+        text += f"\n{part.text}" if text else part.text
+    return text
 
 
 def prompts(

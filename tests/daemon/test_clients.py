@@ -141,10 +141,14 @@ def test_a_suffix_asks_for_what_stands_between(caller: Caller) -> None:
     assert answer["object"] == "text_completion"
 
 
-def test_parts_of_text_are_one_message(caller: Caller) -> None:
-    parts = [{"type": "text", "text": text} for text in ("What does ", "shutil.copytree do?")]
-    split = {**ASKED, "messages": [{"role": "user", "content": parts}]}
-    assert caller.ask(CHAT, split)["choices"] == caller.ask(CHAT, ASKED)["choices"]
+def test_parts_of_text_are_the_lines_of_one_message(caller: Caller) -> None:
+    lines = ("Here is a question.", "What does shutil.copytree do?")
+    parts = [{"type": "text", "text": text} for text in lines]
+    split, whole = (
+        {**ASKED, "messages": [{"role": "user", "content": content}]}
+        for content in (parts, "\n".join(lines))
+    )
+    assert caller.ask(CHAT, split)["choices"] == caller.ask(CHAT, whole)["choices"]
 
 
 def test_a_predicted_answer_is_counted(caller: Caller) -> None:

@@ -124,7 +124,7 @@ def test_messages_reach_the_template_whole() -> None:
     [sent] = chat(messages=messages)
     assert sent["prompt"]["messages"] == [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "", "extra": {"tool_calls": rendered}},
         {"role": "tool", "content": "done", "extra": {"tool_call_id": "1"}},
     ]
