@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 _REMEMBERED = 32  # files named by paths that were found right
 
-# Names that mean something else wherever a pair is named.
-RESERVED = ("builtin", "default", "localspec")
-
 
 class Library:
     """Store, catalogue and pulls of one user."""
@@ -168,7 +165,7 @@ class Library:
 
         catalogue = self.catalogue
         here = [record.name for record in self.store.listing().records]
-        names = dict.fromkeys([*RESERVED[:1], *here, *catalogue.pairs, *catalogue.aliases])
+        names = dict.fromkeys(["builtin", *here, *catalogue.pairs, *catalogue.aliases])
         hint = did_you_mean(name.strip().lower(), names)
         return ModelNotFound(
             f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
@@ -208,8 +205,6 @@ class Library:
         from localspec.registry import own
 
         self._refuse_reserved(name)
-        if name.endswith(".gguf"):
-            raise InvalidRequest("A pair's name may not end in .gguf: it would mean a file.")
         if replace and self.in_use(name):
             raise Conflict(f"The pair '{name}' is in use; run: localspec unload, then try again.")
         paths = [Path(each) for each in (target, draft) if each]
@@ -246,12 +241,15 @@ class Library:
 
     @staticmethod
     def _refuse_reserved(name: str) -> None:
+        from localspec.registry.catalogue import reserved
+
         if name == "builtin":
             raise InvalidRequest(
                 "The pair 'builtin' is part of the installation: always here, and not in the store."
             )
-        if name in RESERVED:
-            raise InvalidRequest(f"'{name}' cannot be a pair's name: it means the configured pair.")
+        what = reserved(name)
+        if what and not name.endswith(".gguf"):  # a file is looked for elsewhere
+            raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {what}.")
 
 
 def _state(path: Path) -> tuple[str, int, int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,6 +30,15 @@ _MEMORY = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
 
 # A model of its own; heads in the target's file or in one beside it; or the text itself, which all have.
 DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
+
+
+def reserved(name: str) -> str:
+    """What the name means already wherever a pair is named, as a clause; empty where it is free."""
+    if name == "builtin":
+        return "it means the pair that comes with localspec"
+    if name in ("default", "localspec"):
+        return "it means the configured pair"
+    return "it would mean a file" if name.endswith(".gguf") else ""
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -141,15 +150,15 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
     for path in (shipped or shipped_catalogue(), user):
         if path == user and not path.exists():
             continue
-        for name, pair in read_catalogue(path).items():
+        for name, pair in read_catalogue(path, pairs).items():
             aliases = {alias: own for alias, own in aliases.items() if own != name}
             pairs[name] = pair
             aliases.update(dict.fromkeys(pair.aliases, name))
     return Catalogue(pairs, aliases)
 
 
-def read_catalogue(path: Path) -> dict[str, Pair]:
-    """One file's pairs, strictly checked."""
+def read_catalogue(path: Path, below: Collection[str] = ()) -> dict[str, Pair]:
+    """One file's pairs, strictly checked; it is laid over the pairs named `below`."""
     try:
         text = read_file(path).decode()
     except FileNotFoundError:
@@ -174,7 +183,7 @@ def read_catalogue(path: Path) -> dict[str, Pair]:
     if not isinstance(entries, dict):
         raise place.error(("pairs",), "pairs must be a table: [pairs.NAME]")
     pairs = {name: _read_pair(place, name, entry) for name, entry in entries.items()}
-    _check_names(place, pairs)
+    _check_names(place, pairs, below)
     return pairs
 
 
@@ -258,15 +267,19 @@ def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Patte
             yield (role, "revision"), REVISION, weights.revision or "?", "a branch, tag or commit"
 
 
-def _check_names(place: _Place, pairs: Mapping[str, Pair]) -> None:
-    """No name may mean two pairs."""
-    owner: dict[str, str] = {name: name for name in pairs}
+def _check_names(place: _Place, pairs: Mapping[str, Pair], below: Collection[str]) -> None:
+    """No name may mean two things."""
+    owner: dict[str, str] = {name: name for name in (*below, *pairs)}
     for name, pair in pairs.items():
+        if what := reserved(name):
+            raise place.error(("pairs", name), f"'{name}' cannot be a pair's name: {what}")
         for alias in pair.aliases:
-            if owner.setdefault(alias, name) != name:
-                raise place.error(
-                    ("pairs", name, "aliases"), f"'{alias}' already means '{owner[alias]}'"
-                )
+            if what := reserved(alias):
+                what = f"'{alias}' cannot be a pair's other name: {what}"
+            elif owner.setdefault(alias, name) != name:
+                what = f"'{alias}' already means '{owner[alias]}'"
+            if what:
+                raise place.error(("pairs", name, "aliases"), what)
 
 
 class LiveCatalogue:

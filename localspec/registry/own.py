@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
-from localspec.registry.catalogue import NAME
+from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.errors import BadGguf
 from localspec.registry.model import Model, check_weights, read_local_model, shard_paths
 from localspec.registry.pairing import check_pair
@@ -39,6 +39,8 @@ def add(
             "most 64, beginning with a letter or digit.",
             param="name",
         )
+    if what := reserved(name):
+        raise InvalidRequest(f"'{name}' cannot be a pair's name: {what}.", param="name")
     if not replace and _exists(store, name):
         raise Conflict(f"There is a pair '{name}' already; run: localspec rm {name}")
     record = describe_files(name, target, draft, roles=roles, hash_now=hash_now)

@@ -9,6 +9,7 @@ models/shards/SHA256/         links with the names llama.cpp expects of a sharde
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import stat
 import threading
@@ -404,9 +405,14 @@ def _roles(record: Record) -> Iterator[tuple[str, StoredModel]]:
 
 def remedy(record: Record) -> str:
     """What to do about a damaged file of the pair."""
-    if record.source == "own":
-        return f"Restore it, or run: localspec rm {record.name}"
-    return f"Run: localspec rm {record.name}; localspec pull {record.name}"
+    if record.source != "own":
+        return f"Run: localspec pull {record.name}"  # fetches what is damaged and nothing else
+    files = f"--target {shlex.quote(record.target.parts[0].path)}"
+    if record.draft:
+        files += f" --draft {shlex.quote(record.draft.parts[0].path)}"
+    roles = "" if record.roles == ("chat",) else "".join(f" --role {each}" for each in record.roles)
+    again = f"localspec add {record.name} {files}{roles} --replace"
+    return f"Restore it, or take it as it is: {again}"
 
 
 def _delete_file(path: Path) -> int:

@@ -153,6 +153,15 @@ def test_the_users_file_overlays(user: Path) -> None:
         (GOOD.replace("summary", 'memory = "lots"\nsummary'), "line 3, pairs.mine.memory"),
         (GOOD.replace("summary", 'roles = ["x"]\nsummary'), "line 3, pairs.mine.roles"),
         (GOOD + GOOD.replace("mine", "two"), "line 12, pairs.two.aliases: 'my-pair' already means"),
+        (
+            GOOD.replace("mine", "builtin"),
+            "line 2, pairs.builtin: 'builtin' cannot be a pair's name",
+        ),
+        (GOOD.replace("mine", "default"), "line 2, pairs.default: 'default' cannot be"),
+        (GOOD.replace("mine", "localspec"), "line 2, pairs.localspec: 'localspec' cannot be"),
+        (GOOD.replace("mine", '"x.gguf"'), "line 2, pairs.x.gguf: 'x.gguf' cannot be"),
+        (GOOD.replace("my-pair", "builtin"), "line 4, pairs.mine.aliases: 'builtin' cannot be"),
+        (GOOD.replace("my-pair", "a.gguf"), "line 4, pairs.mine.aliases: 'a.gguf' cannot be"),
     ],
 )
 def test_a_fault_is_named_with_its_line(text: str, says: str, user: Path) -> None:
@@ -161,6 +170,16 @@ def test_a_fault_is_named_with_its_line(text: str, says: str, user: Path) -> Non
         read_catalogue(user)
     assert str(user) in caught.value.message
     assert says in caught.value.message
+
+
+def test_an_alias_that_would_mean_nothing_is_named(user: Path) -> None:
+    """The name of a shipped pair means that pair, whatever the user's file calls by it."""
+    user.write_text(GOOD.replace("my-pair", "coder-7b"))
+    with pytest.raises(CatalogueError) as caught:
+        load_catalogue(user)
+    assert f"{user}, line 4, pairs.mine.aliases: 'coder-7b' " in caught.value.message
+    user.write_text(GOOD.replace("my-pair", "qwen2.5-coder-7b"))  # one that is itself an alias
+    assert load_catalogue(user).find("qwen2.5-coder-7b")[0] == "mine"
 
 
 def test_a_broken_edit_keeps_the_last_good_one(user: Path) -> None:
