@@ -8,7 +8,12 @@ from typing import Any
 
 from localspec.cli import render
 
-_KINDS = {"model": "model", "mtp-embedded": "MTP", "mtp-sidecar": "MTP file", "ngram": "n-gram"}
+_KINDS = {
+    "model": "model",
+    "mtp-embedded": "n-gram (MTP)",
+    "mtp-sidecar": "n-gram (MTP)",
+    "ngram": "n-gram",
+}
 _FITS = {"yes": "fits", "partly": "partly", "no": "no", None: ""}
 
 
@@ -66,10 +71,6 @@ def catalogue(entries: list[dict[str, Any]]) -> None:
         kind = _KINDS[each["kind"]]
         rows.append([each["name"], year, _size(each), memory, kind, here, fits, what])
     table(rows)
-    if any(each["kind"].startswith("mtp") for each in entries):
-        render.line(
-            "\nMTP heads are not run yet: such a pair drafts from the text itself (n-gram)."
-        )
 
 
 def memory(listed: dict[str, Any]) -> str:

@@ -10,7 +10,9 @@ from localspec.client.pairs import PairsClient
 
 @click.command(
     help="List what can be pulled, and which of it this machine's free memory holds: 'partly' "
-    "means that the GPU's memory is too small and main memory helps out.",
+    "means that the GPU's memory is too small and main memory helps out. What drafts is a model "
+    "of its own, or the text itself (n-gram). (MTP): the target has heads that predict several "
+    "tokens; they are not run yet.",
     epilog="Example: localspec catalogue --fits",
 )
 @click.option("--fits", is_flag=True, help="Only what fits here.")
