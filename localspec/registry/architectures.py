@@ -1,6 +1,7 @@
-"""Which llama.cpp architectures can take tokens back, and how; read in its src/llama-arch.cpp and
-src/models/*.cpp as of llama-cpp-python 0.3.36 (llm_arch_is_recurrent, _is_hybrid, _is_diffusion,
-_supports_rs_rollback, and the models that set `swa_type`).
+"""Which architectures llama.cpp has, and which of them can take tokens back, and how; read in its
+src/llama-arch.cpp and src/models/*.cpp as of llama-cpp-python 0.3.36 (LLM_ARCH_NAMES,
+llm_arch_is_recurrent, _is_hybrid, _is_diffusion, _supports_rs_rollback, and the models that set
+`swa_type`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,32 @@ from typing import Literal
 # snapshots: recurrent state kept per token (`n_rs_seq`). none: not at all.
 Rollback = Literal["full", "short", "snapshots", "none"]
 
+# All there are (LLM_ARCH_NAMES); the installed llama.cpp is of exactly this release.
+_KNOWN = frozenset(
+    {
+        "afmoe", "apertus", "arcee", "arctic", "arwkv7", "baichuan", "bailingmoe", "bailingmoe2",
+        "bailingmoe3", "bert", "bitnet", "bloom", "chameleon", "chatglm", "clip", "codeshell",
+        "cogvlm", "cohere2", "cohere2moe", "command-r", "dbrx", "deci", "deepseek", "deepseek2",
+        "deepseek2-ocr", "deepseek32", "deepseek4", "dflash", "dots1", "dots3note", "dream",
+        "eagle3", "ernie4_5", "ernie4_5-moe", "eurobert", "exaone", "exaone-moe", "exaone4",
+        "falcon", "falcon-h1", "gemma", "gemma-embedding", "gemma2", "gemma3", "gemma3n", "gemma4",
+        "gemma4-assistant", "glm-dsa", "glm4", "glm4moe", "glm5-next", "gpt-oss", "gpt2", "gptj",
+        "gptneox", "granite", "granite_swa", "granitehybrid", "granitemoe", "graniteswitch", "grok",
+        "grovemoe", "hrm_text", "hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "hy_v3", "hy_v4",
+        "internlm2", "jais", "jais2", "jamba", "jina-bert-v2", "jina-bert-v3", "kimi-k3",
+        "kimi-linear", "laguna", "lfm2", "lfm2moe", "llada", "llada-moe", "llama", "llama-embed",
+        "llama4", "maincoder", "mamba", "mamba2", "maple", "mellum", "mimo2", "minicpm", "minicpm3",
+        "minimax-01", "minimax-m2", "minimax-m3", "mistral3", "mistral4", "modern-bert", "mpt",
+        "muse-glimmer", "nanbeige", "nemotron", "nemotron_h", "nemotron_h_moe", "neo-bert",
+        "nomic-bert", "nomic-bert-moe", "olmo", "olmo2", "olmoe", "openelm", "orion", "paddleocr",
+        "pangu-embedded", "phi2", "phi3", "phimoe", "plamo", "plamo2", "plamo3", "plm", "pockettts",
+        "qwen", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen35", "qwen35moe", "qwen3moe",
+        "qwen3next", "qwen3tts", "qwen3vl", "qwen3vlmoe", "qwen4exp", "refact", "rnd1", "rwkv6",
+        "rwkv6qwen2", "rwkv7", "seed_oss", "smallthinker", "smollm3", "spark2_5", "stablelm",
+        "starcoder", "starcoder2", "step35", "t5", "t5encoder", "talkie", "wavtokenizer-dec",
+        "xverse",
+    }
+)  # fmt: skip
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _HYBRID = frozenset(
     {
@@ -33,6 +60,11 @@ _SLIDING = frozenset(
         "gemma4", "gpt-oss", "llama4", "mimo2", "olmo2", "plamo3", "smallthinker", "step35",
     }
 )  # fmt: skip
+
+
+def is_known(architecture: str) -> bool:
+    """Can llama.cpp load it at all?"""
+    return architecture in _KNOWN
 
 
 def is_hybrid(architecture: str) -> bool:

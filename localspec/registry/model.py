@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.purpose import no_writer
-from localspec.registry.architectures import Rollback, is_hybrid, rollback
+from localspec.registry.architectures import Rollback, is_hybrid, is_known, rollback
 from localspec.registry.errors import BadGguf, UnsafeModel
 from localspec.registry.gguf import (
     TENSOR_TYPES,
@@ -149,6 +149,11 @@ def describe(headers: Sequence[Header]) -> Model:
     _check_purpose(first)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
         raise UnsafeModel(f"{first.name} does not state a model architecture.")
+    if not is_known(architecture):
+        raise UnsafeModel(
+            f"{first.name} is of the architecture '{architecture}', which this localspec's llama.cpp "
+            "does not know; a newer localspec may."
+        )
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
     _check_floats(first, architecture)
     layers = _number(first, f"{architecture}.block_count", 1, MAX_LAYERS)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,9 @@ from hypothesis import strategies as st
 from localspec.engine.llama import BadBatch, Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.errors import InvalidRequest, LoadFailed
 from localspec.protocol.frames import PairFiles
+from localspec.registry import architectures
+from tests.support import gguf_files
+from tests.support.gguf_files import STRING, U32
 from tests.support.pairs import BOS, END, EOS, N_VOCAB
 
 
@@ -154,3 +159,25 @@ def test_what_would_end_the_process_is_refused(model: Model, token: int) -> None
 def test_a_key_the_file_has_not_is_none(model: Model) -> None:
     assert model.metadata("general.architecture") == "llama"
     assert model.metadata("general.nothing") is None
+
+
+def test_llama_cpp_says_itself_why_it_cannot_load_a_file(tmp_path: Path) -> None:
+    whole = gguf_files.model()
+    for file, reason in (
+        (whole.put("general.architecture", STRING, "foo"), "unknown model architecture: 'foo'"),
+        (whole.put("tokenizer.ggml.pre", STRING, "foo"), "unknown pre-tokenizer type: 'foo'"),
+        (whole.drop("blk.1.attn_q.weight"), "tensor 'blk.1.attn_q.weight' not found"),
+        (whole.put("general.alignment", U32, 7), "alignment 7 is not a power of 2"),
+    ):
+        path = file.write(tmp_path / "m.gguf")
+        with pytest.raises(LoadFailed, match=re.escape(f"cannot load {path} (")) as caught:
+            Model(str(path))
+        assert f"{reason})." in caught.value.message
+
+
+def test_the_known_architectures_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    for name in sorted(architectures._KNOWN):
+        path = gguf_files.Gguf({"general.architecture": (STRING, name)}).write(tmp_path / "m.gguf")
+        with pytest.raises(LoadFailed) as caught:  # for want of everything else
+            Model(str(path))
+        assert "unknown model architecture" not in caught.value.message

@@ -42,6 +42,12 @@ def test_a_model_is_described(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "kind", "value", "says"),
     [
+        (
+            "general.architecture",
+            STRING,
+            "llama9",
+            "'llama9', which this localspec's llama.cpp does",
+        ),
         ("llama.block_count", U32, 1000, "block_count' is 1000"),
         ("llama.block_count", U32, 0, "block_count' is 0"),
         ("llama.block_count", U32, 3, "lacks layer 2"),

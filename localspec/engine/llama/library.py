@@ -16,6 +16,9 @@ from localspec.errors import LoadFailed
 _NO_MEMORY = re.compile(
     r"out of (?:device )?memory|failed to (?:re)?alloc|unable to alloc|OutOfDeviceMemory|bad_alloc"
 )
+# What follows on the reason of a failed load, and what stands before it.
+_FOLLOWS = re.compile(r"failed to load model($| from )")
+_BEFORE = re.compile(r"^llama_model_load: error loading model: (error loading model \w+: )?")
 
 
 class OutOfMemory(LoadFailed):
@@ -32,7 +35,7 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
     # 3 is warning, 4 error, 5 the continuation of the line before (ggml.h). Less is noise.
     if level == 4:
         line = text.decode("utf-8", "replace").strip()
-        if not line.endswith("failed to load model"):  # what follows on the reason
+        if not _last_error or not _FOLLOWS.search(line):
             _last_error[:] = [line]
         if not _no_memory and _NO_MEMORY.search(line):
             _no_memory.append(line)
@@ -71,7 +74,7 @@ def failed(message: str) -> LoadFailed:
 
 def cause() -> str:
     """The last error in brackets, or nothing."""
-    return f" ({_last_error[0]})" if _last_error else ""
+    return f" ({_BEFORE.sub('', _last_error[0])})" if _last_error else ""
 
 
 def llama_version() -> str:
