@@ -124,7 +124,7 @@ def schema(name: str) -> dict[str, Any]:
 
 def what_fits(message: str, question: str) -> str:
     """The engine's refusal of a long prompt, and how much of the question would fit."""
-    numbers = re.search(r"has (\d+) tokens and the context holds (\d+)", message)
+    numbers = re.search(r"has (?:about )?(\d+) tokens and the context holds (\d+)", message)
     if not numbers:
         return message
     tokens, room = int(numbers[1]), int(numbers[2])

@@ -38,6 +38,7 @@ from localspec.protocol.frames import (
 
 LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 TAIL = 64  # characters; enough for a marker that the template left open
+_SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
 
 
 class Preparer:
@@ -153,10 +154,13 @@ class Preparer:
 
     def _check_length(self, text: str) -> None:
         """Refuse, before it is read, a text that cannot fit (ContextExceeded)."""
-        least, room = self._pair.vocab.least_tokens(text), self._pair.n_ctx
+        vocab, room = self._pair.vocab, self._pair.n_ctx
+        least = vocab.least_tokens(text)
         if least >= room:
+            sample = vocab.tokenize(text[:_SAMPLE], add_special=False, parse_special=False)
+            about = max(least, len(text) * len(sample) // _SAMPLE)
             raise ContextExceeded(
-                f"The prompt has at least {least} tokens and the context holds {room}; shorten it "
+                f"The prompt has about {about} tokens and the context holds {room}; shorten it "
                 "or set a larger `context`.",
                 param="prompt",
             )

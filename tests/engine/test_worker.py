@@ -449,4 +449,4 @@ def test_a_prompt_that_cannot_fit_is_refused_unread(loaded: Child) -> None:
     loaded.send(Generate(5, TextPrompt("word " * 2_000_000)))
     failed = loaded.await_one(Failed, 5)
     assert failed.code == "context_length_exceeded"
-    assert "at least" in failed.message
+    assert "The prompt has about 8" in failed.message
