@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,6 +93,28 @@ def default_paths() -> Paths:
         Path(platformdirs.user_state_dir("localspec", appauthor=False)),
         Path(platformdirs.user_cache_dir("localspec", appauthor=False)),
     )
+
+
+def hf_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """The Hugging Face cache, found as huggingface_hub does, without importing it."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if environ.get(variable):
+            return _expanded(environ[variable], environ)
+    home = environ.get("HF_HOME")
+    if not home:
+        home = f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return _expanded(home, environ) / "hub"
+
+
+def _expanded(path: str, environ: Mapping[str, str]) -> Path:
+    """With its variables and `~` as they stand in `environ`."""
+    if (path == "~" or path.startswith("~/")) and environ.get("HOME"):
+        path = environ["HOME"] + path[1:]
+    if "$" in path:
+        from string import Template
+
+        path = Template(path).safe_substitute(environ)
+    return Path(path).expanduser()
 
 
 def private_directory(path: Path) -> Path:

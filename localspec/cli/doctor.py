@@ -18,7 +18,7 @@ from localspec.cli.render_pairs import size
 from localspec.client.api import Client
 from localspec.config import load_config
 from localspec.errors import LocalspecError, NoDaemon
-from localspec.paths import Paths, check_socket_path, default_paths
+from localspec.paths import Paths, check_socket_path, default_paths, hf_cache
 
 # A small pair has 2 GB, a usual one 10; less than this is trouble at the next pull.
 LOW_DISK = 10 << 30  # bytes
@@ -245,8 +245,7 @@ def _disk(here: Machine) -> Iterator[Finding]:
 def _network(here: Machine) -> Iterator[Finding]:
     """Only what the environment says: nothing is sent."""
     env = here.host.env
-    home = Path(env.get("HF_HOME") or Path(env.get("HOME", "/"), ".cache/huggingface"))
-    hub = Path(env.get("HF_HUB_CACHE") or home / "hub")
+    hub = hf_cache(env)
     found = "Models in it are used in place." if hub.is_dir() else "It does not exist yet."
     yield Finding("cache", "ok", f"Hugging Face's cache is {hub}. {found}")
     offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if env.get(name)]

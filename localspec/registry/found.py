@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from localspec.paths import hf_cache
+from localspec.registry import ollama, programs
+from localspec.registry.errors import BadGguf
 from localspec.registry.model import shard_names
 from localspec.registry.store import Store
 
-_MANIFEST_LIMIT = 1 << 20
-_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+# A disk with a million files is walked through in less; a share on the network may take for ever.
+PATIENCE_S = 60.0
+_NO_MODELS = frozenset({"/proc", "/sys", "/dev"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +27,6 @@ class Found:
     path: Path
     name: str
     origin: str
-
-
-def hf_cache() -> Path:
-    """The Hugging Face cache, found as huggingface_hub does, without importing it."""
-    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if os.environ.get(variable):
-            return Path(os.path.expandvars(os.environ[variable])).expanduser()
-    home = os.environ.get("HF_HOME")
-    if home:
-        return Path(os.path.expandvars(home)).expanduser() / "hub"
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(cache).expanduser() / "huggingface" / "hub"
 
 
 def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Path | None:
@@ -48,71 +41,127 @@ def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Pa
     return None
 
 
-def find_models(store: Store, folders: Iterable[Path] = ()) -> list[Found]:
+def find_models(
+    store: Store, folders: Iterable[Path] = (), environ: Mapping[str, str] = os.environ
+) -> list[Found]:
     """Every GGUF model on this disk in the places we know and in `folders`, each once."""
-    seen: set[tuple[int, int]] = set()
-    models: list[Found] = []
-    for found in _everywhere(store, folders):
+    return Search(store, folders, environ).models
+
+
+@dataclass
+class Search:
+    """One look at this disk: `models`, each once, and in `problems` a sentence for each place that
+    could not be looked into. `told` is called with the folder that is being read; after `patience`
+    seconds the search ends where it is.
+    """
+
+    store: Store
+    folders: Iterable[Path] = ()
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    told: Callable[[Path], None] = lambda _: None
+    patience: float = PATIENCE_S
+    models: list[Found] = field(default_factory=list, init=False)
+    problems: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self._end = time.monotonic() + self.patience
+        self._walked: set[tuple[int, int]] = set()
+        self._files: set[tuple[int, int] | Path] = set()
+        for found in self._everywhere():
+            key = _identity(found.path)
+            if key not in self._files:
+                self._files.add(key)
+                self.models.append(found)
+
+    def _everywhere(self) -> Iterator[Found]:
+        for record in self.store.listing().records:
+            for model in record.models:
+                path = self.store.part_path(model.parts[0])
+                yield Found(path, model.file, f"pair {record.name}")
+        for origin, folder in programs.folders(self.environ):
+            yield from self._in_folder(folder, origin)
+        for home in ollama.homes(self.environ):
+            yield from self._in_ollama(home)
+        for folder in self.folders:
+            yield from self._in_folder(folder, str(folder), named=True)
+
+    def _in_folder(self, root: Path, origin: str, *, named: bool = False) -> Iterator[Found]:
+        def failed(error: OSError) -> None:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR) or named:
+                self.problems.append(f"{error.filename} cannot be read: {error.strerror}.")
+
+        if named and root.is_file():
+            yield Found(root, root.name, str(root.parent))
+            return
+        for place, folders, files in os.walk(root, onerror=failed, followlinks=True):
+            here = Path(place)
+            if self._is_late(here):
+                return
+            if named and {"manifests", "blobs"} <= {*folders}:
+                yield from self._in_ollama(here)
+                folders[:] = [each for each in folders if each not in ("manifests", "blobs")]
+            if origin == programs.HUB and here == root:  # data sets have a million files
+                folders[:] = [each for each in folders if each.startswith("models--")]
+            folders[:] = sorted(each for each in folders if self._is_new(here / each))
+            for file in sorted(files):
+                path = here / file
+                if file.lower().endswith(".gguf") and _is_first_part(file):
+                    yield Found(path, programs.name_of(path, root, origin), origin)
+                elif file == "model.yml" and (other := programs.elsewhere(path)):
+                    yield Found(other, here.name, origin)
+
+    def _is_new(self, folder: Path) -> bool:
+        """Whether it was not walked through: links lead in circles, and folders named lie in others."""
+        if str(folder) in _NO_MODELS:
+            return False
         try:
-            info = found.path.stat()
+            info = folder.stat()
         except OSError:
-            continue
-        if (info.st_dev, info.st_ino) not in seen and _is_first_part(found.name):
-            seen.add((info.st_dev, info.st_ino))
-            models.append(found)
-    return models
+            return False
+        key = (info.st_dev, info.st_ino)
+        if key in self._walked:
+            return False
+        self._walked.add(key)
+        return True
+
+    def _is_late(self, here: Path) -> bool:
+        self.told(here)
+        if time.monotonic() < self._end:
+            return False
+        sentence = f"The search was ended after {self.patience:.0f} s, in {here}."
+        if not any(each.startswith("The search was ended") for each in self.problems):
+            self.problems.append(sentence)
+        return True
+
+    def _in_ollama(self, home: Path) -> Iterator[Found]:
+        """Ollama names its files by hash; its manifests say which of them are models."""
+        if self._is_late(home):
+            return
+        try:
+            if not (home / "manifests").is_dir():
+                return
+        except OSError as error:
+            self.problems.append(f"{home} cannot be read: {error.strerror}.")
+            return
+        for each in ollama.tagged(home):
+            if each.file:
+                yield Found(each.file, each.name, "Ollama")
+            else:
+                self.problems.append(f"{each.name} (Ollama) cannot be used: {each.problem}.")
 
 
-def _everywhere(store: Store, folders: Iterable[Path]) -> Iterator[Found]:
-    for record in store.listing().records:
-        for model in record.models:
-            yield Found(store.part_path(model.parts[0]), model.file, f"pair {record.name}")
-    yield from _in_folder(hf_cache(), "Hugging Face cache")
-    for folder in (Path("~/.lmstudio/models"), Path("~/.cache/lm-studio/models")):
-        yield from _in_folder(folder.expanduser(), "LM Studio")
-    yield from _in_ollama()
-    for folder in folders:
-        yield from _in_folder(folder, str(folder))
+def _identity(path: Path) -> tuple[int, int] | Path:
+    """The same for all names of one file."""
+    try:
+        info = path.stat()
+    except OSError:  # a link that leads nowhere: whoever reads it says so
+        return path
+    return info.st_dev, info.st_ino
 
 
 def _is_first_part(name: str) -> bool:
     """Not a later part of a sharded model, and not the image half of one."""
-    base = Path(name).name
     try:
-        return shard_names(base)[0] == base and not base.lower().startswith("mmproj")
-    except Exception:
+        return shard_names(name)[0] == name and "mmproj" not in name.lower()
+    except BadGguf:
         return False
-
-
-def _in_folder(folder: Path, origin: str) -> Iterator[Found]:
-    for place, folders, files in os.walk(folder):
-        folders.sort()
-        for file in sorted(files):
-            if file.endswith(".gguf"):
-                yield Found(Path(place) / file, file, origin)
-
-
-def _in_ollama() -> Iterator[Found]:
-    """Ollama names its files by hash; its manifests say which of them are models."""
-    own = os.environ.get("OLLAMA_MODELS")
-    homes = ["~/.ollama/models", "/usr/share/ollama/.ollama/models"]
-    for home in [own] if own else homes:
-        root = Path(home).expanduser()
-        for place, folders, files in os.walk(root / "manifests"):
-            folders.sort()
-            for file in sorted(files):
-                blob = _ollama_blob(root, Path(place) / file)
-                if blob:
-                    yield Found(blob, f"{Path(place).name}:{file}", "Ollama")
-
-
-def _ollama_blob(root: Path, manifest: Path) -> Path | None:
-    try:
-        if manifest.stat().st_size > _MANIFEST_LIMIT:
-            return None
-        layers = json.loads(manifest.read_bytes())["layers"]
-        digest = next(each["digest"] for each in layers if each["mediaType"] == _OLLAMA_MODEL)
-        kind, _, value = digest.partition(":")
-        return root / "blobs" / f"{kind}-{value}" if value.isalnum() else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
-        return None

@@ -37,7 +37,7 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYP
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 # What each layer of the common dense architectures must hold; others are left to llama.cpp, which
 # reports a missing tensor without dying.
 _DENSE = frozenset({"llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "mistral3"})
@@ -101,7 +101,7 @@ def shard_names(filename: str) -> list[str]:
     if not 1 <= number <= count <= MAX_SHARDS:
         raise BadGguf(f"{filename} is not a possible name for a part of a model.")
     stem = filename[: found.start()]
-    return [f"{stem}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1)]
+    return [f"{stem}-{index:05d}-of-{count:05d}{found[3]}" for index in range(1, count + 1)]
 
 
 def shard_paths(path: Path) -> list[Path]:

@@ -1,0 +1,141 @@
+"""Models that other programs left on this disk: all of them, each once, by the names they have there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localspec.paths import hf_cache
+from localspec.registry import ollama, programs
+from localspec.registry.found import Found, Search, find_models
+from localspec.registry.store import Store
+from tests.support.programs import furnish, in_hub, in_ollama, small
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    return {"HOME": str(home), **more}
+
+
+def test_every_program_is_asked_and_every_model_has_its_name(tmp_path: Path, store: Store) -> None:
+    wanted = furnish(tmp_path)
+    search = Search(store, environ=environment(tmp_path))
+    assert {str(each.path): each.name for each in search.models} == wanted
+    assert search.problems == []
+    origins = {each.origin for each in search.models}
+    assert origins == {
+        "Hugging Face cache", "llama.cpp", "LM Studio", "Jan", "GPT4All", "Ollama",
+    }  # fmt: skip
+
+
+def test_a_folder_that_is_named_is_looked_through_whatever_keeps_models_there(
+    tmp_path: Path, store: Store
+) -> None:
+    disk = tmp_path / "disk"
+    in_ollama(disk / "ollama", "registry.ollama.ai/library/tiny/1b", small(1).data())
+    (disk / "deep/er").mkdir(parents=True)
+    small(2).write(disk / "deep/er/A.GGUF")
+    (disk / "deep/again.gguf").symlink_to("er/A.GGUF")
+    (disk / "deep/loop").symlink_to(disk, target_is_directory=True)
+    small(3).write(tmp_path / "alone.gguf")
+    (disk / "notes.txt").touch()
+    env = environment(tmp_path / "nobody")
+    found = find_models(store, [disk, tmp_path / "alone.gguf"], env)
+    assert sorted(each.name for each in found) == ["again.gguf", "alone.gguf", "tiny:1b"]
+
+
+def test_what_cannot_be_used_is_said_and_stops_nothing(tmp_path: Path, store: Store) -> None:
+    home = tmp_path
+    root = home / ".ollama/models"
+    blob = in_ollama(root, "registry.ollama.ai/library/gone/1b", small(1).data())
+    blob.unlink()
+    in_ollama(root, "registry.ollama.ai/library/good/1b", small(2).data())
+    for name, text in {"cut": "{", "list": "[]", "none": '{"layers": []}'}.items():
+        (root / f"manifests/registry.ollama.ai/library/{name}").mkdir()
+        (root / f"manifests/registry.ollama.ai/library/{name}/1b").write_text(text)
+    deep = root / "manifests/registry.ollama.ai/library/deep/1b"
+    deep.parent.mkdir()
+    deep.write_text("[" * 200_000)
+    link = in_hub(home / ".cache/huggingface/hub", "a/b", "dangling.gguf", small(3).data())
+    link.resolve().unlink()
+    (home / ".lmstudio").mkdir()
+    (home / ".lmstudio/settings.json").write_text("[1")
+    search = Search(store, [home / "absent"], environment(home))
+    assert {each.name for each in search.models} == {"good:1b", "dangling.gguf"}
+    said = "\n".join(search.problems)
+    for name in ("gone:1b", "cut:1b", "list:1b", "none:1b", "deep:1b", "absent"):
+        assert name in said
+
+
+def test_a_search_that_takes_too_long_ends_and_says_where(tmp_path: Path, store: Store) -> None:
+    furnish(tmp_path)
+    search = Search(store, [tmp_path], environment(tmp_path), patience=0.0)
+    assert search.models == []
+    (problem,) = search.problems
+    assert "ended after 0 s" in problem
+
+
+def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: Path) -> None:
+    (tmp_path / ".config/nomic.ai").mkdir(parents=True)
+    (tmp_path / ".config/nomic.ai/GPT4All.ini").write_text("[General]\nmodelPath=/big/gpt\n")
+    (tmp_path / ".local/share/Jan").mkdir(parents=True)
+    settings = tmp_path / ".local/share/Jan/settings.json"
+    settings.write_text(json.dumps({"data_folder": "/big/jan"}))
+    (tmp_path / ".lmstudio-home-pointer").write_text("/big/studio")
+    env = environment(tmp_path, LLAMA_CACHE="/big/llama", HF_HOME="/big/hf", OLLAMA_MODELS="/big/o")
+    found = {(origin, str(path)) for origin, path in programs.folders(env, "linux")}
+    assert {
+        ("GPT4All", "/big/gpt"),
+        ("Jan", "/big/jan/llamacpp/models"),
+        ("LM Studio", "/big/studio/models"),
+        ("llama.cpp", "/big/llama"),
+        ("Hugging Face cache", "/big/hf/hub"),
+    } <= found
+    assert str(ollama.homes(env)[0]) == "/big/o"
+    mac = {str(path) for _, path in programs.folders(environment(tmp_path), "darwin")}
+    assert f"{tmp_path}/Library/Caches/llama.cpp" in mac
+    assert f"{tmp_path}/Library/Application Support/nomic.ai/GPT4All" in mac
+    assert f"{tmp_path}/Library/Application Support/Jan/data/llamacpp/models" in mac
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["qwen2.5:7b", "Qwen2.5:7B", "library/qwen2.5:7b", "registry.ollama.ai/library/qwen2.5:7b"],
+)
+def test_a_name_of_ollamas_leads_to_its_file(tmp_path: Path, asked: str) -> None:
+    paths = {name: path for path, name in furnish(tmp_path).items()}
+    env = environment(tmp_path)
+    assert str(ollama.named(asked, env)) == paths["qwen2.5:7b"]
+    assert str(ollama.named("someone/mine", env)) == paths["someone/mine:latest"]
+    hub = "hf.co/bartowski/X-GGUF:Q4_K_M"
+    assert str(ollama.named(hub, env)) == paths[hub]
+    assert str(ollama.named(hub.replace("hf.co", "huggingface.co"), env)) == paths[hub]
+    for other in ("qwen2.5", "qwen2.5:3b", "../../qwen2.5:7b", "", ":", "/", "a/b/c/d:e"):
+        assert ollama.named(other, env) is None
+
+
+def test_the_hub_s_cache_is_where_its_own_library_looks() -> None:
+    program = "import huggingface_hub.constants as c; print(c.HF_HUB_CACHE)"
+    for case in (
+        {},
+        {"XDG_CACHE_HOME": "/x"},
+        {"HF_HOME": "~/hf"},
+        {"HF_HOME": "$PLACE/hf", "PLACE": "/p", "XDG_CACHE_HOME": "/x"},
+        {"HUGGINGFACE_HUB_CACHE": "/old", "HF_HOME": "/h"},
+        {"HF_HUB_CACHE": "~/$PLACE/cache", "PLACE": "p", "HUGGINGFACE_HUB_CACHE": "/old"},
+    ):
+        env = {"HOME": "/somebody", "PATH": os.environ["PATH"], **case}
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+        )
+        assert str(hf_cache(env)) == run.stdout.strip(), case
+
+
+def test_a_found_model_says_who_put_it_there(tmp_path: Path, store: Store) -> None:
+    small(1).write(tmp_path / "x.gguf")
+    found = find_models(store, [tmp_path], environment(tmp_path / "nobody"))
+    assert found == [Found(tmp_path / "x.gguf", "x.gguf", str(tmp_path))]
