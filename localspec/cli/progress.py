@@ -28,8 +28,13 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Make room for a line of something else."""
         if self._drawn:
             self._write("\r\x1b[K")
+            self._drawn = False
 
     def show(
         self, doing: str, done: int, total: int, rate: float = 0.0, left: float | None = None

@@ -194,6 +194,17 @@ def pulls(states: list[dict[str, Any]]) -> None:
             render.line(f"{each['name']}: {each['message']}")
 
 
+def offers(repository: str, found: list[dict[str, Any]]) -> None:
+    """The quantizations of a repository, where none was named."""
+    rows = [["QUANTIZATION", "SIZE", "FITS?", ""]]
+    for each in found:
+        taken = "taken" if each["taken"] else ""
+        rows.append([each["quant"], size(each["size"]), _FITS[each["fits"]], taken])
+    table(rows)
+    if len(found) > 1:
+        render.line(f"To take another: localspec pull {repository}:QUANTIZATION")
+
+
 def problems(listed: dict[str, Any]) -> None:
     """Files that could not be read: beside the list, not in it."""
     for problem in listed["problems"]:

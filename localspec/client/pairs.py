@@ -42,9 +42,9 @@ class PairsClient(Client):
         body = {"target": target, "folders": folders, "measure": measure}
         return self._events("POST", "/localspec/drafts", body)
 
-    def start_pull(self, name: str) -> dict[str, Any]:
-        """Start a pull or join the running one; its state."""
-        return self._json("POST", "/localspec/pulls", {"name": name, **_environment()})
+    def start_pull(self, name: str, **options: Any) -> dict[str, Any]:
+        """Start a pull or join the running one; its state. `options`: more of PullRequest."""
+        return self._json("POST", "/localspec/pulls", {"name": name, **options, **_environment()})
 
     def pulls(self) -> list[dict[str, Any]]:
         states: list[dict[str, Any]] = self._json("GET", "/localspec/pulls")["pulls"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from localspec import machine
 from localspec.daemon.memory import Free, free_memory
-from localspec.errors import InvalidRequest, ModelNotFound
+from localspec.errors import InvalidRequest, ModelNotFound, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.pairs import PullRequest
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from localspec.registry.pulls import Pull, Pulls
     from localspec.registry.records import Record
     from localspec.registry.store import Removed, Store
+    from localspec.registry.wanted import Wanted
 
 _REMEMBERED = 32  # files named by paths that were found right
 
@@ -84,6 +85,7 @@ class Library:
 
     @property
     def pulls(self) -> Pulls:
+        from localspec.registry.decide import decide
         from localspec.registry.fit import Memory
         from localspec.registry.hub import Hub
         from localspec.registry.pull import Puller
@@ -93,7 +95,12 @@ class Library:
         with self._lock:
             if self._pulls is None:
                 puller = Puller(store, Hub(), memory=lambda: Memory(*self.memory()))
-                self._pulls = Pulls(puller)
+                self._pulls = Pulls(
+                    puller,
+                    decide=lambda puller, wanted, cancel: decide(
+                        puller, wanted, self.catalogue, cancel
+                    ),
+                )
             return self._pulls
 
     def memory(self) -> Free:
@@ -178,24 +185,70 @@ class Library:
 
         Raises:
             ModelNotFound: it is not in the catalogue. Offline
-            InvalidRequest: the endpoint is no address.
+            InvalidRequest: the endpoint is no address, what is to be pulled no repository.
+            Conflict: another pair has the name, or another pull.
         """
         from localspec.registry.errors import Offline
         from localspec.registry.hub import Hub
 
         self._refuse_reserved(request.name)
-        name, pair = self.catalogue.find(request.name)
-        if request.offline:
-            raise Offline(
-                "HF_HUB_OFFLINE is set, so nothing can be pulled; pairs that are here work as ever."
-            )
         if request.endpoint and not request.endpoint.startswith(("http://", "https://")):
             raise InvalidRequest(
                 "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
                 param="endpoint",
             )
+        wanted = self._joined(request) or self._wanted(request)
+        if request.offline:
+            raise Offline(
+                "HF_HUB_OFFLINE is set, so nothing can be pulled; pairs that are here work as ever."
+            )
         hub = Hub(request.endpoint or None, token=request.token or None)
-        return self.pulls.start(name, pair, hub)
+        return self.pulls.start(wanted, hub)
+
+    def _joined(self, request: PullRequest) -> Wanted | None:
+        """What is being pulled under a plain name already."""
+        if request.draft or request.no_draft or request.pair or self._pulls is None:
+            return None
+        return self._pulls.running(request.name.strip().lower())
+
+    def _wanted(self, request: PullRequest) -> Wanted:
+        """What a request asks for, under a name that it may have."""
+        from localspec.errors import Conflict
+        from localspec.registry.store import own_sentence
+        from localspec.registry.wanted import asked, wanted
+
+        found = wanted(
+            request.name,
+            self.catalogue,
+            self._whole_record,
+            draft=request.draft,
+            no_draft=request.no_draft,
+            pair=request.pair,
+            endpoint=request.endpoint or "",
+            limit_rate=request.limit_rate,
+        )
+        self._refuse_reserved(found.name)
+        here = self._whole_record(found.name)
+        if here and here.source == "own":
+            raise Conflict(own_sentence(found.name))
+        if here and here.asked != found.asked:
+            raise Conflict(
+                f"There is a pair '{found.name}' already, pulled as {here.asked or here.name} and "
+                f"not as {asked(found)}. Give another name (--name NAME), or run: localspec rm "
+                f"{found.name}"
+            )
+        return found
+
+    def _whole_record(self, name: str) -> Record | None:
+        """A record that can be read; a broken one is mended by a pull."""
+        from localspec.registry.errors import RecordTooNew
+
+        try:
+            return self._record(name)
+        except RecordTooNew:
+            raise
+        except RegistryError:
+            return None
 
     def add(
         self, name: str, target: str, draft: str | None, roles: list[str], replace: bool

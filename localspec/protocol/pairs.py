@@ -13,22 +13,31 @@ from msgspec import Meta, Struct, field
 from localspec.protocol.nulls import OrDefault, Request
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
+Source = Annotated[str, Meta(min_length=1, max_length=1024)]
 File = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 # ---------------------------------------------------------------------------- requests
 
 
-class PullRequest(Request):
-    """Pull a pair of the catalogue.
+class PullRequest(Struct):
+    """Pull a pair of the catalogue, or any model of the hub.
+
+    `name`: a pair's, or OWNER/REPO[:QUANT or FILE.gguf], also as the hub's address of it. `draft`: the same
+    of a repository, to draft for it; where neither that nor `no_draft` is given, one is proposed and
+    used. `pair`: what to call the pair. `limit_rate`: bytes per second, 0: as fast as it comes.
 
     The rest is the client's environment: the daemon may have been started from another shell.
     `endpoint` is refused over TCP, and another one than the daemon's gets `token` and no other.
     """
 
-    name: Name
+    name: Source
+    draft: Source | None = None
+    no_draft: bool = False
+    pair: Name | None = None
+    limit_rate: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
     endpoint: str | None = None  # HF_ENDPOINT: an http or https address
     token: str | None = None  # HF_TOKEN; kept for this pull alone
-    offline: OrDefault[bool] = False  # HF_HUB_OFFLINE
+    offline: bool = False  # HF_HUB_OFFLINE
 
 
 class AddRequest(Request):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,11 +18,12 @@ from localspec.registry.found import cached_file
 from localspec.registry.gguf import FileSource, Source
 from localspec.registry.hub import Hub, RemoteFile, RemoteSource
 from localspec.registry.journal import bytes_there, prefix_there
-from localspec.registry.model import Model, read_model, shard_names
+from localspec.registry.limit import Limit
+from localspec.registry.model import Model, read_local_model, read_model, shard_names
 from localspec.registry.pairing import check_pair
 from localspec.registry.records import Part, Record, StoredModel
-from localspec.registry.retry import patiently
-from localspec.registry.store import Store
+from localspec.registry.retry import Patience, patiently
+from localspec.registry.store import Store, local_parts
 from localspec.registry.transfer import Transfer, Tuning
 
 # Left free on the disk beyond the files themselves: logs, state and other programs live there too.
@@ -40,7 +41,8 @@ _CHANGES = 3  # how often a file may change on the hub during one pull
 class PlannedModel:
     """A target or draft before its weights are fetched; several `remotes` when it is sharded.
 
-    `prefixes`: the bytes read to check each of them, which are not fetched again.
+    `prefixes`: the bytes read to check each of them, which are not fetched again. `stored`: it is on
+    this disk and used as it is; there are no `remotes` then.
     """
 
     weights: Weights
@@ -48,6 +50,7 @@ class PlannedModel:
     model: Model
     prefixes: tuple[bytes, ...]
     header_bytes: int  # of them over the network, this time
+    stored: StoredModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +112,21 @@ class Progress:
 
 @dataclass(slots=True)
 class Puller:
-    """Pulls pairs into a store. `memory` None leaves the memory check out."""
+    """Pulls pairs into a store. `memory` None leaves the memory check out; `asked` goes into the
+    record."""
 
     store: Store
     hub: Hub = field(default_factory=Hub)
     tuning: Tuning = field(default_factory=Tuning)
     memory: Callable[[], fit.Memory] | None = None
+    limit: Limit = field(default_factory=lambda: Limit(0))
+    asked: str = ""
+
+    @property
+    def first_contact(self) -> Patience:
+        """For the first word of the hub, which a person waits for."""
+        usual = self.tuning.patience
+        return replace(usual, tries=min(usual.tries, _FIRST_TRIES))
 
     def pull(
         self,
@@ -123,8 +135,11 @@ class Puller:
         progress: Callable[[Progress], None] | None = None,
         cancel: threading.Event | None = None,
         planned: Callable[[Plan], None] | None = None,
+        known: Mapping[Weights, PlannedModel] | None = None,
     ) -> Record:
         """Check, fetch, verify, show. Blocks; call it in a thread.
+
+        `known`: models whose headers were read already.
 
         Raises:
             RegistryError and below: one sentence; what was fetched is kept for the next try.
@@ -134,7 +149,8 @@ class Puller:
         self.store.prepare()
         with self.store.pulling():
             for change in range(_CHANGES):
-                plan = self.preflight(name, pair, cancel)
+                plan = self.preflight(name, pair, cancel, known)
+                known = None  # should a file change, all is read again
                 if planned:
                     planned(plan)
                 try:
@@ -144,7 +160,13 @@ class Puller:
                         raise
         raise AssertionError("unreachable: the loop returns or raises")
 
-    def preflight(self, name: str, pair: Pair, cancel: threading.Event | None = None) -> Plan:
+    def preflight(
+        self,
+        name: str,
+        pair: Pair,
+        cancel: threading.Event | None = None,
+        known: Mapping[Weights, PlannedModel] | None = None,
+    ) -> Plan:
         """Everything that headers can tell, before any weight is fetched.
 
         Raises:
@@ -153,7 +175,9 @@ class Puller:
         self.hub.check_online()
         wanted = [pair.target, pair.draft] if pair.draft else [pair.target]
         with ThreadPoolExecutor(len(wanted), thread_name_prefix="header") as pool:
-            models = list(pool.map(lambda weights: self._look(weights, cancel), wanted))
+            models = list(
+                pool.map(lambda each: (known or {}).get(each) or self.look(each, cancel), wanted)
+            )
         target, draft = models[0], models[1] if len(models) > 1 else None
         notes = list(check_pair(target.model, draft.model if draft else None))
         chosen = self._fits(target.model, draft.model if draft else None)
@@ -189,7 +213,9 @@ class Puller:
                 used[remote.sha256] = path
             else:
                 prefix = plan.prefixes.get(remote.sha256, b"")
-                transfers.append(Transfer(self.hub, self.store, remote, self.tuning, stop, prefix))
+                transfers.append(
+                    Transfer(self.hub, self.store, remote, self.tuning, stop, prefix, self.limit)
+                )
         if transfers:
             self._transfer(plan, transfers, used, progress, stop)
         record = self._record(plan, used)
@@ -227,16 +253,18 @@ class Puller:
         if failures:
             raise failures[0]
 
-    def _look(self, weights: Weights, cancel: threading.Event | None) -> PlannedModel:
-        """Resolve a model's files and read their headers."""
-        usual = self.tuning.patience
-        first_contact = replace(usual, tries=min(usual.tries, _FIRST_TRIES))
+    def look(self, weights: Weights, cancel: threading.Event | None = None) -> PlannedModel:
+        """Resolve a model's files and read their headers; without a repository, of a file here."""
+        if not weights.repo:
+            path = Path(weights.file)
+            stored = self._stored_here(path)
+            return PlannedModel(weights, (), read_local_model(path), (), 0, stored)
         remotes = tuple(
             patiently(
                 lambda file=file: self.hub.resolve(  # type: ignore[misc]
                     weights.repo, file, weights.revision
                 ),
-                first_contact,
+                self.first_contact,
                 cancel,
             )
             for file in _files(weights.file)
@@ -251,6 +279,15 @@ class Puller:
             prefixes=tuple(bytes(each.prefix) if each else b"" for each in far),
             header_bytes=sum(each.fetched for each in far if each),
         )
+
+    def _stored_here(self, path: Path) -> StoredModel:
+        """A file of the store with all that is known of it; any other is hashed when it is loaded."""
+        for record in self.store.listing().records:
+            for model in record.models:
+                if self.store.part_path(model.parts[0]) == path:
+                    return model
+        parts = local_parts(path, hash_now=False)
+        return StoredModel(parts=parts, architecture=read_local_model(path).architecture)
 
     def _source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:
         """Where to read a header: the disk when the file is there, else the hub."""
@@ -306,9 +343,12 @@ class Puller:
             roles=plan.pair.roles,
             notes=plan.notes,
             template_sha256=plan.target.model.template_hash,
+            asked=self.asked,
         )
 
     def _stored(self, planned: PlannedModel, used: dict[str, Path]) -> StoredModel:
+        if planned.stored:
+            return planned.stored
         return StoredModel(
             parts=tuple(self._part(remote, used) for remote in planned.remotes),
             architecture=planned.model.architecture,
@@ -365,6 +405,8 @@ def _cached(remote: RemoteFile) -> Path | None:
 
 def _differs_from_catalogue(model: PlannedModel) -> list[str]:
     weights, notes = model.weights, []
+    if not model.remotes:
+        return []
     stated, found = weights.sha256, model.remotes[0].sha256
     if stated and stated != found:
         notes.append(

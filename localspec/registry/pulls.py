@@ -11,10 +11,13 @@ from typing import Literal
 
 import msgspec
 
-from localspec.errors import LocalspecError, NotFound
-from localspec.registry.catalogue import Pair
+from localspec.errors import Conflict, LocalspecError, NotFound
+from localspec.registry.decide import Decision
 from localspec.registry.hub import Hub
+from localspec.registry.limit import Limit
 from localspec.registry.pull import FileProgress, Plan, Progress, Puller
+from localspec.registry.repository import Offer
+from localspec.registry.wanted import Wanted
 
 State = Literal["checking", "downloading", "verifying", "done", "failed", "cancelled"]
 RUNNING = ("checking", "downloading", "verifying")
@@ -34,6 +37,7 @@ class PullState(msgspec.Struct, frozen=True, kw_only=True):
     """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown.
 
     `message` is the error's sentence and `code` its code; `notes` are what the checks found.
+    `offers`: the quantizations there are, where none was named; `said`: what was decided, and why.
     """
 
     name: str
@@ -44,17 +48,32 @@ class PullState(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
     files: tuple[FileState, ...] = ()
     notes: tuple[str, ...] = ()
+    offers: tuple[Offer, ...] = ()
+    said: tuple[str, ...] = ()
     message: str = ""
     code: str = ""
+
+
+Decide = Callable[[Puller, Wanted, threading.Event], Decision]
+
+
+def _as_it_is(puller: Puller, wanted: Wanted, cancel: threading.Event) -> Decision:
+    """For pairs that are known already."""
+    del puller, cancel
+    assert wanted.pair
+    return Decision(wanted.pair)
 
 
 class Pull:
     """One pull in its own thread. It goes on whoever watches or leaves."""
 
-    def __init__(self, puller: Puller, name: str, pair: Pair, ended: Callable[[], None]) -> None:
-        self.name = name
+    def __init__(
+        self, puller: Puller, wanted: Wanted, decide: Decide, ended: Callable[[], None]
+    ) -> None:
+        self.name = name = wanted.name
+        self.wanted = wanted
         self.error: LocalspecError | None = None
-        self._puller, self._pair, self._ended = puller, pair, ended
+        self._puller, self._decide, self._ended = puller, decide, ended
         self._cancel = threading.Event()
         self._finished = threading.Event()
         self._samples: deque[tuple[float, int]] = deque()
@@ -77,7 +96,16 @@ class Pull:
 
     def _run(self) -> None:
         try:
-            self._puller.pull(self.name, self._pair, self._progress, self._cancel, self._planned)
+            decision = self._decide(self._puller, self.wanted, self._cancel)
+            self._change(offers=decision.offers, said=decision.said)
+            self._puller.pull(
+                self.name,
+                decision.pair,
+                self._progress,
+                self._cancel,
+                self._planned,
+                decision.known,
+            )
             self._change(state="done", seconds_left=0.0, rate=0.0, done=self._state.size)
         except LocalspecError as error:
             cancelled = error.code == "pull_cancelled"
@@ -125,24 +153,50 @@ class Pull:
 class Pulls:
     """All pulls of a daemon."""
 
-    def __init__(self, puller: Puller, changed: Callable[[], None] = lambda: None) -> None:
-        self._puller = puller
+    def __init__(
+        self,
+        puller: Puller,
+        changed: Callable[[], None] = lambda: None,
+        decide: Decide = _as_it_is,
+    ) -> None:
+        self._puller, self._decide = puller, decide
         self._changed = changed
         self._lock = threading.Lock()
         self._pulls: dict[str, Pull] = {}
 
-    def start(self, name: str, pair: Pair, hub: Hub | None = None) -> Pull:
-        """Start a pull (from `hub`, if not the usual one), or join the running one of this pair."""
-        puller = dataclasses.replace(self._puller, hub=hub) if hub else self._puller
+    def start(self, wanted: Wanted, hub: Hub | None = None) -> Pull:
+        """Start a pull (from `hub`, if not the usual one), or join the running one of this pair.
+
+        Raises:
+            Conflict: something else is being pulled under this name.
+        """
+        name = wanted.name
+        puller = dataclasses.replace(
+            self._puller,
+            hub=hub or self._puller.hub,
+            limit=Limit(wanted.limit_rate),
+            asked=wanted.asked,
+        )
         with self._lock:
             running = self._pulls.get(name)
             if running and running.state.state in RUNNING:
+                if running.wanted.asked != wanted.asked:
+                    raise Conflict(
+                        f"'{name}' is being pulled already, as {running.wanted.asked or name}; wait "
+                        f"for its end, or run: localspec pulls cancel {name}"
+                    )
                 return running
             self._pulls.pop(name, None)
             while len(self._pulls) >= _KEPT and self._forget_oldest():
                 pass
-            pull = self._pulls[name] = Pull(puller, name, pair, self._changed)
+            pull = self._pulls[name] = Pull(puller, wanted, self._decide, self._changed)
             return pull
+
+    def running(self, name: str) -> Wanted | None:
+        """What is being pulled under this name."""
+        with self._lock:
+            pull = self._pulls.get(name)
+        return pull.wanted if pull and pull.state.state in RUNNING else None
 
     def states(self) -> tuple[PullState, ...]:
         """Every pull running or lately ended, oldest first."""

@@ -48,7 +48,10 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A pair that is there. `created` is Unix time; `notes` are harmless differences."""
+    """A pair that is there. `created` is Unix time; `notes` are harmless differences.
+
+    `asked`: as what it was pulled; empty for a pair of the catalogue as that has it.
+    """
 
     name: str
     target: StoredModel
@@ -61,6 +64,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...] = ("chat",)
     notes: tuple[str, ...] = ()
     template_sha256: str = ""
+    asked: str = ""
 
     @property
     def models(self) -> tuple[StoredModel, ...]:

@@ -273,9 +273,15 @@ class Store:
         write_whole(self._record_path(record.name), records.encode(record))
 
     def put_new(self, record: Record) -> None:
-        """The same, refusing to write over a pair of a newer localspec."""
+        """The same, refusing to write over a pair of a newer localspec, and with a pulled one over
+        a person's own.
+
+        Raises:
+            RecordTooNew, Conflict
+        """
         try:
-            self.get(record.name)
+            if self.get(record.name).source == "own" and record.source != "own":
+                raise Conflict(own_sentence(record.name))
         except RecordTooNew:
             raise
         except (ModelNotFound, RegistryError):
@@ -401,6 +407,14 @@ def _roles(record: Record) -> Iterator[tuple[str, StoredModel]]:
     yield "target", record.target
     if record.draft:
         yield "draft", record.draft
+
+
+def own_sentence(name: str) -> str:
+    """Why nothing is pulled in place of a pair of the person's own, and what to do."""
+    return (
+        f"'{name}' is a pair of your own files, which a pull does not replace. Give another name "
+        f"(localspec pull … --name NAME), or run: localspec rm {name}"
+    )
 
 
 def remedy(record: Record) -> str:

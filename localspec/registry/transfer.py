@@ -20,6 +20,7 @@ from localspec.registry.files import (
 )
 from localspec.registry.hub import Hub, RemoteFile
 from localspec.registry.journal import Journal, bytes_there
+from localspec.registry.limit import Limit
 from localspec.registry.retry import Interrupted, Patience, gave_up, patiently, pause
 from localspec.registry.store import Store
 
@@ -53,8 +54,10 @@ class Transfer:
         tuning: Tuning,
         cancel: threading.Event,
         prefix: bytes = b"",
+        limit: Limit | None = None,
     ) -> None:
         self.remote = remote
+        self._limit = limit or Limit(0)
         self._prefix = prefix  # bytes that are known already, from reading the header
         self.hashed = 0
         self._hub = hub
@@ -180,6 +183,7 @@ class Transfer:
             if answer.whole and (start, end) != (0, self.remote.size):
                 raise _RangeIgnored
             for chunk in answer.chunks:
+                self._limit.take(len(chunk), self._cancel)
                 check_cancel(self._cancel)
                 if stop.is_set():
                     return
@@ -196,6 +200,7 @@ class Transfer:
         index, room = 0, journal.span(0)[1]
         with self._hub.stream(self.remote, 0, self.remote.size) as answer:
             for chunk in answer.chunks:
+                self._limit.take(len(chunk), self._cancel)
                 check_cancel(self._cancel)
                 while chunk and index < journal.segments:
                     journal.write(index, chunk[:room])

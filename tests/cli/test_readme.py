@@ -35,6 +35,7 @@ def commands() -> list[str]:
 # What cannot end well here: no network, no terminal, the small pair. Exit code, and what is said.
 REFUSED = {
     "localspec pull coder-7b": (1, "HF_HUB_OFFLINE"),
+    "localspec pull Qwen/Qwen3-8B-GGUF:Q4_K_M": (1, "HF_HUB_OFFLINE"),
     'localspec ask -m coder-7b "What is a monad?"': (1, "localspec pull coder-7b"),
     "localspec show coder-7b --context 16384": (1, "localspec pull coder-7b"),
     "localspec verify coder-7b": (1, "localspec pull coder-7b"),

@@ -23,6 +23,7 @@ from localspec.registry.errors import (
 from localspec.registry.pull import Progress, Puller
 from localspec.registry.pulls import Pulls
 from localspec.registry.store import Store
+from localspec.registry.wanted import Wanted
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole
 from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
@@ -168,7 +169,9 @@ def test_two_pulls_of_one_file_are_one_transfer(
     """Two pairs that share both files, pulled at once by two pullers."""
     hub.rate = 8e6
     pulls = [Pulls(puller), Pulls(Puller(store, puller.hub, QUICK))]
-    started = [each.start(name, pair) for each, name in zip(pulls, "pq", strict=True)]
+    started = [
+        each.start(Wanted(name=name, pair=pair)) for each, name in zip(pulls, "pq", strict=True)
+    ]
     assert all(each.wait(30) for each in started)
     assert [each.state.state for each in started] == ["done", "done"]
     assert hub.sent < 1.25 * SIZE
@@ -181,11 +184,11 @@ def test_asking_again_joins_the_running_pull(
 ) -> None:
     hub.rate = 8e6
     pulls = Pulls(puller)
-    pull = pulls.start("p", pair)
-    assert pulls.start("p", pair) is pull
+    pull = pulls.start(Wanted(name="p", pair=pair))
+    assert pulls.start(Wanted(name="p", pair=pair)) is pull
     assert pull.wait(30)
     assert [state.name for state in pulls.states()] == ["p"]
-    assert pulls.start("p", pair) is not pull
+    assert pulls.start(Wanted(name="p", pair=pair)) is not pull
     pulls.close()
 
 
@@ -194,7 +197,7 @@ def test_progress_and_cancel(
 ) -> None:
     hub.rate = 1.5e6
     pulls = Pulls(puller)
-    pull = pulls.start("p", pair)
+    pull = pulls.start(Wanted(name="p", pair=pair))
     deadline = time.monotonic() + 20
     while not (pull.state.rate and pull.state.done > 400_000) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -211,14 +214,14 @@ def test_progress_and_cancel(
     assert isinstance(pull.error, PullCancelled)
     assert_absent(store)
     hub.rate, before = 0.0, hub.sent
-    again = pulls.start("p", pair)
+    again = pulls.start(Wanted(name="p", pair=pair))
     assert again.wait(30)
     assert hub.sent - before < SIZE - 300_000, "what was fetched was kept"
     assert_whole(store)
 
 
 def test_a_failed_pull_tells_code_and_sentence(puller: Puller, hub: TestHub, pair: Pair) -> None:
-    pull = Pulls(puller).start("p", pair)
+    pull = Pulls(puller).start(Wanted(name="p", pair=pair))
     assert pull.wait(10)
     assert (pull.state.state, pull.state.code) == ("failed", "not_on_hub")
     assert pull.state.message.startswith("The hub has no")

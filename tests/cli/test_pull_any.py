@@ -1,0 +1,220 @@
+"""Any model of the hub, as a person pulls it: what is chosen, what drafts, what it is called."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.bench.synthetic import Shape, target_cycle, write_model
+from tests.support.daemons import FAKE_WORKER
+from tests.support.gguf_files import U32, model
+from tests.support.pulling import PullingHome, pulling_home
+
+REPO = "maker/Tiny-8B-GGUF"
+BIG = model(filler=400_000, seed=1).data()
+BIGGER = model(filler=800_000, seed=1).data()
+SMALL = model(layers=1, filler=30_000, seed=2).data()
+NO_DRAFT = "No draft is known for it: it drafts from the text itself (n-gram)."
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[PullingHome]:
+    """With the scripted engine: nothing of llama.cpp is needed."""
+    with pulling_home(tmp_path) as home:
+        home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
+        home.hub.add(REPO, "README.md", b"about it")
+        home.hub.add(REPO, "Tiny-8B-Q4_K_M.gguf", BIG)
+        home.hub.add(REPO, "Tiny-8B-Q8_0.gguf", BIGGER)
+        home.hub.add(REPO, "mmproj-Tiny-8B-F16.gguf", b"x" * 99)
+        yield home
+
+
+def record(home: PullingHome, name: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((home.store / "pairs" / f"{name}.json").read_text())
+    return found
+
+
+def file_of(home: PullingHome, name: str, role: str = "target") -> str | None:
+    model = record(home, name)[role]
+    return model["parts"][0]["file"] if model else None  # type: ignore[index]
+
+
+def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> None:
+    """With the real engine."""
+    with pulling_home(tmp_path) as home:
+        home.hub.add(REPO, "Tiny-8B-F32.gguf", home.files[0].read_bytes())
+        run = home.run("pull", f"https://huggingface.co/{REPO}")
+        assert run.returncode == 0, run.stderr
+        assert re.search(r"^F32 +\d+ KiB +fits +taken$", run.stdout, re.M), run.stdout
+        assert NO_DRAFT in run.stdout
+        assert "maker-tiny-8b is here" in run.stdout
+        run = home.run("ask", "-m", "maker-tiny-8b", "-n", "4", "hi")
+        assert run.returncode == 0, run.stderr
+
+
+def test_what_is_offered_taken_and_called(home: PullingHome) -> None:
+    run = home.run("pull", REPO)
+    assert run.returncode == 0, run.stderr
+    rows = [line.split() for line in run.stdout.splitlines()]
+    assert rows[1][:1] + rows[1][3:] == ["Q8_0", "fits", "taken"]
+    assert rows[2][:1] + rows[2][3:] == ["Q4_K_M", "fits"]
+    assert f"To take another: localspec pull {REPO}:QUANTIZATION" in run.stdout
+    assert "The pair's name: maker-tiny-8b\n" in run.stdout
+    assert file_of(home, "maker-tiny-8b") == "Tiny-8B-Q8_0.gguf"
+    assert home.hub.sent <= 1.05 * len(BIGGER)
+    # The same again is nothing new, by either name; what is named gets a name of its own.
+    before = home.hub.sent
+    assert home.run("pull", REPO).returncode == 0
+    assert home.run("pull", "maker-tiny-8b").returncode == 0
+    assert home.hub.sent == before
+    run = home.run("pull", f"hf.co/{REPO}:q4_k_m")
+    assert "QUANTIZATION" not in run.stdout
+    assert file_of(home, "maker-tiny-8b-q4_k_m") == "Tiny-8B-Q4_K_M.gguf"
+    assert home.run("pull", f"{REPO}:Tiny-8B-Q4_K_M.gguf", "--name", "mine").returncode == 0
+    assert file_of(home, "mine") == "Tiny-8B-Q4_K_M.gguf"
+    assert "Q4_K_M of maker/Tiny-8B-GGUF" in home.run("list").stdout
+
+
+def test_a_split_model_in_a_folder(home: PullingHome) -> None:
+    from tests.support.gguf_files import shards
+
+    for file, data in shards(model(filler=200_000), 3, "Split-Q6_K").items():
+        home.hub.add("maker/split", f"Q6_K/{file}", data)
+    run = home.run("pull", "maker/split")
+    assert run.returncode == 0, run.stderr
+    stored = record(home, "maker-split")["target"]
+    assert len(stored["parts"]) == 3  # type: ignore[index]
+
+
+def test_sentences_for_what_is_not_there(home: PullingHome) -> None:
+    for named, says in (
+        (f"{REPO}:Q5_0", "has no 'Q5_0'; it has: Q8_0, Q4_K_M."),
+        ("maker/none", "The hub has no repository maker/none"),
+        ("https://example.com/a/b", "is not an address of the hub"),
+        ("models/a.gguf", "a file on this disk: localspec add"),
+    ):
+        run = home.run("pull", named)
+        assert run.returncode == 1
+        assert says in run.stderr
+        assert "maker" not in home.run("list").stdout
+
+
+def test_nothing_that_is_here_is_replaced(home: PullingHome) -> None:
+    home.run("add", "maker-tiny-8b", "--target", str(home.files[0]))
+    home.run("add", "tiny", "--target", str(home.files[0]))
+    for named in (REPO, "tiny"):
+        run = home.run("pull", named)
+        assert run.returncode == 1
+        assert "is a pair of your own files, which a pull does not replace" in run.stderr
+        assert "--name NAME" in run.stderr
+    assert record(home, "tiny")["source"] == "own"
+    assert home.run("pull", REPO, "--name", "other").returncode == 0
+    run = home.run("pull", f"{REPO}:Q4_K_M", "--name", "other")
+    assert "There is a pair 'other' already, pulled as maker/Tiny-8B-GGUF and not as" in run.stderr
+    assert file_of(home, "other") == "Tiny-8B-Q8_0.gguf"
+    assert "is a pair of the catalogue" in home.run("pull", REPO, "--name", "coder-7b").stderr
+    assert "cannot be a pair's name" in home.run("pull", REPO, "--name", "A B").stderr
+    assert "always here" in home.run("pull", REPO, "--name", "builtin").stderr
+
+
+# ------------------------------------------------------------------ what drafts
+
+
+def test_a_draft_that_is_named_or_left_out(home: PullingHome) -> None:
+    home.hub.add("maker/draft", "d-Q8_0.gguf", SMALL)
+    run = home.run("pull", REPO, "--draft", "maker/draft:Q8_0")
+    assert run.returncode == 0, run.stderr
+    assert file_of(home, "maker-tiny-8b", "draft") == "d-Q8_0.gguf"
+    assert home.run("pull", "tiny", "--no-draft").returncode == 0
+    assert file_of(home, "tiny", "draft") is None
+    assert (
+        "pulled as tiny --no-draft and not as"
+        in home.run("pull", "tiny", "--draft", "own/draft").stderr
+    )
+    run = home.run("pull", "tiny", "--draft", "own/draft", "--name", "both")
+    assert file_of(home, "both", "draft") == "draft.gguf", run.stderr
+    assert home.run("pull", "tiny", "--draft", "a/b", "--no-draft").returncode == 2
+    assert "names no repository" in home.run("pull", REPO, "--draft", "coder-7b").stderr
+
+
+def test_a_draft_that_does_not_match_is_refused(home: PullingHome) -> None:
+    alien = home.root / "alien.gguf"
+    write_model(alien, Shape(1, 64, 128, 4, 300), target_cycle(300))
+    home.hub.add("maker/alien", "alien.gguf", alien.read_bytes())
+    run = home.run("pull", REPO, "--draft", "maker/alien")
+    assert run.returncode == 1
+    assert "Tiny-8B-Q8_0.gguf and alien.gguf: " in run.stderr
+    assert home.hub.sent < len(BIG)
+
+
+def test_the_catalogue_proposes_the_draft_of_the_same_model_and_family(home: PullingHome) -> None:
+    home.catalogue.write_text(
+        '[pairs.tin]\nsummary = "s"\n'
+        '[pairs.tin.target]\nrepo = "else/Tiny-14b"\nfile = "t.gguf"\n'
+        '[pairs.tin.draft]\nrepo = "maker/draft"\nfile = "d.gguf"\n'
+    )
+    home.hub.add("maker/draft", "d.gguf", SMALL)
+    run = home.run("pull", f"{REPO}:Q4_K_M")
+    assert "Draft: maker/draft/d.gguf, as the catalogue has it for tin.\n" in run.stdout
+    assert file_of(home, "maker-tiny-8b-q4_k_m", "draft") == "d.gguf"
+    assert home.hub.sent <= 1.05 * (len(BIG) + len(SMALL))
+
+
+def test_heads_are_found_in_the_file_and_beside_it(home: PullingHome) -> None:
+    inside = model(layers=3, filler=9000).put("llama.nextn_predict_layers", U32, 1).data()
+    home.hub.add("maker/inside", "inside-Q4_0.gguf", inside)
+    run = home.run("pull", "maker/inside")
+    assert "Drafts: this model's own heads (MTP), which are in its file." in run.stdout
+    assert "are not run yet" in run.stdout
+    home.hub.add(REPO, "mtp-Tiny-8B.gguf", b"heads")
+    run = home.run("pull", REPO)
+    assert "(MTP), mtp-Tiny-8B.gguf in the same repository." in run.stdout
+    assert file_of(home, "maker-tiny-8b", "draft") is None
+
+
+def test_a_draft_of_this_disk_is_used_where_it_lies(home: PullingHome) -> None:
+    """One of LM Studio's, and one of another pair, whose file stays when that goes."""
+    place = home.root / ".lmstudio" / "models" / "a" / "d.gguf"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(SMALL)
+    run = home.run("pull", f"{REPO}:Q4_K_M")
+    assert "Draft: d.gguf (LM Studio), which is on this disk and matches.\n" in run.stdout
+    assert record(home, "maker-tiny-8b-q4_k_m")["draft"]["parts"][0]["path"] == str(place)  # type: ignore[index]
+    assert home.run("ask", "-m", "maker-tiny-8b-q4_k_m", "say hello").stdout == "hello\n"
+    home.run("unload")
+    home.run("rm", "maker-tiny-8b-q4_k_m")
+    assert place.exists()
+    place.unlink()
+    home.hub.add("maker/draft", "d-Q8_0.gguf", SMALL)
+    home.run("pull", "maker/draft", "--no-draft", "--name", "little-one")
+    run = home.run("pull", REPO)
+    assert "Draft: d-Q8_0.gguf (pair little-one), which is on this disk" in run.stdout
+    home.run("rm", "little-one")
+    assert home.run("ask", "-m", "maker-tiny-8b", "say hello").stdout == "hello\n"
+
+
+# ------------------------------------------------------------------ several, slowly
+
+
+def test_several_names_and_which_of_them_failed(home: PullingHome) -> None:
+    run = home.run("pull", "tiny", "nope", f"{REPO}:Q4_K_M", "maker/none")
+    assert run.returncode == 1
+    assert "tiny is here" in run.stdout
+    assert "maker-tiny-8b-q4_k_m is here" in run.stdout
+    assert run.stderr.splitlines()[-1] == "localspec: 2 of 4 not pulled: nope, maker/none"
+    assert home.run("pull", "tiny", "nope", "--name", "x").returncode == 2
+
+
+def test_a_limit_for_all_files_of_a_pull(home: PullingHome) -> None:
+    home.hub.add("maker/draft", "d-Q8_0.gguf", BIG)
+    home.hub.add("maker/big", "b-Q8_0.gguf", BIGGER)
+    run = home.run("pull", "maker/big", "--draft", "maker/draft", "--limit-rate", "600K", "--json")
+    assert run.returncode == 0, run.stderr
+    rates = [json.loads(line)["rate"] for line in run.stdout.splitlines()]
+    assert 0 < max(rates) < 900_000
+    assert "a rate is a number of bytes" in home.run("pull", "x", "--limit-rate", "fast").stderr
