@@ -12,11 +12,13 @@ import pytest
 
 from localspec.bench.synthetic import TINY_DRAFT, TINY_TARGET, Shape, vocabulary, write_model
 from localspec.engine.llama import Batch
-from localspec.protocol.frames import PairFiles
+from localspec.engine.sampling import Sampler, Settings
+from localspec.protocol.frames import PairFiles, Sampling
 from tests.support.gguf_files import relabelled
 from tests.support.pairs import rescale
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting
+from tests.support.statistics import chi_square_z
 
 Load = Callable[..., Running]
 TARGET_SIZE, DRAFT_SIZE = 1024, 724
@@ -120,6 +122,37 @@ def test_a_token_that_is_not_shared_is_never_drawn_for_a_draft(
         assert beyond, "the target itself writes what the draft does not know"
 
 
+@pytest.mark.slow
+def test_sampled_drafts_keep_the_targets_distribution(tmp_path: Path, load: Load) -> None:
+    """Also where the target says what the draft cannot propose."""
+    files = write_pair(tmp_path, TARGET_SIZE, DRAFT_SIZE)
+    for path in (files.target, files.draft):
+        assert path
+        rescale(Path(path), {"output.weight": 0.05})
+    engine = load(files)
+    asked = Sampling(temperature=1.0, top_k=12, top_p=1.0, min_p=0.0)
+    sampler = Sampler(Settings(temperature=1.0, top_k=12, top_p=1.0, min_p=0.0))
+    speculative = drafting(2, verification="rejection")
+    answers = [engine.ask([5, 9], 3, asked, speculative) for _ in range(500)]
+    assert sum(answer.done.speculation.accepted for answer in answers) > 10
+    by_first: dict[int, list[int]] = {}
+    for answer in answers:
+        by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
+    size = engine.pair.vocab.size
+    samples = []
+    for first, drawn in by_first.items():
+        if len(drawn) <= 20:
+            continue
+        (entry,) = engine.ask([5, 9, first], 1, top_logprobs=size).logprobs
+        row = np.full(size, -np.inf, dtype=np.float32)
+        for token, _, value in entry.top:
+            row[token] = value
+        exact = sampler.distribution(row)
+        samples.append((drawn, {int(t): exact.of(int(t)) for t in exact.ids}))
+    assert any(token not in SHARED for _, cells in samples for token in cells)
+    assert chi_square_z(*samples) < 4.5
+
+
 def test_it_is_said_how_much_is_shared(files: PairFiles, load: Load) -> None:
     (note,) = load(files).pair.info().notes
     assert note.startswith("Token 400 is 'Ġw139' in the target and 'Ġw139?' in the draft; ")
@@ -162,7 +195,5 @@ def test_what_is_only_a_note_changes_no_answer(
         assert spec.done.speculation.accepted > 0
 
 
-def _sampling(seed: int) -> Any:
-    from localspec.protocol.frames import Sampling
-
+def _sampling(seed: int) -> Sampling:
     return Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
