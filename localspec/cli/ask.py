@@ -73,6 +73,9 @@ def run(options: dict[str, Any]) -> int:
         from localspec.cli import inputs
 
         raise ContextExceeded(inputs.what_fits(error.message, question)) from error
+    news = (last.get("localspec") or {}).get("news")
+    if news:
+        render.error(news)
     if options["usage"]:
         render.statistics(last)
     if last.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:

@@ -54,8 +54,12 @@ def pairs(entries: list[dict[str, Any]]) -> None:
     rows = [["NAME", "SIZE", "FOR", "WHAT IT IS"]]
     for each in entries:
         what = f"{each['summary'] or _files(each)}{' (loaded)' if each['loaded'] else ''}"
-        rows.append([each["name"], _size(each), ",".join(each["roles"]), what])
+        mark = "(see below) " if each["problem"] else ""
+        rows.append([each["name"], _size(each), ",".join(each["roles"]), f"{mark}{what}"])
     table(rows)
+    for each in entries:
+        if each["problem"]:
+            render.line(f"{each['name']}: {each['problem']}")
 
 
 def catalogue(entries: list[dict[str, Any]]) -> None:

@@ -57,6 +57,7 @@ class Composer(ABC):
         self.created = int(time.time())
         self.model = model
         self.note = note
+        self.news: Callable[[], str] = str  # what is told once, by the answer that it is asked for
         self.choices = [Collected(prompt=index // n) for index in range(len(requests))]
         self.wants_logprobs = requests[0].top_logprobs is not None
         self.predicted = requests[0].speculative.prediction is not None
@@ -142,6 +143,7 @@ class Composer(ABC):
         completion.localspec = Extra(
             speculation=done[0].speculation if len(done) == 1 else UNSET,
             note=self.note() or UNSET,
+            news=self.news() or UNSET,
             conversation=self.conversation,
         )
         return completion

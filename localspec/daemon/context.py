@@ -75,6 +75,11 @@ class Context:
         with pairs.unseen() if name.endswith(".gguf") else contextlib.nullcontext():
             return await unless_gone(receive, look)
 
+    async def rest(self, name: str) -> None:
+        """Unload the pair if it is loaded and nothing runs in it."""
+        if self.supervisor.uses(name) and not self.supervisor.busy:
+            await self.supervisor.unload()
+
     async def forget_states(self, name: str | None) -> None:
         """What the engine keeps of a conversation, with None of all.
 

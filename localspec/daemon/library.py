@@ -55,6 +55,7 @@ class Library:
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
         self._hashes: Hashes | None = None
+        self._news: dict[str, str] = {}  # by pair, until somebody has been told
 
     # ------------------------------------------------------------------ parts
 
@@ -161,6 +162,25 @@ class Library:
             f"The pair '{own}' is not pulled yet; run: localspec pull {own}", param="model"
         )
 
+    def refreshed(self, name: str, cancel: threading.Event | None = None) -> Record:
+        """As `pulled`; own files that have changed are read again, and `news` says so once.
+
+        Raises:
+            BadGguf, UnsafeModel, NotMatched, CannotRollBack: they cannot be used as they are now.
+        """
+        from localspec.registry import own
+
+        record, news = own.refreshed(self.store, self.pulled(name), cancel)
+        if news:
+            with self._lock:
+                self._news[record.name] = news
+        return record
+
+    def news(self, name: str) -> str:
+        """What happened to the pair since this was asked last; empty where nothing did."""
+        with self._lock:
+            return self._news.pop(name, "")
+
     def _record(self, name: str) -> Record | None:
         try:
             return self.store.get(name)
@@ -259,7 +279,7 @@ class Library:
 
         self._refuse_reserved(name)
         if replace and self.in_use(name):
-            raise Conflict(f"The pair '{name}' is in use; run: localspec unload, then try again.")
+            raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
         paths = [Path(each) for each in (target, draft) if each]
         for path in paths:
             if not path.is_absolute():
@@ -286,11 +306,14 @@ class Library:
         except OSError as error:
             raise store_error(error, target) from error
 
-    def remove(self, name: str) -> tuple[str, Removed]:
-        """The removed pair's own name and what that freed; see Store.remove."""
+    def removable(self, name: str) -> str:
+        """The own name of a pair that is in the store."""
         self._refuse_reserved(name)
-        own = self.pulled(name).name
-        return own, self.store.remove(own, in_use=self.in_use)
+        return self.pulled(name).name
+
+    def remove(self, own_name: str) -> Removed:
+        """What that freed; see Store.remove."""
+        return self.store.remove(own_name, in_use=self.in_use)
 
     @staticmethod
     def _refuse_reserved(name: str) -> None:

@@ -35,7 +35,8 @@ def resolve(
     Raises:
         ModelNotFound: nothing of that name is here, or a file of it is missing.
         Damaged, StoreError: its files or its record are not what they should be.
-        BadGguf, UnsafeModel, NotMatched, CannotRollBack: files named by paths, as for `add`.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: files named by paths, or own files that
+            have changed, as for `add`.
     """
     name = full_name(name, config)
     if name == BUILTIN:
@@ -46,7 +47,7 @@ def resolve(
 
     store = library.store
     try:
-        record = store.ready(library.pulled(name).name, left)
+        record = store.ready(library.refreshed(name, left).name, left)
     except PullCancelled:  # somebody waits still where the daemon ends
         raise Unavailable("The daemon is ending; try again.", retry_after=2) from None
     target, draft = store.paths(record)

@@ -39,7 +39,11 @@ def listing(library: Library, everything: bool) -> PairList:
     listed = library.store.listing()
     free = library.memory()
     entries = _builtin_entries(library)
-    entries += [entry(record, library.in_use) for record in listed.records]
+    store = library.store
+    for record in listed.records:
+        found = entry(record, library.in_use)
+        found.problem = store.glance(record)
+        entries.append(found)
     here = {each.name for each in entries}
     for name, pair in library.catalogue.pairs.items():
         if name in here:
@@ -68,6 +72,7 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
         target=record.target.file,
         draft=record.draft.file if record.draft else None,
         kind="model" if record.draft else "ngram",
+        notes=record.notes,
     )
 
 

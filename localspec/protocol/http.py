@@ -320,10 +320,14 @@ class TextChoice(Struct):
 
 
 class Extra(Struct):
-    """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft."""
+    """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft.
+
+    `news`: what happened to the pair's files, said with one answer and not again.
+    """
 
     speculation: Speculation | UnsetType = UNSET
     note: str | UnsetType = UNSET
+    news: str | UnsetType = UNSET
     drafted: list[tuple[int, int]] | UnsetType = UNSET
     conversation: str | UnsetType = UNSET
 

@@ -70,8 +70,9 @@ class DraftsRequest(Request):
 class PairEntry(Struct):
     """One line of the list. `fits`: whether this machine's free memory holds it, by its size.
 
-    "partly": the GPU's memory does not, but with main memory it does. `kind`: what drafts; heads in the
-    target's file or beside it are not run yet, and such a pair drafts from the text itself (ngram).
+    "partly": the GPU's memory does not, but with main memory it does. `problem`: a sentence about a file
+    that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts; heads
+    in the target's file or beside it are not run yet, and such a pair drafts from the text itself (ngram).
     """
 
     name: str
@@ -92,6 +93,8 @@ class PairEntry(Struct):
     kind: Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"] = "model"
     year: int = 0
     context: int = 0
+    problem: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class PairList(Struct):
@@ -181,7 +184,7 @@ class FileReport(Struct):
 class Verifying(Struct):
     """An event of /verify: bytes hashed so far; `files` only in the last one.
 
-    `remedy`: what to do when one of them has a problem.
+    `remedy`: what to do when one of them has a problem. `news`: own files that have changed.
     """
 
     name: str
@@ -189,6 +192,7 @@ class Verifying(Struct):
     size: int
     files: list[FileReport] | None = None
     remedy: str = ""
+    news: str = ""
 
 
 class DraftGain(Struct):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.registry.catalogue import NAME, reserved
@@ -13,6 +17,11 @@ from localspec.registry.model import Model, check_weights, read_local_model, sha
 from localspec.registry.pairing import check_pair
 from localspec.registry.records import Record, StoredModel
 from localspec.registry.store import Store, local_parts
+
+_SAME = (
+    "Target and draft are the same file: such a draft costs as much as it saves. Leave out the "
+    "draft, or name a smaller model of the same family (localspec drafts FILE finds those here)."
+)
 
 
 def add(
@@ -43,9 +52,41 @@ def add(
         raise InvalidRequest(f"'{name}' cannot be a pair's name: {what}.", param="name")
     if not replace and _exists(store, name):
         raise Conflict(f"There is a pair '{name}' already; run: localspec rm {name}")
+    if draft and target.exists() and draft.exists() and target.samefile(draft):
+        raise InvalidRequest(_SAME, param="draft")
     record = describe_files(name, target, draft, roles=roles, hash_now=hash_now)
+    if record.draft and _content(record.draft) == _content(record.target):
+        raise InvalidRequest(_SAME, param="draft")
+    if draft and record.draft and record.draft.size > record.target.size:
+        record = msgspec.structs.replace(
+            record, notes=(*record.notes, _swapped(record, target, draft))
+        )
     store.put_new(record)
     return record
+
+
+def refreshed(
+    store: Store, record: Record, cancel: threading.Event | None = None
+) -> tuple[Record, str]:
+    """A pair of own files as they are now, and what to say of it where they have changed: it is the
+    person's file, so another one in its place is a newer version and no damage.
+
+    Raises:
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: what is there now cannot be used.
+        StoreError: it cannot be written down. PullCancelled: `cancel` was set meanwhile.
+    """
+    if record.source != "own":
+        return record, ""
+    changed = [part.file for part in record.parts if store.changed(part, cancel)]
+    if not changed:
+        return record, ""
+    target = Path(record.target.parts[0].path)
+    draft = Path(record.draft.parts[0].path) if record.draft else None
+    now = describe_files(record.name, target, draft, roles=record.roles, hash_now=False)
+    now = msgspec.structs.replace(now, created=record.created)
+    store.put(now)
+    verb = "has" if len(changed) == 1 else "have"
+    return now, f"{' and '.join(changed)} {verb} changed since the pair was added or last used."
 
 
 def describe_files(
@@ -69,6 +110,19 @@ def describe_files(
         roles=tuple(roles),
         notes=notes,
         template_sha256=ours.template_hash,
+    )
+
+
+def _content(model: StoredModel) -> list[str]:
+    """What its files are told apart by; their paths where they are not hashed yet."""
+    return [part.sha256 or part.path for part in model.parts]
+
+
+def _swapped(record: Record, target: Path, draft: Path) -> str:
+    files = f"--target {shlex.quote(str(draft))} --draft {shlex.quote(str(target))}"
+    return (
+        f"The draft {draft.name} is larger than the target {target.name}, so it costs more than it "
+        f"can save. If the two are swapped: localspec add {record.name} {files} --replace"
     )
 
 

@@ -190,6 +190,37 @@ class Store:
                 raise Damaged(f"{bad[0]} {remedy(record)}")
         return record
 
+    def changed(self, part: Part, cancel: threading.Event | None = None) -> bool:
+        """Is it another file than the one that was hashed? Its content decides, not its date.
+
+        Raises:
+            PullCancelled: `cancel` was set meanwhile.
+        """
+        try:
+            if self.part_path(part).stat().st_size != part.size:
+                return True
+            if not part.checked or not self._is_stale(part):
+                return False  # with 0: found damaged, or never hashed
+            return self._hashes.of(self.part_path(part), cancel) != part.sha256
+        except OSError:
+            return False  # whoever loads it says so
+
+    def glance(self, record: Record) -> str:
+        """What a look at the folders says against using the pair, a sentence; empty where nothing does."""
+        own = record.source == "own"
+        for part in record.parts:
+            problem = self._quick_problem(part)
+            if own and self.part_path(part).is_file() and (problem or self._was_touched(part)):
+                return f"{part.file} has changed; it is read again when the pair is used."
+            if part.sha256 and not part.checked and not problem:
+                problem = f"{part.file} was found damaged."
+            if problem:
+                return f"{problem} {remedy(record)}"
+        return ""
+
+    def _was_touched(self, part: Part) -> bool:
+        return bool(part.checked) and self._mtime(part) != part.checked
+
     def _is_stale(self, part: Part) -> bool:
         return not part.sha256 or self._mtime(part) != part.checked
 
@@ -300,9 +331,7 @@ class Store:
         """
         record = self.get(name)
         if in_use(name):
-            raise Conflict(
-                f"The pair '{name}' is in use; run: localspec unload, or wait until it is idle."
-            )
+            raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
         self.prepare()
         try:
             self._record_path(name).unlink()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.synthetic import Shape, draft_cycle, target_cycle, write_model
+from localspec.bench.synthetic import Shape, draft_cycle, target_cycle, write_model, write_pair
 from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
 from tests.support.pulling import PullingHome, pulling_home
 from tests.support.terminal import ESCAPES, terminal
@@ -71,13 +71,8 @@ def test_from_the_hub_to_an_answer_and_away_again(home: PullingHome) -> None:
     assert "drafted" in run.stderr
     names = [each["id"] for each in home.request("GET", "/v1/models").json["data"]]
     assert names == ["builtin", "tiny"]
-    run = home.run("rm", "tiny")
-    assert (run.returncode, run.stderr) == (
-        1,
-        "localspec: The pair 'tiny' is in use; run: localspec unload, or wait until it is idle.\n",
-    )
-    assert home.run("unload").stdout == "The pair is unloaded.\n"
     assert home.run("rm", "tiny").stdout == "tiny is removed; 966 KiB freed.\n"
+    assert home.run("unload").stdout == "No pair is loaded.\n"
     assert home.run("gc").stdout == "Nothing to delete.\n"
     assert home.run("ask", "-m", "tiny", "hi").returncode == 1
 
@@ -349,6 +344,42 @@ def test_own_files_are_used_where_they_lie(home: PullingHome, tmp_path: Path) ->
     assert "No such" not in home.run("add", "b", "--target", "gone.gguf").stderr
     home.run("rm", "mine")
     assert target.exists()
+
+
+def test_an_own_file_that_was_replaced_is_used_and_said_once(
+    home: PullingHome, tmp_path: Path
+) -> None:
+    scripted(home)
+    target, draft = home.files
+    home.run("add", "mine", "--target", str(target), "--draft", str(draft))
+    assert home.run("ask", "-m", "mine", "say x").stderr == ""
+    home.run("unload")
+    newer = write_pair(tmp_path / "newer", seed=5)[0]
+    newer.replace(target)
+    listed = home.run("list").stdout
+    assert "mine: target.gguf has changed; it is read again when the pair is used." in listed
+    run = home.run("ask", "-m", "mine", "say x")
+    assert (run.stdout, run.stderr) == (
+        "x\n",
+        "localspec: target.gguf has changed since the pair was added or last used.\n",
+    )
+    assert home.run("ask", "-m", "mine", "say x").stderr == ""
+    assert "is whole" in home.run("verify", "mine").stdout
+    target.unlink()
+    (line,) = (each for each in home.run("list").stdout.splitlines() if "missing" in each)
+    assert line.startswith("mine: target.gguf is missing (")
+    assert line.endswith(f"localspec add mine --target {target} --draft {draft} --replace")
+
+
+def test_several_pairs_go_with_one_command(home: PullingHome) -> None:
+    scripted(home)
+    for name in ("one", "two"):
+        home.run("add", name, "--target", str(home.files[0]))
+    run = home.run("rm", "one", "nothing", "two", "one")
+    assert run.returncode == 1
+    assert [line.split()[0] for line in run.stdout.splitlines()] == ["one", "kept:", "two", "kept:"]
+    assert "There is no pair 'nothing'." in run.stderr
+    assert home.run("list").stdout.count("\n") == 2  # the head and builtin
 
 
 def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path: Path) -> None:

@@ -165,10 +165,15 @@ def test_a_pair_in_use_is_kept_and_a_free_one_goes(home: PullingHome) -> None:
         measure = {"target": "tiny", "measure": True}
         assert home.request("POST", "/localspec/drafts", measure).status == 409
     wait_for(lambda: not home.status()["running"], "the end of the answer")
-    wait_for(
-        lambda: home.request("POST", "/localspec/unload", {}).json.get("unloaded"), "the unloading"
+    assert home.status()["pair"]["state"] == "ready"
+    gone = wait_for(
+        lambda: (
+            (answer := home.request("DELETE", "/localspec/pairs/tiny")).status == 200 and answer
+        ),
+        "the removal",  # the engine hears that nobody reads the answer any more
     )
-    removed = home.request("DELETE", "/localspec/pairs/tiny").json
+    removed = gone.json
+    assert home.status()["pair"]["state"] == "unloaded"
     assert (removed["name"], removed["kept"]) == ("tiny", [])
     assert removed["freed"] == sum(file.stat().st_size for file in home.files)
 

@@ -23,7 +23,7 @@ from localspec.registry.errors import (
     StoreError,
     UnsafeModel,
 )
-from localspec.registry.own import add
+from localspec.registry.own import add, refreshed
 from localspec.registry.records import Part, Record, StoredModel, encode
 from localspec.registry.store import Store
 from tests.support.gguf_files import BOOL, model, sha256
@@ -296,6 +296,66 @@ def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -
     damage(target)
     with pytest.raises(Damaged, match="Restore it, or take it as it is: localspec add mine"):
         store.ready("mine")
+
+
+def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
+    store: Store, tmp_path: Path
+) -> None:
+    """The person has put a newer version there; nothing is damaged."""
+    target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
+    added = add(store, "mine", target, draft, roles=("fim",))
+    assert (store.glance(added), refreshed(store, added)) == ("", (added, ""))
+    for newer in (model(layers=3, seed=7), model(layers=3, seed=8)):
+        newer.write(target)  # of another size, then of the same
+        assert "t.gguf has changed" in store.glance(store.get("mine"))
+        record, news = refreshed(store, store.get("mine"))
+        assert news == "t.gguf has changed since the pair was added or last used."
+        assert (record.roles, record.created) == (("fim",), added.created)
+        ready = store.ready("mine")
+        assert ready.target.parts[0].sha256 == sha256(newer.data())
+        assert (store.glance(ready), refreshed(store, ready)) == ("", (ready, ""))
+    target.touch()  # the same content
+    assert refreshed(store, store.get("mine"))[1] == ""
+    model().put("tokenizer.ggml.add_bos_token", BOOL, True).write(target)
+    with pytest.raises(NotMatched):
+        refreshed(store, store.get("mine"))
+    target.write_bytes(newer.data()[:-4000])
+    with pytest.raises(BadGguf, match="is cut"):
+        refreshed(store, store.get("mine"))
+    target.unlink()
+    assert "t.gguf is missing" in store.glance(store.get("mine"))
+    with pytest.raises(Damaged, match="is missing"):
+        store.ready(refreshed(store, store.get("mine"))[0].name)
+
+
+def test_a_glance_sees_what_is_missing_or_was_found_damaged(store: Store, record: Record) -> None:
+    assert store.glance(record) == ""
+    path = store.blob(record.target.parts[0].sha256)
+    before = path.stat().st_mtime_ns
+    damage(path)
+    os.utime(path, ns=(before, before))
+    store.verify("p")
+    assert store.glance(store.get("p")).endswith("was found damaged. Run: localspec pull p")
+    path.unlink()
+    assert "is missing" in store.glance(store.get("p"))
+
+
+def test_the_same_file_twice_is_refused_and_a_larger_draft_is_doubted(
+    store: Store, tmp_path: Path
+) -> None:
+    target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
+    link, copy = tmp_path / "link.gguf", tmp_path / "copy.gguf"
+    link.symlink_to(target)
+    copy.write_bytes(target.read_bytes())
+    for same in (target, link, copy):
+        with pytest.raises(InvalidRequest, match="the same file"):
+            add(store, "mine", target, same)
+    assert not store.listing().records
+    small, large = sorted((target, draft), key=lambda path: path.stat().st_size)
+    assert not any("swapped" in note for note in add(store, "right", large, small).notes)
+    (note,) = (note for note in add(store, "mine", small, large).notes if "larger" in note)
+    again = f"localspec add mine --target {large} --draft {small} --replace"
+    assert note.endswith(f"If the two are swapped: {again}")
 
 
 def test_own_files_get_the_same_checks(store: Store, tmp_path: Path) -> None:

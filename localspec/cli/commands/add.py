@@ -40,4 +40,6 @@ def command(
     render.line(
         f'{entry["name"]} is here ({size(entry["size"])}). Try: localspec ask -m {name} "…"'
     )
+    for note in entry["notes"]:
+        render.line(f"note: {note}")
     return 0

@@ -7,16 +7,26 @@ import click
 from localspec.cli import render, suggest
 from localspec.cli.render_pairs import size
 from localspec.client.pairs import PairsClient
+from localspec.errors import LocalspecError, NoDaemon
 
 
 @click.command(
-    help="Remove a pair. Files that another pair needs stay, and so do your own files.",
+    help="Remove pairs. Files that another pair needs stay, and so do your own files.",
     epilog="Example: localspec rm coder-7b",
 )
-@click.argument("name", shell_complete=suggest.pairs)
-def command(name: str) -> int:
-    removed = PairsClient().remove(name)
-    render.line(f"{removed['name']} is removed; {size(removed['freed'])} freed.")
-    for kept in removed["kept"]:
-        render.line(f"kept: {kept}")
-    return 0
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=suggest.pairs)
+def command(names: tuple[str, ...]) -> int:
+    client, code = PairsClient(), 0
+    for name in dict.fromkeys(names):
+        try:
+            removed = client.remove(name)
+        except NoDaemon:
+            raise
+        except LocalspecError as error:  # the others can go all the same
+            render.error(error.message)
+            code = error.exit_code
+            continue
+        render.line(f"{removed['name']} is removed; {size(removed['freed'])} freed.")
+        for kept in removed["kept"]:
+            render.line(f"kept: {kept}")
+    return code

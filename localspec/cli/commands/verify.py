@@ -30,6 +30,8 @@ def command(name: str, as_json: bool) -> int:
     else:
         for each in files:
             render.line(f"{each['role']:7} {each['problem'] or each['file'] + ' is whole.'}")
+        if event["news"]:
+            render.line(event["news"])
     if bad:
         render.error(f"{len(bad)} of {len(files)} files cannot be used. {event['remedy']}")
     return 1 if bad else 0

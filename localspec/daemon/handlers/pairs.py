@@ -48,6 +48,8 @@ async def add(request: Request) -> Response:
     body = await read(request, pairs.AddRequest)
     daemon = context(request)
     library = daemon.library
+    if body.replace:
+        await daemon.rest(body.name)
     with unseen():
         record = await daemon.errands.run(
             library.add, body.name, body.target, body.draft, list(body.roles), body.replace
@@ -56,8 +58,10 @@ async def add(request: Request) -> Response:
 
 
 async def remove(request: Request) -> Response:
-    library = context(request).library
-    name, removed = await asyncio.to_thread(library.remove, request.path_params["name"])
+    daemon = context(request)
+    name = await asyncio.to_thread(daemon.library.removable, request.path_params["name"])
+    await daemon.rest(name)
+    removed = await asyncio.to_thread(daemon.library.remove, name)
     return answer(pairs.RemovedView(name, removed.freed, removed.kept))
 
 
@@ -76,7 +80,7 @@ def _verify(
         )
     from localspec.registry.store import remedy
 
-    record = library.pulled(name)
+    record = library.refreshed(name)
     said = 0.0
 
     def progress(done: int, size: int) -> None:
@@ -91,7 +95,12 @@ def _verify(
     damaged = any(each.problem for each in reports)
     files = [pairs.FileReport(each.role, each.file, each.problem) for each in reports]
     return pairs.Verifying(
-        record.name, record.size, record.size, files, remedy(record) if damaged else ""
+        record.name,
+        record.size,
+        record.size,
+        files,
+        remedy(record) if damaged else "",
+        library.news(record.name),
     )
 
 
