@@ -130,8 +130,8 @@ def test_sampled_drafts_keep_the_targets_distribution(tmp_path: Path, load: Load
         assert path
         rescale(Path(path), {"output.weight": 0.05})
     engine = load(files)
-    asked = Sampling(temperature=1.0, top_k=12, top_p=1.0, min_p=0.0)
-    sampler = Sampler(Settings(temperature=1.0, top_k=12, top_p=1.0, min_p=0.0))
+    asked = Sampling(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0)
+    sampler = Sampler(Settings(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0))
     speculative = drafting(2, verification="rejection")
     answers = [engine.ask([5, 9], 3, asked, speculative) for _ in range(500)]
     assert sum(answer.done.speculation.accepted for answer in answers) > 10
