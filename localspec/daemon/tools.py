@@ -11,8 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.http import ChatRequest, ToolChoice
@@ -98,7 +96,7 @@ def offer(request: ChatRequest, template: str | None) -> Offer | None:
     schemas = {
         each.function.name: each.function.parameters or {"type": "object"} for each in request.tools
     }
-    shown = [msgspec.to_builtins(each) for each in request.tools]
+    shown = [each.shown() for each in request.tools]
     parallel = request.parallel_tool_calls is not False
     if request.tool_choice in (None, "auto"):
         return Offer(form, schemas, shown, parallel)

@@ -119,7 +119,7 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     return frames.ChatPrompt(
         messages,
         add_generation_prompt=request.add_generation_prompt is not False,
-        tools=[msgspec.to_builtins(each) for each in request.tools or []] or None,
+        tools=[each.shown() for each in request.tools or []] or None,
         template_kwargs=request.chat_template_kwargs,
         answer_prefix=prefix,
         continued=goes_on,
@@ -280,8 +280,9 @@ def _message(message: ChatMessage, index: int, inner: Weight) -> frames.Message:
         raise InvalidRequest(
             f"'messages[{index}].content' is missing.", param=f"messages[{index}].content"
         )
-    # Templates look into the text without asking whether there is one.
-    return frames.Message(role, content or "", extra)
+    if content is None and not message.tool_calls:
+        content = ""  # templates look into the text without asking whether there is one
+    return frames.Message(role, content, extra)
 
 
 def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:

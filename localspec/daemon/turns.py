@@ -176,7 +176,7 @@ def _to_send(message: StoredMessage) -> ChatMessage:
     calls = [each for each in message.tool_calls or [] if _whole(each)]
     return ChatMessage(
         message.role,
-        message.content,
+        None if calls and not message.content else message.content,
         message.name,
         calls or None,
         message.tool_call_id,

@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from localspec.engine.habits import Messages, Refused
 from localspec.errors import InvalidRequest, TemplateFailed
 
-Messages = list[dict[str, Any]]
 SYSTEM, USER = "system", "user"
 _MOST_NAMED = 12  # roles in a refusal; a conversation may have thousands
-
-
-class Refused(Exception):
-    """The template itself raised, as they do for roles that they do not want."""
 
 
 def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
@@ -99,11 +95,15 @@ def _apart(messages: Messages) -> Messages:
     """Text beside calls as a message before them: some templates write only the calls."""
     found: Messages = []
     for message in messages:
-        if message.get("tool_calls") and message["content"].strip():
+        if message.get("tool_calls") and _says(message):
             found.append({"role": message["role"], "content": message["content"]})
-            message = {**message, "content": ""}
+            message = {**message, "content": None}
         found.append(message)
     return found
+
+
+def _says(message: dict[str, Any]) -> bool:
+    return bool((message["content"] or "").strip())
 
 
 def _with_text(message: dict[str, Any], *texts: str) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _skeleton(messages: Messages) -> Messages:
 
 def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
     marked = dict(message)
-    if message["content"].strip():
+    if _says(message):
         marked["content"] = _mark(index)
     if calls := message.get("tool_calls"):
         marked["tool_calls"] = [
@@ -146,7 +146,7 @@ def _loss(messages: Messages, text: str) -> InvalidRequest | None:
     at = 0
     for index, message in enumerate(messages):
         role = message["role"]
-        if message["content"].strip():
+        if _says(message):
             at = text.find(_mark(index), at)
             if at < 0:
                 return InvalidRequest(

@@ -13,13 +13,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from localspec.engine.roles import Messages, Refused, fitted
+from localspec.engine.habits import MARK, Habits, Messages, Refused
+from localspec.engine.roles import fitted
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 
 TIME_LIMIT = 2.0  # seconds a template may take
 START_LIMIT = 20.0  # seconds for the process to come up on a busy machine
-_PLACE = "zqplaceqz"  # stands for a text; no template has it
 
 
 class TemplateRenderer:
@@ -27,11 +27,13 @@ class TemplateRenderer:
 
     def __init__(self, template: str | None, bos: str, eos: str) -> None:
         self._template = template
-        self._tokens = {"bos_token": bos, "eos_token": eos}
+        # None, not missing: templates ask for both, and were written for a renderer that does so
+        self._always: dict[str, Any] = {"tools": None, "documents": None, "bos_token": bos}
+        self._always |= {"eos_token": eos, "add_generation_prompt": False}
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._asking = threading.Lock()
-        self._typed: bool | None = None  # whether texts go in parts; None: not known yet
+        self._habits = Habits(lambda chat: self._rendered({**self._always, "messages": chat}))
         if template is not None:
             self._start()  # comes up while the models load
 
@@ -69,11 +71,11 @@ class TemplateRenderer:
         """Up to where the last message's text, or its thoughts, would stand."""
         *before, last = messages
         if prompt.continued == "reasoning_content":
-            last = {**last, "content": "", "reasoning_content": _PLACE}
+            last = {**last, "content": "", "reasoning_content": MARK}
         else:
-            last = {**last, "content": _PLACE}
+            last = {**last, "content": MARK}
         try:
-            text, found, _ = self._text(prompt, [*before, last]).rpartition(_PLACE)
+            text, found, _ = self._text(prompt, [*before, last]).rpartition(MARK)
         except Refused as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
         if not found:
@@ -85,32 +87,15 @@ class TemplateRenderer:
 
     def _text(self, prompt: ChatPrompt, messages: Messages) -> str:
         """Raises Refused where the template itself raises, TemplateFailed where it was stopped."""
-        if self._typed is None:
-            self._typed = self._wants_parts()
-        if self._typed:
-            messages = [_in_parts(each) for each in messages]
         return self._rendered(
             {
-                **self._tokens,
+                **self._always,
                 **prompt.template_kwargs,
-                "messages": messages,
+                "messages": self._habits.worded(messages),
                 "add_generation_prompt": prompt.add_generation_prompt and not prompt.continued,
-                # None, not missing: templates ask for both, and were written for a renderer that
-                # does so.
                 "tools": prompt.tools or None,
             }
         )
-
-    def _wants_parts(self) -> bool:
-        """Whether the template reads a message's text in a list of parts only."""
-        message = {"role": "user", "content": _PLACE}
-        found = []
-        for each in (message, _in_parts(message)):
-            try:
-                found.append(_PLACE in self._rendered({**self._tokens, "messages": [each]}))
-            except Refused:
-                found.append(False)
-        return found == [False, True]
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         with self._asking:
@@ -192,11 +177,7 @@ class TemplateRenderer:
 
 
 def _message(role: str, content: str | None, extra: Mapping[str, Any]) -> dict[str, Any]:
-    return {"role": role, "content": content or "", **extra}
-
-
-def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+    return {"role": role, "content": content, **extra}
 
 
 def _check_tools(tools: list[dict[str, Any]], text: str) -> None:

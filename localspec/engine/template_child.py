@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -33,18 +35,34 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
     def parse(self, parser: Any) -> Any:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # a block with a scope of its own, as transformers': what is set in it is not set behind it
+        return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
+
+    def _body(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 def _raise(message: str) -> None:
     raise TemplateRaised(str(message)[:500])
 
 
-def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
-    # transformers' rendering: no HTML escapes, real characters
-    options.setdefault("ensure_ascii", False)
-    return json.dumps(value, indent=indent, **options)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # transformers' filter and the order of its options: no HTML escapes, real characters
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def environment() -> ImmutableSandboxedEnvironment:

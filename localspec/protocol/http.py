@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from localspec.protocol import reading
 from localspec.protocol.frames import Speculation, Timings
 from localspec.protocol.limits import (
     INT32,
@@ -28,7 +30,8 @@ from localspec.protocol.limits import (
 )
 from localspec.protocol.nulls import OrDefault, Request
 from localspec.protocol.reading import BadBody as BadBody
-from localspec.protocol.reading import decode as decode
+from localspec.protocol.reading import Body
+from localspec.protocol.weight import Weight
 
 MAX_CHOICES = 4
 MAX_LOGPROBS = 20
@@ -81,9 +84,18 @@ class Function(Request, omit_defaults=True):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Request):
+class Tool(Request, dict=True):
     function: Function
     type: OrDefault[Literal["function"]] = "function"
+
+    def shown(self) -> dict[str, Any]:
+        """The caller's own object, which is what a template writes: its keys in their order, and those
+        that nobody here knows. Null is what leaving out is, in a function's parameters excepted."""
+        own = self.__dict__.get("own") or msgspec.to_builtins(self)
+        function = {key: value for key, value in own["function"].items() if value is not None}
+        found = {key: value for key, value in own.items() if value is not None}
+        added = {} if "type" in found else {"type": self.type}
+        return {**added, **found, "function": function}
 
 
 class NamedFunction(Struct):
@@ -211,6 +223,27 @@ class TemplateRequest(Request):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
+
+
+class _Tools(Struct):
+    tools: list[dict[str, Any]]
+
+
+_tools = msgspec.json.Decoder(_Tools)
+
+
+def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = None) -> Body:
+    """As `reading.decode`; the tools of a chat know their caller's own objects."""
+    request = reading.decode(body, kind, weight)
+    offered: list[Tool] | None = getattr(request, "tools", None)
+    if offered:
+        try:
+            own = _tools.decode(body).tools
+        except RecursionError:
+            raise BadBody("The request body is nested too deeply.") from None
+        for tool, each in zip(offered, own, strict=True):
+            tool.__dict__["own"] = each
+    return request
 
 
 # ---------------------------------------------------------------------------- responses

@@ -125,7 +125,7 @@ def test_messages_reach_the_template_whole() -> None:
     assert sent["prompt"]["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
-        {"role": "assistant", "content": "", "extra": {"tool_calls": rendered}},
+        {"role": "assistant", "extra": {"tool_calls": rendered}},
         {"role": "tool", "content": "done", "extra": {"tool_call_id": "1"}},
     ]
 
@@ -248,3 +248,32 @@ def test_what_would_change_the_answer_is_not_passed_over(fields: Any, param: str
         completion(prompt="x", **fields)
     assert caught.value.param == param
     assert completion(prompt="x", echo=False, best_of=1) == completion(prompt="x")
+
+
+def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
+    offered = [
+        {
+            "function": {
+                "parameters": {"z": 1, "type": "object", "a": None},
+                "name": "b",
+                "strict": 1,
+            },
+            "x": {"y": [1, None]},
+            "type": "function",
+        },
+        {"function": {"name": "a", "description": None}, "type": None},
+    ]
+    call = {
+        "type": "function",
+        "function": {"arguments": '{"z":1,"a":{"y":2,"b":null}}', "name": "b"},
+    }
+    messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "1"}]}]
+    messages.append({"role": "tool", "tool_call_id": "1", "content": "so"})
+    [frame] = chat(tools=offered, messages=messages)
+    added = {"type": "function", "function": {"name": "a"}}
+    assert json.dumps(frame["prompt"]["tools"]) == json.dumps([offered[0], added])
+    sent = frame["prompt"]["messages"][1]
+    assert sent.get("content") is None
+    arguments = {"z": 1, "a": {"y": 2, "b": None}}
+    called = {**call, "function": {"arguments": arguments, "name": "b"}, "id": "1"}
+    assert json.dumps(sent["extra"]["tool_calls"]) == json.dumps([called])

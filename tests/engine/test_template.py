@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -165,3 +166,56 @@ def test_the_templates_of_real_models_render(render: Render, file: Path, generat
     # The same conversation; only what stands after it tells the two apart.
     end = text.index("And 3 + 3 < 7?") + len("And 3 + 3 < 7?")
     assert text[:end] == other[:end]
+
+
+def test_the_clock_of_a_template_is_this_machines() -> None:
+    renderer = TemplateRenderer(
+        "{{ messages[0].content }}{{ strftime_now('%Y-%m-%d %H') }}", "", ""
+    )
+    try:
+        before = datetime.now()
+        text = renderer.render(ChatPrompt([Message("user", "")]))
+        after = datetime.now()
+    finally:
+        renderer.close()
+    assert f"{before:%Y-%m-%d %H}" <= text <= f"{after:%Y-%m-%d %H}"
+
+
+def calls(content: str | None, arguments: dict[str, Any]) -> list[Message]:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    result = Message("tool", "Seen.", {"tool_call_id": "1"})
+    return [Message("user", "Look."), Message("assistant", content, {"tool_calls": [call]}), result]
+
+
+NAMES = (
+    "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments"
+)
+TOLD_APART = (
+    "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
+    "{% if m.content is not none %}[{{ m.content }}]{% else %}-{% endif %}{% endfor %}"
+)
+WRITTEN = "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}[{{ m.content }}]{% endfor %}"
+AS_TEXT = "{% for m in messages %}" + NAMES + " + '\n' }}{% endif %}[{{ m.content }}]{% endfor %}"
+PARTS = (
+    "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
+    "{% if m.content is not none %}[{% for part in m.content %}{{ part.text }}{% endfor %}]{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "content", "expected"),
+    [
+        (TOLD_APART, None, '[Look.]look{"b": 1, "a": "é"}-[Seen.]'),
+        (TOLD_APART, "", '[Look.]look{"b": 1, "a": "é"}[][Seen.]'),
+        (WRITTEN, None, '[Look.]look{"b": 1, "a": "é"}[][Seen.]'),
+        (AS_TEXT, None, '[Look.]look{"b": 1, "a": "é"}\n[][Seen.]'),
+        (PARTS, None, '[Look.]look{"b": 1, "a": "é"}[Seen.]'),
+        (PARTS, "Well.", '[Look.]look{"b": 1, "a": "é"}[Well.][Seen.]'),
+    ],
+)
+def test_a_call_reaches_the_template_as_the_template_takes_it(
+    render: Render, template: str, content: str | None, expected: str
+) -> None:
+    """Null stays null where that is another thing than an empty text, and no template writes it."""
+    assert render(template, calls(content, {"b": 1, "a": "é"})) == expected
