@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -44,7 +45,8 @@ class PairsClient(Client):
 
     def start_pull(self, name: str, **options: Any) -> dict[str, Any]:
         """Start a pull or join the running one; its state. `options`: more of PullRequest."""
-        return self._json("POST", "/localspec/pulls", {"name": name, **options, **_environment()})
+        body = {"name": name, **options, "network": _network(os.environ)}
+        return self._json("POST", "/localspec/pulls", body)
 
     def pulls(self) -> list[dict[str, Any]]:
         states: list[dict[str, Any]] = self._json("GET", "/localspec/pulls")["pulls"]
@@ -62,11 +64,32 @@ class PairsClient(Client):
         return bool(self._json("POST", "/localspec/unload", {})["unloaded"])
 
 
-def _environment() -> dict[str, Any]:
-    """What this shell says about the hub; the daemon may have been started from another."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return {
-        "endpoint": os.environ.get("HF_ENDPOINT") or None,
-        "token": os.environ.get("HF_TOKEN") or None,
-        "offline": any(os.environ.get(n, "").upper() in ("1", "ON", "YES", "TRUE") for n in names),
-    }
+_VARIABLES = (
+    "HF_TOKEN",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "TRANSFORMERS_OFFLINE",
+)
+_PATHS = ("HF_TOKEN_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+def _network(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a shell says about the network; the daemon may have been started from another."""
+    said = {name: environment.get(name, "") for name in _VARIABLES}
+    said["HF_TOKEN"] = said["HF_TOKEN"] or environment.get("HUGGING_FACE_HUB_TOKEN", "")
+    for name in _PROXIES:
+        said[name] = environment.get(name.lower(), environment.get(name, ""))
+    for name in _PATHS:
+        said[name] = _absolute(environment.get(name, ""))
+    folders = environment.get("SSL_CERT_DIR", "").split(os.pathsep)
+    said["SSL_CERT_DIR"] = os.pathsep.join(_absolute(each) for each in folders)
+    cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    said["HF_HOME"] = _absolute(environment.get("HF_HOME") or f"{cache}/huggingface")
+    return {name: value for name, value in said.items() if value}
+
+
+def _absolute(path: str) -> str:
+    """The daemon has another folder, and perhaps another home."""
+    return str(Path(os.path.expandvars(path)).expanduser().absolute()) if path else ""

@@ -6,10 +6,14 @@ and starts quickly.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from localspec import machine
 from localspec.daemon.memory import Free, free_memory
@@ -20,6 +24,7 @@ from localspec.protocol.pairs import PullRequest
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
     from localspec.registry.files import Hashes
+    from localspec.registry.network import Network
     from localspec.registry.pulls import Pull, Pulls
     from localspec.registry.records import Record
     from localspec.registry.store import Removed, Store
@@ -208,21 +213,17 @@ class Library:
             InvalidRequest: the endpoint is no address, what is to be pulled no repository.
             Conflict: another pair has the name, or another pull.
         """
-        from localspec.registry.errors import Offline
         from localspec.registry.hub import Hub
 
         self._refuse_reserved(request.name)
-        if request.endpoint and not request.endpoint.startswith(("http://", "https://")):
+        hub = Hub(request.endpoint, token=request.token, network=_network(request))
+        if not hub.endpoint.startswith(("http://", "https://")):
             raise InvalidRequest(
                 "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
                 param="endpoint",
             )
-        wanted = self._joined(request) or self._wanted(request)
-        if request.offline:
-            raise Offline(
-                "HF_HUB_OFFLINE is set, so nothing can be pulled; pairs that are here work as ever."
-            )
-        hub = Hub(request.endpoint or None, token=request.token or None)
+        wanted = self._joined(request) or self._wanted(request, hub.endpoint)
+        hub.check_online()
         return self.pulls.start(wanted, hub)
 
     def _joined(self, request: PullRequest) -> Wanted | None:
@@ -231,7 +232,7 @@ class Library:
             return None
         return self._pulls.running(request.name.strip().lower())
 
-    def _wanted(self, request: PullRequest) -> Wanted:
+    def _wanted(self, request: PullRequest, endpoint: str) -> Wanted:
         """What a request asks for, under a name that it may have."""
         from localspec.errors import Conflict
         from localspec.registry.store import own_sentence
@@ -244,7 +245,7 @@ class Library:
             draft=request.draft,
             no_draft=request.no_draft,
             pair=request.pair,
-            endpoint=request.endpoint or "",
+            endpoint=endpoint,
             limit_rate=request.limit_rate,
         )
         self._refuse_reserved(found.name)
@@ -326,6 +327,17 @@ class Library:
         what = reserved(name)
         if what and not name.endswith(".gguf"):  # a file is looked for elsewhere
             raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {what}.")
+
+
+def _network(request: PullRequest) -> Network:
+    """The asking shell's, or this process's own where none came along."""
+    from localspec.registry.network import Network
+
+    variables: dict[str, str | None] = dict(os.environ)
+    if request.network is not None:
+        variables = msgspec.to_builtins(request.network)
+    network = Network.of({name: value for name, value in variables.items() if value is not None})
+    return replace(network, offline="HF_HUB_OFFLINE") if request.offline else network
 
 
 def _state(path: Path) -> tuple[str, int, int, int]:

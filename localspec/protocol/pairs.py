@@ -19,25 +19,56 @@ File = Annotated[str, Meta(min_length=1, max_length=4096)]
 # ---------------------------------------------------------------------------- requests
 
 
-class PullRequest(Struct):
+Variable = Annotated[str, Meta(max_length=1 << 16)]  # lists of hosts grow long
+
+
+class Network(Struct, rename="upper"):
+    """The variables of the asking shell that say how the hub is reached; what is not set there is not set.
+
+    Paths are absolute. Proxies by their names in upper case, in whichever case they were set.
+    """
+
+    hf_token: Variable | None = None
+    hf_token_path: Variable | None = None
+    hf_home: Variable | None = None
+    hf_hub_disable_implicit_token: Variable | None = None
+    hf_endpoint: Variable | None = None
+    hf_hub_offline: Variable | None = None
+    transformers_offline: Variable | None = None
+    http_proxy: Variable | None = None
+    https_proxy: Variable | None = None
+    all_proxy: Variable | None = None
+    no_proxy: Variable | None = None
+    ssl_cert_file: Variable | None = None
+    ssl_cert_dir: Variable | None = None
+    requests_ca_bundle: Variable | None = None
+    curl_ca_bundle: Variable | None = None
+
+    def __repr__(self) -> str:
+        return "Network(…)"  # a token and passwords of proxies
+
+
+class PullRequest(Request):
     """Pull a pair of the catalogue, or any model of the hub.
 
     `name`: a pair's, or OWNER/REPO[:QUANT or FILE.gguf], also as the hub's address of it. `draft`: the same
     of a repository, to draft for it; where neither that nor `no_draft` is given, one is proposed and
     used. `pair`: what to call the pair. `limit_rate`: bytes per second, 0: as fast as it comes.
 
-    The rest is the client's environment: the daemon may have been started from another shell.
-    `endpoint` is refused over TCP, and another one than the daemon's gets `token` and no other.
+    `network` is the asking shell's, for this pull alone; without it the daemon's own environment counts.
+    It is refused over TCP, as `endpoint` is. `endpoint`, `token` and `offline` go before both, and
+    another endpoint than theirs gets `token` and no other.
     """
 
     name: Source
     draft: Source | None = None
-    no_draft: bool = False
+    no_draft: OrDefault[bool] = False
     pair: Name | None = None
-    limit_rate: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    limit_rate: OrDefault[Annotated[int, Meta(ge=0, le=1 << 40)]] = 0
+    network: Network | None = None
     endpoint: str | None = None  # HF_ENDPOINT: an http or https address
     token: str | None = None  # HF_TOKEN; kept for this pull alone
-    offline: bool = False  # HF_HUB_OFFLINE
+    offline: OrDefault[bool] = False  # HF_HUB_OFFLINE
 
 
 class AddRequest(Request):

@@ -16,6 +16,10 @@ RegistryError                400  registry_error
 └── HubError                 502  hub_error
     ├── Offline              503  offline
     ├── Gated                403  gated
+    │   └── BadToken         401  bad_token           the hub does not accept the token sent
+    ├── NetworkSettings      400  network_settings    a proxy or certificate file that cannot be used
+    ├── ProxyRefused         502  proxy_refused       it wants a password, or does not let us through
+    ├── Untrusted            502  untrusted           a certificate nobody vouches for
     ├── NotOnHub             404  not_on_hub
     ├── WebPage              502  web_page            a captive portal answered, not the hub
     ├── FileChanged          502  file_changed        the file changed while it was fetched
@@ -94,6 +98,24 @@ class Offline(HubError):
 class Gated(HubError):
     code = "gated"
     status = 403
+
+
+class BadToken(Gated):
+    code = "bad_token"
+    status = 401
+
+
+class NetworkSettings(HubError):
+    code = "network_settings"
+    status = 400
+
+
+class ProxyRefused(HubError):
+    code = "proxy_refused"
+
+
+class Untrusted(HubError):
+    code = "untrusted"
 
 
 class NotOnHub(HubError):

@@ -1,7 +1,7 @@
 """The Hugging Face hub: which bytes a name means, and ranges of them; its errors in our words.
 
-huggingface_hub gives endpoint, token, offline mode, proxies, certificates and metadata; it is
-imported on first use (0.3 s). Its messages are never passed on: they may hold signed addresses.
+huggingface_hub gives addresses and headers and renews a login; it is imported on first use (0.3 s).
+Each hub has its own HTTP client, since huggingface_hub's serves one environment.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from __future__ import annotations
 import os
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from localspec.registry import causes
 from localspec.registry.errors import (
+    BadToken,
     FileChanged,
-    Gated,
     HubError,
+    NetworkSettings,
     NotOnHub,
     Offline,
-    Unreachable,
-    WebPage,
 )
+from localspec.registry.network import HUB, Network
 from localspec.registry.retry import Interrupted, Patience, patiently
 
 if TYPE_CHECKING:
     import httpx2
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONNECT_TIMEOUT = 10.0
 _MOST_REDIRECTS = 10
 _MOST_PAGES = 20  # of a list, a thousand files each; no repository of models has as many
-_LONGEST_PAUSE = 300.0  # a server may ask for more; nobody waits that long without being told
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,78 +71,154 @@ class Answer:
     chunks: Iterator[bytes]
 
 
-def offline() -> bool:
-    """Whether the environment forbids the network; asked before anything is imported or opened."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in names)
-
-
 class Hub:
-    """One hub. `endpoint` None: HF_ENDPOINT or huggingface.co, which is this process's own.
+    """One hub, as one pull reaches it. `network` None: this process's own environment.
 
-    `token` None: HF_TOKEN or the hub's own login, for its own endpoint alone; another endpoint gets
-    no token but one that was given for it. No token goes on to a host that the endpoint redirects
-    to. `stall`: seconds without a byte after which a connection is given up.
+    `endpoint` None: the network's own. `token` None: the network's, for its own endpoint alone;
+    another endpoint gets no token but one that was given for it. No token goes on to a host that the
+    endpoint redirects to. `stall`: seconds without a byte after which a connection is given up.
     """
 
     def __init__(
-        self, endpoint: str | None = None, *, token: str | None = None, stall: float = 20.0
+        self,
+        endpoint: str | None = None,
+        *,
+        token: str | None = None,
+        stall: float = 20.0,
+        network: Network | None = None,
     ) -> None:
+        self._network = network
         self._endpoint = endpoint
         self._token = token
         self.stall = stall
+        self._lock = threading.Lock()
+        self._opened: httpx2.Client | None = None
+
+    @property
+    def network(self) -> Network:
+        return self._network or Network.of(os.environ)
+
+    @property
+    def endpoint(self) -> str:
+        return (self._endpoint or self.network.endpoint).rstrip("/")
 
     def check_online(self) -> None:
         """Raises Offline."""
-        if offline():
+        if self.network.offline:
             raise Offline(
-                "HF_HUB_OFFLINE is set, so nothing can be pulled; pairs that are here work as ever."
+                f"{self.network.offline} is set, so nothing can be pulled; pairs that are here work "
+                "as ever."
             )
 
     def _library(self) -> ModuleType:
         """huggingface_hub, without its telemetry: a pull says which file it wants, no more."""
         self.check_online()
-        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         import huggingface_hub
         import huggingface_hub.constants
         import huggingface_hub.utils
 
+        huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
         return huggingface_hub
 
+    def _client(self) -> httpx2.Client:
+        """This hub's own: huggingface_hub's one session is everybody's."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self.network.client()
+                weakref.finalize(self, self._opened.close)
+            return self._opened
+
     def _url(self, repo: str, file: str, revision: str) -> str:
-        url: str = self._library().hf_hub_url(
-            repo, file, revision=revision, endpoint=self._endpoint
-        )
+        library = self._library()
+        try:
+            url: str = library.hf_hub_url(repo, file, revision=revision, endpoint=self.endpoint)
+        except library.errors.HFValidationError:
+            raise NotOnHub(f"'{repo}' is not a possible repository name.") from None
         return url
 
     def _headers(self) -> dict[str, str]:
         library = self._library()
-        own = self._endpoint is None or self._endpoint.rstrip("/") == library.constants.ENDPOINT
-        token = self._token or (None if own else False)  # False: none, whoever is logged in
         headers: dict[str, str] = library.utils.build_hf_headers(
-            token=token, library_name="localspec"
+            token=False, library_name="localspec"
         )
+        if token := self._token or self._own_token(library):
+            if not re.fullmatch(r"[!-~]+", token):
+                raise BadToken("The hub's token holds characters that no token has; see HF_TOKEN.")
+            headers["authorization"] = f"Bearer {token}"
         return headers | {"Accept-Encoding": "identity"}
 
-    def _metadata(self, url: str) -> httpx2.Response:
+    def _own_token(self, library: ModuleType) -> str:
+        """What the environment has for its own endpoint.
+
+        A login goes to the endpoint that people log in at, or the daemon was started with; to one
+        that a shell names only what it names too.
+        """
+        network, constants = self.network, library.constants
+        if self.endpoint != network.endpoint:
+            return ""
+        if network.token:
+            return network.token
+        file = network.token_file
+        if file is None and self.endpoint in (HUB, constants.ENDPOINT):
+            file = network.login
+        if file is None:
+            return ""
+        same = str(file) == constants.HF_TOKEN_PATH
+        if (
+            same
+            and not {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"} & os.environ.keys()
+        ):
+            return library.get_token() or ""  # which renews what is about to expire
+        try:
+            return "".join(file.read_text(encoding="utf-8", errors="replace").split())
+        except FileNotFoundError:
+            if file == network.login:
+                return ""
+            problem = "is not there"
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        raise NetworkSettings(
+            f"HF_TOKEN_PATH names {file}, which {problem}; correct or unset it, and try again."
+        )
+
+    @contextmanager
+    def _asking(self, url: str, repo: str, file: str) -> Iterator[None]:
+        """Everything that goes wrong inside is told in our words."""
+        import httpx2
+
+        try:
+            yield
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            try:
+                asked = httpx2.URL(url)
+            except httpx2.InvalidURL:
+                asked = None
+            raise causes.of_failure(error, self.network, asked, repo, file) from None
+
+    def _refused(self, response: httpx2.Response, repo: str, file: str) -> Exception:
+        return causes.of_status(response, self.network, self.endpoint, repo, file)
+
+    def _metadata(self, url: str, repo: str, file: str) -> httpx2.Response:
         """The answer to a HEAD that states commit, hash and size, redirects among it.
 
         Not huggingface_hub's own way, which takes the token along to other hosts of the hub.
         """
-        library = self._library()
+        hosts = {*self._library().constants.HF_URL_HOSTS, urlsplit(self.endpoint).hostname}
         headers = self._headers()
         for _ in range(_MOST_REDIRECTS):
-            response: httpx2.Response = library.get_session().request(
-                "HEAD", url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=False
-            )
-            library.utils.hf_raise_for_status(response)
+            with self._asking(url, repo, file):
+                response = self._client().request(
+                    "HEAD", url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=False
+                )
+            if response.status_code >= 400:
+                raise self._refused(response, repo, file)
             if not response.has_redirect_location:
                 return response
             here = response.request.url
             there = here.join(response.headers["location"])
             if there.origin != here.origin:
                 # A storage says nothing about the file; another hub does.
-                if there.host not in library.constants.HF_URL_HOSTS:
+                if there.host not in hosts:
                     return response
                 headers.pop("authorization", None)
             url = str(there)
@@ -154,18 +230,14 @@ class Hub:
         Raises:
             Offline, Gated, NotOnHub, WebPage, HubError; Interrupted when it may be tried again.
         """
-        self.check_online()
-        try:
-            found = self._metadata(self._url(repo, file, revision))
-        except Exception as error:
-            raise _translated(error, repo, file) from None
+        found = self._metadata(self._url(repo, file, revision), repo, file)
         headers = found.headers
         size = headers.get("x-linked-size", "")
         if not size and not found.is_redirect:
             size = headers.get("content-length", "")
         commit = headers.get("x-repo-commit", "")
         if not commit or not size.isdigit():
-            raise WebPage(_WEB_PAGE.format(repo=repo))
+            raise causes.web_page(self.endpoint, repo)
         etag = headers.get("x-linked-etag") or headers.get("etag") or ""
         etag = _unquoted(etag)
         if not _SHA256.fullmatch(etag):
@@ -178,25 +250,23 @@ class Hub:
         Raises:
             As `resolve`.
         """
-        library = self._library()
-        endpoint = (self._endpoint or library.constants.ENDPOINT).rstrip("/")
-        url = f"{endpoint}/api/models/{repo}/tree/{quote(revision, safe='')}?recursive=true"
+        url = f"{self.endpoint}/api/models/{repo}/tree/{quote(revision, safe='')}?recursive=true"
         headers, found = self._headers(), []
         try:
             for _ in range(_MOST_PAGES):
-                response: httpx2.Response = library.get_session().get(
-                    url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=True
-                )
-                library.utils.hf_raise_for_status(response)
+                with self._asking(url, repo, ""):
+                    response = self._client().get(
+                        url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=True
+                    )
+                if response.status_code != 200:
+                    raise self._refused(response, repo, "")
                 found += msgspec.json.decode(response.content, type=list[_Entry])
                 there = response.url.join(response.links.get("next", {}).get("url", ""))
                 if "next" not in response.links or there.origin != response.url.origin:
                     break  # the token stays with the host that it is for
                 url = str(there)
         except msgspec.MsgspecError:
-            raise WebPage(_WEB_PAGE.format(repo=repo)) from None
-        except Exception as error:
-            raise _translated(error, repo, "") from None
+            raise causes.web_page(self.endpoint, repo) from None
         return tuple(Listed(each.path, each.size) for each in found if each.type == "file")
 
     @contextmanager
@@ -206,20 +276,22 @@ class Hub:
         Raises:
             FileChanged: it is not the file that was pinned. Else as `resolve`.
         """
-        library = self._library()
         import httpx2
 
+        url = self._url(remote.repo, remote.file, remote.commit)
         headers = self._headers() | {"Range": f"bytes={start}-{end - 1}"}
         timeout = httpx2.Timeout(self.stall, connect=_CONNECT_TIMEOUT)
-        url = self._url(remote.repo, remote.file, remote.commit)
-        try:
-            with library.get_session().stream(
+        with (
+            self._asking(url, remote.repo, remote.file),
+            self._client().stream(
                 "GET", url, headers=headers, timeout=timeout, follow_redirects=True
-            ) as response:
-                whole = _check_answer(response, remote, start)
-                yield Answer(whole, response.iter_raw())
-        except httpx2.HTTPError as error:
-            raise _translated(error, remote.repo, remote.file) from None
+            ) as response,
+        ):
+            if response.status_code not in (200, 206):
+                raise self._refused(response, remote.repo, remote.file)
+            if "text/html" in response.headers.get("content-type", ""):
+                raise causes.web_page(self.endpoint, remote.repo)
+            yield Answer(_check_answer(response, remote, start), response.iter_raw())
 
 
 class _Entry(msgspec.Struct):
@@ -277,12 +349,6 @@ class RemoteSource:
         return bytes(data[skip : skip + end - start])
 
 
-_WEB_PAGE = (
-    "Something between here and the hub answered for {repo} with a page of its own (a login page "
-    "of the network, perhaps); open a browser, log in, and try again."
-)
-
-
 def _unquoted(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
 
@@ -290,10 +356,6 @@ def _unquoted(etag: str) -> str:
 def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> bool:
     """Whether the whole file comes instead of a range; raises when it is not the pinned file."""
     status = response.status_code
-    if status not in (200, 206):
-        raise _from_status(status, dict(response.headers), remote.repo, remote.file)
-    if "text/html" in response.headers.get("content-type", ""):
-        raise WebPage(_WEB_PAGE.format(repo=remote.repo))
     changed = FileChanged(f"{remote.repo}/{remote.file} changed on the hub while it was fetched.")
     for each in (*response.history, response):
         commit = each.headers.get("x-repo-commit", remote.commit)
@@ -312,56 +374,3 @@ def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> 
     if length is not None and int(length) != remote.size:
         raise changed
     return True
-
-
-def _from_status(status: int, headers: dict[str, str], repo: str, file: str) -> Exception:
-    """An HTTP status as our error."""
-    lowered = {key.lower(): value for key, value in headers.items()}
-    code = lowered.get("x-error-code", "")
-    if status in _BUSY:
-        return Interrupted(f"the hub answered {status}", _retry_after(lowered))
-    if code == "RepoNotFound" or (status == 404 and not code):
-        return NotOnHub(
-            f"The hub has no repository {repo}, or it is private; if so, run: hf auth login"
-        )
-    if status == 404 and not file:
-        return NotOnHub(f"The hub has no such revision of {repo}.")
-    if status == 404:
-        return NotOnHub(f"The hub has no file {file} in {repo} at that revision.")
-    if status in (401, 403):
-        return Gated(
-            f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then log in "
-            "(hf auth login) or set HF_TOKEN."
-        )
-    return HubError(f"The hub answered {status} for {repo}/{file}.")
-
-
-def _retry_after(headers: dict[str, str]) -> float | None:
-    """Seconds a server asked for: Retry-After as a number, or the hub's own RateLimit header."""
-    value = headers.get("retry-after", "").strip()
-    limit = re.search(r";\s*r=0\s*;\s*t=(\d+)", headers.get("ratelimit", ""))
-    seconds = value if value.isdigit() else (limit[1] if limit else "")
-    return min(float(seconds), _LONGEST_PAUSE) if seconds else None
-
-
-def _translated(error: Exception, repo: str, file: str) -> Exception:
-    """Whatever huggingface_hub and its HTTP library raise, as ours."""
-    import httpx2
-    from huggingface_hub import errors as theirs
-
-    response = getattr(error, "response", None)
-    if isinstance(error, theirs.OfflineModeIsEnabled):
-        return Offline("HF_HUB_OFFLINE is set, so nothing can be pulled.")
-    if isinstance(error, theirs.GatedRepoError):
-        return _from_status(403, {}, repo, file)
-    if isinstance(error, theirs.RepositoryNotFoundError):
-        return _from_status(404, {"x-error-code": "RepoNotFound"}, repo, file)
-    if isinstance(error, theirs.HfHubHTTPError) and response is not None:
-        return _from_status(response.status_code, dict(response.headers), repo, file)
-    if isinstance(error, theirs.HFValidationError):
-        return NotOnHub(f"'{repo}' is not a possible repository name.")
-    if isinstance(error, httpx2.TimeoutException):
-        return Interrupted("the connection stalled")
-    if isinstance(error, httpx2.TransportError):
-        return Interrupted(f"the connection failed ({type(error).__name__})")
-    return Unreachable(f"The hub could not be asked for {repo}/{file} ({type(error).__name__}).")

@@ -16,10 +16,14 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """The request may be tried again: the line broke, stalled, or the server asked for patience."""
+    """The request may be tried again: the line broke, stalled, or the server asked for patience.
 
-    def __init__(self, why: str, retry_after: float | None = None) -> None:
+    `advice`: what to look at when trying again does not help. `retry_after` in seconds.
+    """
+
+    def __init__(self, why: str, advice: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(why)
+        self.advice = advice
         self.retry_after = retry_after
 
 
@@ -54,8 +58,9 @@ def patiently(
 
 
 def gave_up(error: Interrupted) -> Unreachable:
+    what_to_do = f"{error.advice}, and try again" if error.advice else "try again later"
     return Unreachable(
-        f"The hub cannot be reached: {error}; what was fetched is kept, try again later."
+        f"The hub cannot be reached: {error}; what was fetched is kept, {what_to_do}."
     )
 
 

@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from tests.support.daemons import PATIENCE, Answer, RunningDaemon
 from tests.support.hub import TestHub
+from tests.support.proxies import TestProxy
 from tests.support.pulling import PullingHome, pulling_home
 
 LOGIN = "hf_canarydaemonslogin"  # the daemon's own
 GIVEN = "hf_canarygivenwithapull"  # a request's
+IN_A_FILE = "hf_canaryinafileoftheshell"
+PASSWORD = "canarywordoftheproxy"
 
 
 @dataclass(repr=False)
@@ -77,7 +80,7 @@ class Outside:
 
     @property
     def secrets(self) -> list[str]:
-        return [LOGIN, GIVEN, self.token]
+        return [LOGIN, GIVEN, IN_A_FILE, PASSWORD, self.token]
 
 
 @pytest.fixture(scope="module", params=["HF_TOKEN", "a login"])
@@ -113,6 +116,11 @@ def test_an_endpoint_is_refused_over_tcp_and_asked_nothing(outside: Outside) -> 
         answer = outside.over_tcp("POST", "/localspec/pulls", body)
         assert (answer.status, answer.error["code"]) == (403, "forbidden")
         assert answer.error["param"] == "endpoint"
+        for network in ({"HF_ENDPOINT": endpoint}, {"HF_TOKEN_PATH": "/etc/hostname"}, {}):
+            answer = outside.over_tcp(
+                "POST", "/localspec/pulls", {"name": "tiny", "network": network}
+            )
+            assert (answer.status, answer.error["param"]) == (403, "network")
     assert not outside.other.requests
     assert not outside.home.hub.requests
 
@@ -201,6 +209,38 @@ def test_whatever_is_pulled_no_secret_gets_about(
         "/localspec/status", "/localspec/pulls", "/localspec/pulls/tiny", "/metrics", "/props",
         "/localspec/pairs?all=1", "/v1/models", f"/nothing/{endpoint}",
     ):  # fmt: skip
+        outside.over_tcp("GET", target)
+        outside.over_socket("GET", target)
+    everything = b"".join(outside.said)
+    assert not [each for each in outside.secrets if each.encode() in everything]
+    assert not outside.secrets_on_disk()
+
+
+@pytest.mark.parametrize("fault", ["", "gated", "portal", "refused", "untrusted"])
+def test_nothing_of_a_shells_network_gets_about(
+    outside: Outside, tmp_path: Path, fault: str
+) -> None:
+    """Whatever goes wrong on its way."""
+    outside.reset()
+    file = tmp_path / "token"
+    file.write_text(IN_A_FILE)
+    for each in outside.other.files.values():
+        each.faults.gated, each.faults.portal = fault == "gated", fault == "portal"
+    with TestProxy(outside.other.port, password=f"me:{PASSWORD}").running() as proxy:
+        proxy.status = 403 if fault == "refused" else 0
+        network = {
+            "HF_ENDPOINT": f"http{'s' * (fault == 'untrusted')}://hub.invalid",
+            "HF_TOKEN_PATH": str(file),
+            "HTTP_PROXY": f"http://me:{PASSWORD}@{proxy.place}",
+            "HTTPS_PROXY": f"socks5://me:{PASSWORD}@{proxy.place}",
+            "NO_PROXY": "localhost",
+            "SSL_CERT_FILE": str(file),
+        }
+        assert outside.pull(network=network) == ("failed" if fault else "done")
+    if fault in ("", "gated"):
+        assert f"Bearer {IN_A_FILE}" in tokens(outside.other)
+    assert tokens(outside.home.hub) == set()
+    for target in ("/localspec/status", "/localspec/pulls", "/localspec/pulls/tiny", "/metrics"):
         outside.over_tcp("GET", target)
         outside.over_socket("GET", target)
     everything = b"".join(outside.said)

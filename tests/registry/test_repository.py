@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localspec.errors import InvalidRequest
 from localspec.registry.catalogue import NAME
-from localspec.registry.errors import Gated, NotOnHub, WebPage
+from localspec.registry.errors import HubError, NotOnHub, WebPage
 from localspec.registry.hub import Hub, Listed
 from localspec.registry.repository import (
     Choice,
@@ -233,7 +233,7 @@ def test_what_a_list_answers_when_it_cannot(hub: TestHub) -> None:
     with pytest.raises(NotOnHub, match="no repository own/none"):
         mine.files("own/none")
     hub.add("own/a", "a.gguf", b"x")
-    for status, kind in ((503, Interrupted), (403, Gated)):
+    for status, kind in ((503, Interrupted), (403, HubError)):
         hub.list_statuses = [(status, "")]
         with pytest.raises(kind):
             mine.files("own/a")

@@ -12,12 +12,14 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -39,6 +41,7 @@ class Faults:
     gated: bool = False  # a token is needed
     change_after: int = 0  # after so many GETs the file is another one
     direct: bool = False  # no redirect
+    answer: tuple[int, str] | None = None  # (status, X-Error-Code) to everything
     moved_to: str = ""  # this endpoint has it now; nothing else is said
 
 
@@ -72,7 +75,8 @@ class TestHub:
 
     __test__ = False  # not a test class
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
+        """`certificate`: a PEM file with its key, to speak HTTPS."""
         self.files: dict[tuple[str, str], _File] = {}
         self.requests: list[Request] = []
         self.sent = 0
@@ -85,8 +89,15 @@ class TestHub:
         self._due = 0.0
         self._server = _Server(self)
         self.port = self._server.server_address[1]
-        self.endpoint = f"http://127.0.0.1:{self.port}"
-        self.storage = f"http://localhost:{self.port}"
+        scheme = "https" if certificate else "http"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.endpoint = f"{scheme}://127.0.0.1:{self.port}"
+        self.storage = f"{scheme}://localhost:{self.port}"
         self.silence = threading.Event()  # set at the end, so that stalled answers finish
 
     def add(self, repo: str, file: str, data: bytes, faults: Faults | None = None) -> Faults:
@@ -239,6 +250,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _resolve(self, entry: _File, path: str, authorization: str) -> None:
         """The hub's part: metadata and the way to the storage."""
         hub, faults = self.server.hub, entry.faults
+        if faults.answer:
+            status, code = faults.answer
+            self._plain(status, {"X-Error-Code": code} if code else {})
+            return
         if faults.gated and authorization != f"Bearer {hub.token}":
             self._plain(401, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
             return

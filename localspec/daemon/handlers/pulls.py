@@ -35,17 +35,24 @@ async def listed(request: Request) -> Response:
 async def start(request: Request) -> Response:
     """202 and the pull's state; of one that runs already, that one's."""
     body = await read(request, PullRequest)
-    if body.endpoint and came_by_tcp(request.scope):
-        raise Forbidden(
-            "'endpoint' is not taken over TCP: the daemon would ask any address that is named; "
-            "set HF_ENDPOINT where the daemon is started.",
-            param="endpoint",
-        )
+    if came_by_tcp(request.scope):
+        _refuse_network(body)
     daemon = context(request)
     if daemon.draining:
         raise Unavailable("The daemon is ending; try again.", retry_after=2)
     pull = await asyncio.to_thread(daemon.library.pull, body)
     return answer(pull.state, 202)
+
+
+def _refuse_network(body: PullRequest) -> None:
+    """Whoever holds the token may not choose whom the daemon asks, nor which files it reads."""
+    for name in ("endpoint", "network"):
+        if getattr(body, name):
+            raise Forbidden(
+                f"'{name}' is not taken over TCP: the daemon would ask any address that is named; "
+                "set HF_ENDPOINT and proxies where the daemon is started.",
+                param=name,
+            )
 
 
 async def state(request: Request) -> Response:

@@ -1,0 +1,296 @@
+"""Each environment has its own way to the hub, and what is wrong with it is said by its name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localspec.registry.catalogue import Pair
+from localspec.registry.errors import (
+    BadToken,
+    Gated,
+    HubError,
+    NetworkSettings,
+    NotOnHub,
+    ProxyRefused,
+    Unreachable,
+    Untrusted,
+    WebPage,
+)
+from localspec.registry.hub import Hub
+from localspec.registry.network import Network
+from localspec.registry.pull import Puller
+from localspec.registry.store import Store
+from tests.registry.conftest import QUICK
+from tests.registry.pulling import DRAFT, TARGET, assert_whole
+from tests.support.hub import Faults, TestHub
+from tests.support.proxies import TestProxy, dead_port, make_certificate
+
+PASSWORD = "somebody:canarysecretword"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def secure(certificate: Path) -> Iterator[TestHub]:
+    """A hub that speaks HTTPS, with a certificate of its own."""
+    with TestHub(certificate).running() as hub:
+        hub.add("own/draft", "draft.gguf", DRAFT)
+        hub.add("own/target", "target.gguf", TARGET)
+        yield hub
+
+
+def pull(store: Store, pair: Pair, **variables: str) -> None:
+    """As from a shell that has these variables and no other."""
+    home = str(store.root.parent / "hf")
+    network = Network.of({"HF_HOME": home, **variables})
+    before = dict(os.environ)
+    try:
+        Puller(store, Hub(network=network, stall=1.0), QUICK).pull("p", pair)
+    finally:
+        assert dict(os.environ) == before
+
+
+# which way
+
+
+@pytest.mark.parametrize(
+    ("variables", "address", "proxy"),
+    [
+        ({}, "https://a.example", ""),
+        ({"HTTPS_PROXY": "http://p:1"}, "https://a.example", "p:1"),
+        ({"HTTPS_PROXY": "http://p:1"}, "http://a.example", ""),
+        ({"http_proxy": "p:1"}, "http://a.example", "p:1"),
+        ({"ALL_PROXY": "http://p:1"}, "http://a.example", "p:1"),
+        ({"all_proxy": "http://p:1", "https_proxy": "q:2"}, "https://a.example", "q:2"),
+        ({"HTTPS_PROXY": "http://p:1", "https_proxy": "q:2"}, "https://a.example", "q:2"),
+        ({"HTTPS_PROXY": "http://p:1", "https_proxy": ""}, "https://a.example", ""),
+        ({"ALL_PROXY": f"http://{PASSWORD}@p:1/"}, "http://a.example", "p:1"),
+        *(
+            ({"ALL_PROXY": "p:1", name: spared}, address, "" if direct else "p:1")
+            for name in ("NO_PROXY", "no_proxy")
+            for spared, address, direct in [
+                ("*", "http://a.example", True),
+                ("a.example", "http://a.example", True),
+                ("A.Example", "http://b.a.example", True),
+                (".a.example", "http://b.a.example", True),
+                ("*.a.example", "http://b.a.example", True),
+                ("a.example", "http://ba.example", False),
+                ("x, a.example ,y", "http://a.example", True),
+                ("a.example:8080", "http://a.example:8080", True),
+                ("a.example:8080", "http://a.example", False),
+                ("a.example:443", "https://a.example", True),
+                ("127.0.0.1", "http://127.0.0.1:5", True),
+                ("127.0.0.0/8", "http://127.1.2.3", True),
+                ("10.0.0.0/8", "http://127.1.2.3", False),
+                ("::1", "http://[::1]:5", True),
+                ("[::1]", "http://[::1]:5", True),
+                ("", "http://a.example", False),
+                ("http://[, :x, a:b:c", "http://a.example", False),
+            ]
+        ),
+    ],
+)  # fmt: skip
+def test_which_proxy_leads_to_an_address(
+    variables: dict[str, str], address: str, proxy: str
+) -> None:
+    import httpx2
+
+    url = httpx2.URL(address)
+    found = Network.of(variables).proxy_for(url.scheme, url.host, url.port)
+    assert (found.place if found else "") == proxy
+    assert "canarysecretword" not in repr(Network.of(variables))
+
+
+@pytest.mark.usefixtures("faults")
+def test_a_proxy_of_the_environment_is_used(store: Store, pair: Pair, hub: TestHub) -> None:
+    with TestProxy(hub.port, password=PASSWORD).running() as proxy:
+        pull(
+            store, pair, HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=proxy.url(PASSWORD),
+            NO_PROXY="localhost",
+        )  # fmt: skip
+    assert {each.split("/")[2] for each in proxy.asked} == {"hub.invalid"}
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_a_certificate_of_the_environment_is_trusted(
+    store: Store, pair: Pair, secure: TestHub, certificate: Path, variable: str
+) -> None:
+    """Through a proxy too."""
+    with TestProxy(secure.port).running() as proxy:
+        pull(
+            store, pair, HF_ENDPOINT=secure.endpoint, https_proxy=proxy.url(),
+            **{variable: str(certificate)},
+        )  # fmt: skip
+        assert f"127.0.0.1:{secure.port}" in proxy.asked
+    assert_whole(store)
+
+
+@pytest.mark.usefixtures("faults")
+def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
+    store: Store, pair: Pair, hub: TestHub, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("hf_inafile\n")
+    for variables, token in (
+        ({"HF_TOKEN": "hf_named", "HF_TOKEN_PATH": str(file)}, "hf_named"),
+        ({"HF_TOKEN_PATH": str(file)}, "hf_inafile"),
+        ({"HF_TOKEN": "hf_named", "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, ""),
+        ({}, ""),
+    ):
+        hub.requests.clear()
+        pull(store, pair, HF_ENDPOINT=hub.endpoint, **variables)
+        sent = {each.authorization for each in hub.requests if not each.to_storage}
+        assert sent == {f"Bearer {token}" if token else ""}
+        assert not any(each.authorization for each in hub.requests if each.to_storage)
+        store.remove("p")
+
+
+# what is wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "token", "kind", "says"),
+    [
+        ((401, ""), "hf_old", BadToken, "does not accept the token that was sent .*401.*HF_TOKEN"),
+        ((401, "RepoNotFound"), "hf_old", BadToken, "does not accept the token"),
+        ((401, "GatedRepo"), "hf_old", Gated, "is gated, and the hub does not accept the token"),
+        ((403, "GatedRepo"), "hf_good", Gated, "is gated: accept its terms .* no access"),
+        ((401, "GatedRepo"), "", Gated, "is gated: accept its terms .*HF_TOKEN"),
+        ((403, ""), "hf_good", Gated, "refuses own/target to the token that was sent"),
+        ((403, ""), "", HubError, "refuses own/target \\(403\\), without saying why"),
+        ((401, "RepoNotFound"), "", NotOnHub, "no repository own/target, or it is private"),
+        ((404, "RepoNotFound"), "hf_good", NotOnHub, "no repository own/target"),
+        ((404, "EntryNotFound"), "", NotOnHub, r"no file target\.gguf in own/target"),
+    ],
+)  # fmt: skip
+def test_what_the_hub_refuses(
+    store: Store, pair: Pair, hub: TestHub, faults: Faults,
+    answer: tuple[int, str], token: str, kind: type[HubError], says: str,
+) -> None:  # fmt: skip
+    faults.answer = answer
+    variables = {"HF_TOKEN": token} if token else {}
+    with pytest.raises(kind, match=says) as caught:
+        pull(store, pair, HF_ENDPOINT=hub.endpoint, **variables)
+    assert type(caught.value) is kind
+    assert not token or token not in str(caught.value)
+    asked = [each for each in hub.requests if "target.gguf" in each.path]
+    assert len(asked) == 1, "trying again helps nobody"
+
+
+@pytest.mark.parametrize("secured", [False, True])
+@pytest.mark.parametrize(
+    ("status", "password", "says"),
+    [
+        (407, "", "asks for a name and a password"),
+        (407, PASSWORD, "does not accept the name and password"),
+        (403, "", "refuses to let us through to (hub.invalid|127.0.0.1)"),
+    ],
+)
+def test_a_proxy_that_refuses(
+    store: Store, pair: Pair, certificate: Path, secured: bool, status: int, password: str,
+    says: str,
+) -> None:  # fmt: skip
+    endpoint = "https://hub.invalid" if secured else "http://hub.invalid"
+    with TestProxy(status=status).running() as proxy:
+        with pytest.raises(ProxyRefused, match=says) as caught:
+            pull(store, pair, HF_ENDPOINT=endpoint, ALL_PROXY=proxy.url(password))
+        assert len(proxy.asked) <= 2, "once for each of the two models"
+    said = str(caught.value)
+    assert str(status) in said
+    assert proxy.place in said
+    assert "ALL_PROXY" in said
+    assert "canarysecretword" not in said
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_dead(store: Store, pair: Pair, scheme: str) -> None:
+    place = f"127.0.0.1:{dead_port()}"
+    with pytest.raises(Unreachable) as caught:
+        pull(
+            store, pair, HF_ENDPOINT=f"{scheme}://hub.invalid",
+            ALL_PROXY=f"http://{PASSWORD}@{place}",
+        )  # fmt: skip
+    said = str(caught.value)
+    assert f"the proxy {place} (ALL_PROXY) refuses connections" in said
+    assert "check ALL_PROXY or unset it" in said
+    assert "canarysecretword" not in said
+
+
+def test_a_name_that_cannot_be_resolved(store: Store, pair: Pair) -> None:
+    with pytest.raises(Unreachable, match=r"the name hub\.invalid cannot be resolved \(DNS\)"):
+        pull(store, pair, HF_ENDPOINT="https://hub.invalid")
+    with pytest.raises(Unreachable, match=r"the name proxy\.invalid of the proxy .*\(DNS\)"):
+        pull(store, pair, HTTPS_PROXY="http://proxy.invalid:3128")
+
+
+def test_nobody_listens(store: Store, pair: Pair) -> None:
+    port = dead_port()
+    with pytest.raises(Unreachable, match=f"127.0.0.1:{port} refuses connections"):
+        pull(store, pair, HF_ENDPOINT=f"http://127.0.0.1:{port}")
+
+
+def test_a_certificate_that_nobody_vouches_for(
+    store: Store, pair: Pair, secure: TestHub, tmp_path: Path
+) -> None:
+    with pytest.raises(Untrusted, match=r"not trusted .*SSL_CERT_FILE or REQUESTS_CA_BUNDLE"):
+        pull(store, pair, HF_ENDPOINT=secure.endpoint)
+    (tmp_path / "other").mkdir()
+    other = make_certificate(tmp_path / "other")
+    with pytest.raises(Untrusted, match=re.escape(f"now REQUESTS_CA_BUNDLE ({other}) says")):
+        pull(store, pair, HF_ENDPOINT=secure.endpoint, REQUESTS_CA_BUNDLE=str(other))
+    assert not secure.requests
+
+
+def test_a_certificate_file_that_cannot_be_read(
+    store: Store, pair: Pair, secure: TestHub, tmp_path: Path
+) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for file, problem in (
+        (tmp_path / "none.pem", "is not there"),
+        (empty, "holds no certificates"),
+    ):
+        with pytest.raises(NetworkSettings) as caught:
+            pull(store, pair, HF_ENDPOINT=secure.endpoint, SSL_CERT_FILE=str(file))
+        assert f"SSL_CERT_FILE names {file}, which {problem}" in str(caught.value)
+
+
+def test_proxies_that_cannot_be_used(store: Store, pair: Pair) -> None:
+    for proxy, says in (
+        (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* pip install socksio"),
+        ("socks4://p:1", "of a kind that is not known .socks4"),
+        (f"http://{PASSWORD}@p:port", "is not the address of a proxy"),
+    ):
+        with pytest.raises(NetworkSettings, match=f"https_proxy .*{says}") as caught:
+            pull(store, pair, https_proxy=proxy)
+        assert "canarysecretword" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("faults")
+def test_a_token_file_that_is_not_there(store: Store, pair: Pair, hub: TestHub) -> None:
+    with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which is not there"):
+        pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH="/none")
+
+
+def test_an_endpoint_that_is_no_hub(store: Store, pair: Pair, hub: TestHub, faults: Faults) -> None:
+    faults.portal = True
+    with pytest.raises(WebPage, match=r"127\.0\.0\.1:\d+ \(HF_ENDPOINT\) answered .* no hub"):
+        pull(store, pair, HF_ENDPOINT=hub.endpoint)
+
+
+def test_a_server_that_says_nothing(store: Store, pair: Pair, hub: TestHub, faults: Faults) -> None:
+    faults.stall_after = [0] * 50
+    patient = replace(QUICK.patience, tries=1)
+    mine = Hub(hub.endpoint, stall=0.2)
+    with pytest.raises(Unreachable, match="the connection stalled"):
+        Puller(store, mine, replace(QUICK, patience=patient)).pull("p", pair)
