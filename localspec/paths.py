@@ -143,17 +143,45 @@ def private_directory(path: Path) -> Path:
     return path
 
 
-def read_file(path: Path) -> bytes:
-    """A small file of ours, whole. A pipe in its place is not waited for.
+def open_file(path: Path, flags: int) -> int:
+    """Open a file of ours, made for its owner alone. A pipe in its place is not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is no file.
+    """
+    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return handle
+
+
+def read_file(path: Path, flags: int = 0) -> bytes:
+    """A small file of ours, whole; `flags` beside reading, as O_NOFOLLOW.
 
     Raises:
         OSError: it cannot be read, or is no file.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no file", str(path))
+    with os.fdopen(open_file(path, os.O_RDONLY | flags), "rb") as file:
         return file.read()
+
+
+def write_file(path: Path, text: str) -> None:
+    """Raises OSError: it cannot be written, or no file lies in its place."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(open_file(path, flags), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder of ours with all that is in it, or what lies in its place; as far as we may."""
+    import shutil  # not needed on the way to the first word
+
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            shutil.rmtree(path, ignore_errors=True)
+        else:  # rmtree would wait at a pipe
+            path.unlink()
 
 
 def check_socket_path(path: Path) -> Path:

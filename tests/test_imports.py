@@ -99,7 +99,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
-        {"compatibility", "protocol", "errors", "purpose"},
+        {"compatibility", "protocol", "errors", "paths", "purpose"},
         "it must be testable, and replaceable, without a daemon",
     ),
     "bench": (

@@ -52,6 +52,32 @@ def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
             paths.private_directory(tmp_path / name)
 
 
+def test_nothing_but_a_file_is_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder):
+        with pytest.raises(OSError, match=r"no file|directory"):
+            paths.read_file(path)
+        with pytest.raises(OSError):  # noqa: PT011
+            paths.write_file(path, "text")
+    paths.write_file(tmp_path / "file", "text")
+    assert paths.read_file(tmp_path / "file") == b"text"
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_tree_is_removed_whatever_it_is(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "inner").mkdir(parents=True)
+    os.mkfifo(tree / "inner" / "pipe")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "kept")
+    for name in ("tree", "pipe", "link", "nowhere"):
+        paths.remove_tree(tmp_path / name)
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
 def test_another_users_directory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

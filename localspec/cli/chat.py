@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,7 +114,7 @@ def _session(chat: Chat) -> PromptSession[str]:
 
 def _typed_lines(file: Path) -> History:
     """What was typed in earlier chats. The daemon removes what is removed from the history."""
-    from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class Private(FileHistory):
         """Made anew for its owner alone when `history rm --all` has deleted it meanwhile."""
@@ -122,8 +123,12 @@ def _typed_lines(file: Path) -> History:
             file.touch(mode=0o600)
             super().store_string(string)
 
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file.touch(mode=0o600)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(paths.open_file(file, os.O_RDWR | os.O_CREAT))
+    except OSError as error:
+        render.error(f"What you type is not kept: {file} cannot be opened ({error.strerror}).")
+        return InMemoryHistory()
     return Private(str(file))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from localspec.errors import LocalspecError
+from localspec.paths import write_file
 
 LABEL = "org.localspec.daemon"
 _COMMAND = (sys.executable, "-m", "localspec.daemon")
@@ -92,7 +93,7 @@ class Systemd:
     def install(self) -> None:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text)
         self._systemctl("daemon-reload")
         units = ["localspec.socket", *(["localspec.service"] if self.always else [])]
         self._systemctl("enable", "--now", *units)
@@ -147,7 +148,7 @@ class Launchd:
     def install(self) -> None:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_file(path, text)
         if self._known:
             _run("launchctl", "bootout", f"{self._domain}/{LABEL}")
         _run("launchctl", "bootstrap", self._domain, str(self.file))

@@ -17,7 +17,7 @@ from localspec.cli import places, render
 from localspec.cli.render_pairs import table
 from localspec.client.pairs import PairsClient
 from localspec.errors import NoDaemon, UsageError
-from localspec.paths import default_paths
+from localspec.paths import default_paths, read_file
 
 _HEAD = "# The configuration of localspec; `localspec config` shows every key with its value.\n\n"
 
@@ -56,7 +56,7 @@ def change(key: str, text: str | None) -> None:
         _check_pair(value)
     if key not in config.KEYS:
         config.from_text(key, "", "localspec config set")
-    old = file.read_text(encoding="utf-8") if file.exists() else ""
+    old = read_file(file).decode() if file.exists() else ""
     new = changed(old, key, value)
     wanted = {name: getattr(loaded, name) for name in loaded.origin if name != key}
     if value is not None:
@@ -132,7 +132,7 @@ def edit() -> None:
     import click
 
     file = default_paths().config_file
-    text = file.read_text(encoding="utf-8") if file.exists() else _HEAD + _defaults()
+    text = read_file(file).decode() if file.exists() else _HEAD + _defaults()
     while True:
         edited = click.edit(text, extension=".toml")
         if edited is None or edited == text:

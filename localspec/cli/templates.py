@@ -58,7 +58,7 @@ def save(options: dict[str, Any]) -> None:
     ]
     file = folder() / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(lines), encoding="utf-8")
+    paths.write_file(file, "".join(lines))
     render.line(f"Saved {file}. Use it with: localspec ask -t {name} …")
 
 
@@ -101,7 +101,7 @@ def _load(name: str) -> dict[str, Any]:
     try:
         if not _NAME.fullmatch(name):
             raise FileNotFoundError
-        template = tomllib.loads(file.read_text(encoding="utf-8"))
+        template = tomllib.loads(paths.read_file(file).decode())
     except FileNotFoundError:
         known = f"there are {', '.join(names())}" if names() else "there is none yet"
         raise UsageError(

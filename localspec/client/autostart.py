@@ -72,7 +72,7 @@ def end_unresponsive() -> bool:
     """End the daemon that holds the lock although it does not answer; False when none does."""
     lock = paths.default_paths().lock
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = paths.open_file(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -81,7 +81,7 @@ def end_unresponsive() -> bool:
                 return number is signal.SIGKILL
             # The lock is held, so the pid in it is its holder's and no other process's.
             with contextlib.suppress(ProcessLookupError, ValueError):
-                os.kill(int(lock.read_text("ascii")), number)
+                os.kill(int(paths.read_file(lock)), number)
             deadline = time.monotonic() + STOP_SECONDS
             while not _lockable(handle) and time.monotonic() < deadline:
                 time.sleep(_POLL)
@@ -93,7 +93,7 @@ def end_unresponsive() -> bool:
 def _held(lock: Path) -> bool:
     """Whether a daemon still has the lock: it lets the socket go a moment earlier."""
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        handle = paths.open_file(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
@@ -152,7 +152,7 @@ def _bare(socket_path: str, method: str, target: str) -> dict[str, object]:
 def _one_starter(lock: Path, deadline: float) -> Iterator[None]:
     """Hold the starters' lock; the daemon's own lock still decides who may run."""
     try:
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        handle = paths.open_file(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
         raise errors.UnsafePath(
             f"The lock {lock} cannot be opened ({error.strerror}); remove what is in its place."

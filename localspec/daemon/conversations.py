@@ -14,7 +14,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ import msgspec
 from localspec.daemon import logs, typed
 from localspec.daemon.parsing import split_thoughts
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
+from localspec.paths import open_file, remove_tree
 from localspec.protocol.conversations import (
     Conversation,
     ConversationEntry,
@@ -112,8 +112,10 @@ class Conversations:
         except sqlite3.Error as error:
             raise Conflict(f"The history {self._file} cannot be used: {error}.") from error
         except OSError as error:
+            file = error.filename or self._file
             raise Conflict(
-                f"The history {self._file} cannot be opened: {error.strerror}."
+                f"{file} of the history cannot be used ({error.strerror}); make it a file that you "
+                "can write, or remove it."
             ) from error
 
     def close(self) -> None:
@@ -226,7 +228,8 @@ class Conversations:
 
     def remove_states(self, name: str | None) -> None:
         """Delete what the engine saved of a conversation, with None of all."""
-        shutil.rmtree(self._states / name if name else self._states, ignore_errors=True)
+        for each in [self._states / name] if name else self._states.glob("*"):
+            remove_tree(each)
 
     def collect(self, *, dry_run: bool) -> list[tuple[str, int]]:
         """Delete saved states of conversations that are gone; names and bytes."""
@@ -304,7 +307,7 @@ class Conversations:
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._file.is_symlink():
             raise UnsafePath(f"{self._file} is a link; remove it and try again.")
-        os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        os.close(open_file(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
         db = sqlite3.connect(self._file)
         try:
             (version,) = db.execute("PRAGMA user_version").fetchone()

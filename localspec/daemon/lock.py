@@ -13,6 +13,7 @@ from pathlib import Path
 
 from localspec.daemon import probe
 from localspec.errors import AlreadyRunning, UnsafePath
+from localspec.paths import open_file
 
 # How long a daemon that is just starting or draining may hold the lock without listening: 10 s for
 # the answers that are being written, 5 for what hangs, 10 for an engine that saves or hangs.
@@ -27,11 +28,11 @@ class Lock:
         self._path = path
         try:
             # O_NOFOLLOW: a link here would let somebody choose which file we truncate.
-            self._handle = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
+            self._handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
-            raise UnsafePath(f"The lock {path} cannot be opened: {error.strerror}.") from error
+            raise UnsafePath(
+                f"The lock {path} cannot be opened ({error.strerror}); remove what is in its place."
+            ) from error
 
     def try_acquire(self) -> bool:
         try:

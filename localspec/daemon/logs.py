@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
-import os
 import re
 from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
 
-from localspec.paths import read_file
+from localspec.paths import open_file, read_file
 from localspec.registry.files import write_whole
 
 log = logging.getLogger("localspec.prompts")
@@ -45,8 +44,7 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
 
 
 def _private(path: str, flags: int) -> int:
-    # Not waiting for somebody who reads, should it be a pipe.
-    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    return open_file(Path(path), flags)
 
 
 def start(file: Path, *, verbose: bool = False) -> None:

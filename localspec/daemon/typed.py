@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from localspec.paths import read_file
 from localspec.registry.files import write_whole
 
 
 def forget_all(file: Path) -> None:
     """Raises OSError."""
-    file.unlink(missing_ok=True)
+    _behind_links(file).unlink(missing_ok=True)
 
 
 def forget(file: Path, contents: Sequence[str]) -> None:
@@ -28,12 +29,11 @@ def forget(file: Path, contents: Sequence[str]) -> None:
     Raises:
         OSError, StoreError
     """
+    file = _behind_links(file)
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        data = read_file(file)
     except FileNotFoundError:
         return
-    with os.fdopen(descriptor, "rb") as opened:
-        data = opened.read()
     kept: list[bytes] = []
     for typed, lines in groupby(data.splitlines(keepends=True), lambda line: line[:1] == b"+"):
         block = list(lines)
@@ -44,6 +44,11 @@ def forget(file: Path, contents: Sequence[str]) -> None:
             kept += block
     if len(left := b"".join(kept)) < len(data):
         write_whole(file, left)
+
+
+def _behind_links(file: Path) -> Path:
+    """Where a chat's lines really are: somebody may keep them elsewhere."""
+    return Path(os.path.realpath(file))  # resolve() raises where links lead in a circle
 
 
 def _within(text: str, contents: Sequence[str]) -> bool:

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.engine.company import Company
+from localspec.paths import read_file
 
 Clock = Callable[[], float]  # seconds, as time.perf_counter; a replay has one that its costs move
 
@@ -274,7 +275,7 @@ class Notebook:
         if self._file is None:
             return {}
         try:
-            found = json.loads(self._file.read_text(encoding="utf-8"))
+            found = json.loads(read_file(self._file))
         except (OSError, ValueError, RecursionError):
             return {}
         valid = isinstance(found, dict) and found.get("version") == VERSION

@@ -27,6 +27,7 @@ import numpy as np
 
 from localspec.engine.llama import State
 from localspec.engine.prefixes import Mark, Prefix, free_memory
+from localspec.paths import open_file, remove_tree
 
 MAGIC = b"LSPREFIX"
 VERSION = 2
@@ -118,7 +119,7 @@ class States:
 
     def _read(self, path: Path) -> Prefix:
         """Raises Refused, OSError."""
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        with os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD.size)
             if len(head) < _HEAD.size:
@@ -308,10 +309,10 @@ class States:
         if self._folder is None:
             pass
         elif conversation is None:
-            for folder in self._folder.glob("*/"):
-                shutil.rmtree(folder, ignore_errors=True)
+            for each in self._folder.glob("*"):
+                remove_tree(each)
         elif _CONVERSATION.fullmatch(conversation):
-            shutil.rmtree(self._folder / conversation, ignore_errors=True)
+            remove_tree(self._folder / conversation)
         then()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.paths import read_file
 from localspec.registry.files import open_own
 
 _HEAD = struct.Struct("<8sQQ40s")  # magic, file size, segment size, boot id
@@ -186,7 +187,7 @@ def _left(part: Path, size: int) -> _Left | None:
     try:
         if part.is_symlink() or part.stat().st_size != size:
             return None
-        return _parse(part.with_suffix(".journal").read_bytes(), size)
+        return _parse(read_file(part.with_suffix(".journal")), size)
     except OSError:
         return None
 

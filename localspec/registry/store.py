@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from localspec.errors import Conflict, ModelNotFound, RegistryError, UnsafePath
-from localspec.paths import read_file
+from localspec.paths import read_file, remove_tree
 from localspec.registry import records
 from localspec.registry.catalogue import NAME
 from localspec.registry.errors import Damaged, RecordTooNew, StoreReadOnly
@@ -354,7 +353,7 @@ class Store:
                 kept.append(f"{part.file} (used by {', '.join(needed[part.sha256])})")
             else:
                 freed += _delete_file(self.blob(part.sha256))
-                shutil.rmtree(self.shards / part.sha256, ignore_errors=True)
+                remove_tree(self.shards / part.sha256)
         return Removed(freed, tuple(kept))
 
     def collect(self, *, dry_run: bool = False) -> Collected:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,22 @@ def test_nothing_is_kept_with_no_log_and_yet_the_model_knows(warm: Home) -> None
     assert said(warm) == ["say kept", "kept"]
     history = warm.root / "state" / "chat_history"
     assert not history.exists() or "secret" not in history.read_text()
+
+
+def test_something_else_in_the_place_of_the_typed_lines_is_told_and_not_waited_for(
+    warm: Home,
+) -> None:
+    history = warm.root / "state" / "chat_history"
+    history.unlink(missing_ok=True)
+    os.mkfifo(history)
+    try:
+        with terminal(warm.environment, "chat", columns=400) as shown:
+            shown.expect("What you type is not kept")
+            line(shown, "say hello")
+            line(shown, "/exit")
+            assert shown.wait() == 0
+    finally:
+        history.unlink()
 
 
 @pytest.mark.parametrize("columns", [20, 200])

@@ -162,6 +162,25 @@ def test_a_link_is_not_followed(disk: Disk, tmp_path: Path) -> None:
     assert Disk(disk.folder).states.load("ab12", TEXT) is None
 
 
+@pytest.mark.parametrize("place", ["folder", "file"])
+def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
+    disk.save("ab12")
+    path = disk.file("ab12")
+    if place == "folder":
+        shutil.rmtree(path.parent)
+        path = path.parent
+    else:
+        path.unlink()
+    os.mkfifo(path)
+    reader = Disk(disk.folder)
+    assert reader.states.load("ab12", TEXT) is None
+    assert reader.said
+    gone = threading.Event()
+    reader.states.forget(None, gone.set)
+    assert gone.wait(30)
+    assert not list(disk.folder.iterdir())
+
+
 @pytest.mark.parametrize("name", ["", "..", "../../etc", "ab/cd", "AB", "a" * 65])
 def test_only_an_id_becomes_a_path(disk: Disk, name: str) -> None:
     disk.save(name)

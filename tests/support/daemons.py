@@ -180,11 +180,10 @@ class Home:
 
     def end(self) -> None:
         """No daemon of this home survives."""
-        with contextlib.suppress(OSError, ValueError):
-            pid = int((self.root / "run" / "daemon.lock").read_text())
-            if autostart.listens(str(self.socket)):
-                os.kill(pid, signal.SIGTERM)
-                wait_for(lambda: not alive(pid), "the daemon's end")
+        if self.socket.is_socket() and autostart.listens(str(self.socket)):
+            pid: int = self.status()["pid"]
+            os.kill(pid, signal.SIGTERM)
+            wait_for(lambda: not alive(pid), "the daemon's end")
 
 
 @contextlib.contextmanager
