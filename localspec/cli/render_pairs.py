@@ -14,6 +14,13 @@ _KINDS = {
     "mtp-sidecar": "n-gram (MTP)",
     "ngram": "n-gram",
 }
+_DRAFTS = {
+    "model": "a model of its own",
+    "mtp-embedded": "heads in the target's file (MTP), not run yet: from the text itself (n-gram)",
+    "mtp-sidecar": "heads in a file of their own (MTP), not run yet: from the text itself (n-gram)",
+    "ngram": "from the text itself (n-gram)",
+}
+_LICENCE = 120  # characters of a licence; some files hold all of it
 _FITS = {"yes": "fits", "partly": "partly", "no": "no", None: ""}
 
 
@@ -99,12 +106,16 @@ def pair(view: dict[str, Any]) -> None:
         ("summary", view["summary"]),
         ("for", ", ".join(view["roles"])),
         ("licence", view["licence"]),
+        ("files", view["problem"]),
     ]
     for role in ("target", "draft"):
         rows += _model(role, view[role])
     rows.append(("tokenizers", _verdict(view)))
     rows += [("note", note) for note in view["notes"]]
+    rows.append(("drafts", _DRAFTS[view["kind"]]))
     rows.append(("memory", f"{size(view['needed'])} with {view['context']} tokens of context"))
+    if len(view["contexts"]) > 1:
+        rows += [("", _context(each)) for each in view["contexts"]]
     rows.append(("here", _fit(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
     for name, text in rows:
@@ -119,15 +130,50 @@ def _model(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
     if model["parameters"] < 1e8:
         parameters = f"{model['parameters'] / 1e6:.2f} M parameters"
     about = [
-        f"{model['file']}, {size(model['size'])}",
+        f"{model['file']}, {size(model['size'])}, {_quantization(model)}",
         f"{model['architecture']}, {parameters}, {model['layers']} layers, "
-        f"{model['vocabulary']} tokens known, {model['context']} tokens of context"
-        + ("" if model["has_template"] else ", no chat template"),
+        f"{model['vocabulary']} tokens known, {model['context']} tokens of context",
+        _abilities(model),
         f"weights {size(model['weights'])}, cache {size(model['cache'])}, "
         f"work {size(model['compute'])}",
     ]
     origin = f"{model['repo']} at {model['revision'][:12]}" if model["repo"] else model["path"]
-    return list(zip((role, "", "", ""), (*about, origin), strict=True))
+    if model["licence"]:
+        about.append(f"licence {_short(model['licence'])}")
+    return [(role if at == 0 else "", text) for at, text in enumerate((*about, origin))]
+
+
+def _quantization(model: dict[str, Any]) -> str:
+    """As in "Q4_K_M (Q4_K 75 %, Q6_K 25 %)"."""
+    whole = sum(model["types"].values()) or 1
+    shares = {name: round(100 * count / whole) for name, count in model["types"].items()}
+    mix = ", ".join(f"{name} {share} %" for name, share in shares.items() if share)
+    return f"{model['quantization']} ({mix})"
+
+
+def _abilities(model: dict[str, Any]) -> str:
+    """What it can be asked for, by its file."""
+    template = model["template"]
+    fills = "fills in code (FIM)" if model["fim"] else "no tokens for filling in (FIM)"
+    heads = f", {model['heads']} MTP layers" if model["heads"] else ""
+    if template is None:
+        return f"no chat template, {fills}{heads}"
+    tools = "with" if template["tools"] else "without"
+    system = "a" if template["system"] else "no"
+    return (
+        f"chat template of {template['length']} characters ({template['sha256'][:12]}…), "
+        f"{tools} tools, {system} system role, {fills}{heads}"
+    )
+
+
+def _short(text: str) -> str:
+    line = text.strip().partition("\n")[0]
+    return line if len(line) <= _LICENCE else f"{line[:_LICENCE]}…"
+
+
+def _context(each: dict[str, Any]) -> str:
+    fits = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}[each["fits"]]
+    return f"{size(each['needed'])} with {each['context']}{fits}"
 
 
 def _verdict(view: dict[str, Any]) -> str:

@@ -159,7 +159,7 @@ class Library:
         try:
             own, _ = self.catalogue.find(wanted)
         except ModelNotFound:
-            raise self._unknown(name) from None
+            raise self.unknown(name) from None
         record = self._record(own) if own != wanted else None
         if record:
             return record
@@ -192,7 +192,8 @@ class Library:
         except ModelNotFound:
             return None
 
-    def _unknown(self, name: str) -> ModelNotFound:
+    def unknown(self, name: str) -> ModelNotFound:
+        """That there is no such pair, and which names are near."""
         from localspec.registry.catalogue import did_you_mean
 
         catalogue = self.catalogue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -60,9 +63,9 @@ ROUTES = (
     ("POST", "/localspec/conversations/{name}/undo", conversations.undo),
     ("GET", "/localspec/pulls", pulls.listed),
     ("POST", "/localspec/pulls", pulls.start),
+    ("GET", "/localspec/pulls/{name}/events", pulls.events),
     ("GET", "/localspec/pulls/{name}", pulls.state),
     ("DELETE", "/localspec/pulls/{name}", pulls.cancel),
-    ("GET", "/localspec/pulls/{name}/events", pulls.events),
 )
 
 API_HEADER = b"x-localspec-api"
@@ -87,9 +90,14 @@ class SameVersion:
         await self._app(scope, receive, send)
 
 
+def _route(method: str, path: str, handler: Callable[..., Awaitable[Response]]) -> Route:
+    # Whatever people type for a name, slashes and nothing at all, they are told that there is none.
+    return Route(path.replace("{name}", "{name:path}"), handler, methods=[method])
+
+
 def application(context: Context) -> ASGIApp:
     app = Starlette(
-        routes=[Route(path, handler, methods=[method]) for method, path, handler in ROUTES],
+        routes=[_route(*each) for each in ROUTES],
         exception_handlers={
             LocalspecError: faults.on_ours,
             BadBody: faults.on_body,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +14,7 @@ from localspec.daemon.measure import Interrupted, Trials
 from localspec.daemon.memory import Free
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
+    ContextView,
     DraftGain,
     Drafts,
     DraftView,
@@ -21,6 +23,7 @@ from localspec.protocol.pairs import (
     PairEntry,
     PairList,
     PairView,
+    TemplateView,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from localspec.registry.gain import Gain, Trial
     from localspec.registry.model import Model
     from localspec.registry.records import Record, StoredModel
+    from localspec.registry.traits import Template
 
 BUILTIN_SUMMARY = "the small pair that comes with localspec"
 
@@ -134,6 +138,8 @@ def details(library: Library, name: str, context: int, config: Config) -> PairVi
     from localspec.registry import own
     from localspec.registry.details import describe, stored_model
 
+    if not name:  # a request's `model` may be empty, not a question about one pair
+        raise library.unknown(name)
     name = pairs.full_name(name, config)
     if name == pairs.BUILTIN:
         files = pairs.builtin()
@@ -144,8 +150,15 @@ def details(library: Library, name: str, context: int, config: Config) -> PairVi
     found = describe(library.store, record, context, kv_type=config.kv_type)
     target = stored_model(library.store, record.target)
     theirs = stored_model(library.store, record.draft) if record.draft else None
-    chosen, notes = _fit(target, theirs, library.memory(), context, config)
-    return _details(found, chosen, notes, library.in_use(record.name))
+    free = library.memory()
+    chosen, notes = _fit(target, theirs, free, context, config)
+    view = _details(found, chosen, notes, library.in_use(record.name))
+    view.contexts = [ContextView(*each, _fits(each[1], free)) for each in found.by_context]
+    view.problem = library.store.glance(record)
+    known = library.catalogue.pairs.get(record.name)
+    if known and record.source == "hub":
+        view.kind = known.kind
+    return view
 
 
 def _fit(
@@ -186,10 +199,14 @@ def _details(
         fit=chosen,
         fit_notes=fit_notes,
         loaded=loaded,
+        kind="model" if found.draft else "mtp-embedded" if found.target.traits.heads else "ngram",
+        contexts=[],
+        problem="",
     )
 
 
 def _model(stored: StoredModel, found: ModelDetails) -> ModelView:
+    traits, template = found.traits, found.traits.template
     return ModelView(
         file=stored.file,
         path=str(found.path),
@@ -203,10 +220,26 @@ def _model(stored: StoredModel, found: ModelDetails) -> ModelView:
         vocabulary=found.vocabulary,
         size=found.size,
         rollback=found.rollback,
-        has_template=found.has_template,
+        has_template=traits.template is not None,
         weights=found.need.weights,
         cache=found.need.cache,
         compute=found.need.compute,
+        quantization=traits.quantization,
+        types=traits.types,
+        licence=traits.licence,
+        template=_template(template) if template else None,
+        fim=traits.fim,
+        heads=traits.heads,
+    )
+
+
+def _template(template: Template) -> TemplateView:
+    return TemplateView(
+        sha256=hashlib.sha256(template.text.encode()).hexdigest(),
+        length=len(template.text),
+        tools=template.tools,
+        system=template.system,
+        text=template.text,
     )
 
 

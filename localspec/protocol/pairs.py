@@ -137,8 +137,22 @@ class PairList(Struct):
     vram: int
 
 
+class TemplateView(Struct):
+    """A chat template: its text, and what that seems to have a place for. `length` in characters."""
+
+    sha256: str
+    length: int
+    tools: bool
+    system: bool
+    text: str
+
+
 class ModelView(Struct):
-    """One model of a pair. `weights`, `cache` and `compute`: memory at the shown context."""
+    """One model of a pair. `weights`, `cache` and `compute`: memory at the shown context.
+
+    `types`: bytes of weights by tensor type. `licence`: as the file states it. `fim`: whether it has the
+    tokens that filling in needs. `heads`: layers that predict further tokens (MTP).
+    """
 
     file: str
     path: str
@@ -156,6 +170,20 @@ class ModelView(Struct):
     weights: int
     cache: int
     compute: int
+    quantization: str
+    types: dict[str, int]
+    licence: str
+    template: TemplateView | None
+    fim: bool
+    heads: int
+
+
+class ContextView(Struct):
+    """The memory a pair needs with so many tokens of context. `fits` as in a list."""
+
+    context: int
+    needed: int
+    fits: Literal["yes", "partly", "no"]
 
 
 class FitView(Struct):
@@ -169,7 +197,11 @@ class FitView(Struct):
 
 
 class PairView(Struct):
-    """Everything about one pair. `fit` None: it does not fit, and `fit_notes` says why."""
+    """Everything about one pair. `fit` None: it does not fit, and `fit_notes` says why.
+
+    `kind` as in a list. `contexts`: doubling, up to what the models were trained for. `problem`: a
+    sentence about a file that has changed.
+    """
 
     name: str
     source: Literal["builtin", "hub", "own"]
@@ -188,6 +220,9 @@ class PairView(Struct):
     fit: FitView | None
     fit_notes: tuple[str, ...]
     loaded: bool
+    kind: Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
+    contexts: list[ContextView]
+    problem: str
 
 
 class RemovedView(Struct):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.registry import fit
 from localspec.registry.architectures import Rollback
-from localspec.registry.gguf import FileSource
+from localspec.registry.gguf import FileSource, read_header
 from localspec.registry.model import Model, read_model, shard_names
 from localspec.registry.pairing import verdict
 from localspec.registry.records import Record, StoredModel
 from localspec.registry.store import Store
 from localspec.registry.tokenizer import Verdict
+from localspec.registry.traits import Traits, traits
+
+_SHORT = 4096  # tokens: the shortest context that is worth a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class ModelDetails:
     vocabulary: int
     size: int
     rollback: Rollback
-    has_template: bool
+    traits: Traits
     need: fit.Need
 
 
@@ -41,6 +45,7 @@ class Details:
     verdict: Verdict | None
     context: int
     needed: int
+    by_context: tuple[tuple[int, int], ...]  # tokens, bytes: doubling up to what the models know
 
 
 def show(store: Store, name: str, context: int = 0, *, kv_type: str = "f16") -> Details:
@@ -58,11 +63,24 @@ def describe(store: Store, record: Record, context: int = 0, *, kv_type: str = "
     draft = stored_model(store, record.draft) if record.draft else None
     longest = fit.longest_context(target, draft)
     size = min(context or fit.USUAL_CONTEXT, longest)
+
+    def bytes_for(tokens: int) -> int:
+        models = (target, draft) if draft else (target,)
+        return fit.RUNTIME + sum(fit.need(m, tokens, kv_type=kv_type).total for m in models)
+
     ours = _details(store, record.target, target, size, kv_type)
     theirs = _details(store, record.draft, draft, size, kv_type) if record.draft and draft else None
-    needed = ours.need.total + (theirs.need.total if theirs else 0) + fit.RUNTIME
     judged = verdict(target, draft) if draft else None
-    return Details(record, ours, theirs, judged, size, needed)
+    by_context = tuple((tokens, bytes_for(tokens)) for tokens in _contexts(longest))
+    return Details(record, ours, theirs, judged, size, bytes_for(size), by_context)
+
+
+def _contexts(longest: int) -> Iterator[int]:
+    tokens = _SHORT
+    while tokens < longest:
+        yield tokens
+        tokens *= 2
+    yield longest
 
 
 def stored_model(store: Store, model: StoredModel) -> Model:
@@ -71,6 +89,10 @@ def stored_model(store: Store, model: StoredModel) -> Model:
     for source, name in zip(sources, shard_names(Path(model.file).name), strict=True):
         source.name = name
     return read_model(sources)
+
+
+def stored_traits(store: Store, model: StoredModel) -> Traits:
+    return traits([read_header(FileSource(store.part_path(part))) for part in model.parts])
 
 
 def _details(
@@ -85,6 +107,6 @@ def _details(
         vocabulary=model.vocabulary,
         size=model.file_size,
         rollback=model.rollback,
-        has_template=bool(model.template_hash),
+        traits=stored_traits(store, stored),
         need=fit.need(model, context, kv_type=kv_type),
     )

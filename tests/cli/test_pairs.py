@@ -86,7 +86,18 @@ def test_what_show_tells(home: PullingHome) -> None:
     view = json.loads(home.run("show", "tiny", "--json").stdout)
     assert view["matched"] is True
     assert view["fit"]["draft"] is True
-    assert "match" in home.run("show", "builtin").stdout
+    shown = home.run("show", "builtin").stdout
+    assert "match" in shown
+    assert "target.gguf, 11.9 MiB, Q8_0 (Q8_0 100 %)" in shown
+    assert re.search(r"chat template of \d+ characters \([0-9a-f]{12}…\), without tools", shown)
+    assert "fills in code (FIM)" in shown
+    assert "licence PSF-2.0 AND MIT" in shown
+    assert "drafts      a model of its own" in shown
+    assert "<|assistant|>" in home.run("show", "builtin", "--template").stdout
+    for name in ("a/b", "", "../../x"):
+        run = home.run("show", name)
+        assert (run.returncode, run.stdout) == (1, "")
+        assert run.stderr.startswith(f"localspec: There is no pair '{name}'.")
 
 
 def test_the_catalogue_and_what_fits(home: PullingHome) -> None:

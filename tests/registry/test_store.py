@@ -23,10 +23,13 @@ from localspec.registry.errors import (
     StoreError,
     UnsafeModel,
 )
+from localspec.registry.gguf import FileSource, read_header
+from localspec.registry.model import read_local_model
 from localspec.registry.own import add, refreshed
 from localspec.registry.records import Part, Record, StoredModel, encode
 from localspec.registry.store import Store
-from tests.support.gguf_files import BOOL, model, sha256
+from localspec.registry.traits import Template, Traits, traits
+from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
 TARGET = model(layers=4, seed=1)
 DRAFT = model(layers=1, seed=2)
@@ -97,6 +100,57 @@ def test_show_tells_everything(store: Store, record: Record) -> None:
     assert details.verdict.matched
     assert details.needed > details.target.need.total + details.draft.need.total
     assert show(store, "p", 10**6).context == 4096, "what the models know"
+
+
+def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> None:
+    template = "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.role }}{% endfor %}"
+    file = (
+        model(layers=2)
+        .put("general.file_type", U32, 15)
+        .put("general.license", STRING, "other")
+        .put("general.license.name", STRING, "A Licence")
+        .put("general.license.link", STRING, "https://example.org/licence")
+        .put("tokenizer.chat_template", STRING, template)
+        .put("llama.context_length", U32, 10_000)
+    )
+    for index, text in enumerate(("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), start=5):
+        assert not file_traits(file, tmp_path).fim
+        file = file.token(index, text)
+    found = file_traits(file, tmp_path)
+    assert found.quantization == "Q4_K_M"
+    assert found.licence == "other, A Licence, https://example.org/licence"
+    assert found.fim
+    assert found.types.keys() == {"F16", "F32"}
+    assert sum(found.types.values()) == read_local_model(tmp_path / "m.gguf").weights
+    assert found.template == Template(template, tools=True, system=True)
+    add(store, "mine", tmp_path / "m.gguf")
+    by_context = show(store, "mine").by_context
+    assert [tokens for tokens, _ in by_context] == [4096, 8192, 10_000]
+    needed = [needed for _, needed in by_context]
+    assert needed == sorted(set(needed))
+    assert dict(by_context)[8192] == show(store, "mine", 8192).needed
+    bare = file_traits(model(), tmp_path)
+    assert (bare.quantization, bare.licence, bare.template, bare.fim) == ("F16", "", None, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "tools", "system"),
+    [
+        ("{% for m in messages %}<{{ m['role'] }}>{{ m.content }}{% endfor %}", False, True),
+        ("{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}", False, True),
+        ("{{ raise_exception('System role not supported') }}{{ m.role }}", False, False),
+        ("{% if m['role'] == 'user' %}{{ m.content }}{% endif %}{{ tools }}", True, False),
+    ],
+)
+def test_what_a_template_has_a_place_for(
+    text: str, tools: bool, system: bool, tmp_path: Path
+) -> None:
+    found = file_traits(model().put("tokenizer.chat_template", STRING, text), tmp_path).template
+    assert found == Template(text, tools, system)
+
+
+def file_traits(file: Gguf, folder: Path) -> Traits:
+    return traits([read_header(FileSource(file.write(folder / "m.gguf")))])
 
 
 # removing
