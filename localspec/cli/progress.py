@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 from localspec.cli.render import harmless
-from localspec.cli.render_pairs import size, span
+from localspec.cli.render_pairs import retrying, size, span
 
 _BAR = 24
 _QUIET = 1.0  # seconds; what is over sooner needs no lines in a log
@@ -21,6 +22,7 @@ class Progress:
         self._name = name
         self._drawn = False
         self._said = ("", -1)
+        self._attempt = ("", 0)
         self._began = time.monotonic()
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
@@ -37,10 +39,18 @@ class Progress:
             self._drawn = False
 
     def show(
-        self, doing: str, done: int, total: int, rate: float = 0.0, left: float | None = None
+        self,
+        doing: str,
+        done: int,
+        total: int,
+        rate: float = 0.0,
+        left: float | None = None,
+        waiting: dict[str, Any] | None = None,
     ) -> None:
-        """`rate` in bytes per second, `left` in seconds."""
+        """`rate` in bytes per second, `left` in seconds; `waiting`: for another attempt."""
         parts = self._parts(doing, done, total, rate, left)
+        if waiting:
+            parts = [parts[0], harmless(retrying(waiting), lines=False), *parts[2:]]
         if self._terminal:
             columns = _columns() - 1
             room = min(_BAR, columns - len("  ".join(parts)) - 2)
@@ -49,6 +59,12 @@ class Progress:
                 parts.insert(2, "█" * full + "░" * (room - full))
             self._drawn = True
             self._write(f"\r{'  '.join(parts)[:columns]}\x1b[K")
+            return
+        if waiting:
+            attempt = (waiting["cause"], waiting["attempt"])
+            if attempt != self._attempt:
+                self._attempt = attempt
+                self._write("  ".join(parts) + "\n")
             return
         share = 10 * done // total if total else -1  # a line for every tenth
         if (doing, share) != self._said and time.monotonic() - self._began > _QUIET:

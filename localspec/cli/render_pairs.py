@@ -230,6 +230,12 @@ def _gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
     return accepted, speed_up, str(gain["depth"])
 
 
+def retrying(retry: dict[str, Any]) -> str:
+    """That a request is tried again, when, and why."""
+    when = f"{retry['seconds']:.0f} s" if retry["seconds"] >= 1 else "a moment"
+    return f"retrying in {when}: {retry['cause']} (attempt {retry['attempt']} of {retry['tries']})"
+
+
 def pulls(states: list[dict[str, Any]]) -> None:
     rows = [["PAIR", "STATE", "DONE", "SIZE", "RATE", "LEFT"]]
     for each in states:
@@ -242,6 +248,8 @@ def pulls(states: list[dict[str, Any]]) -> None:
     for each in states:
         if each["message"]:
             render.line(f"{each['name']}: {each['message']}")
+        elif each["retry"]:
+            render.line(f"{each['name']}: {retrying(each['retry'])}")
 
 
 def offers(repository: str, found: list[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from localspec.registry.hub import Hub
 from localspec.registry.limit import Limit
 from localspec.registry.pull import FileProgress, Plan, Progress, Puller
 from localspec.registry.repository import Offer
+from localspec.registry.retry import Waiting
 from localspec.registry.wanted import Wanted
 
 State = Literal["checking", "downloading", "verifying", "done", "failed", "cancelled"]
@@ -33,8 +34,19 @@ class FileState(msgspec.Struct, frozen=True):
     size: int
 
 
+class Retry(msgspec.Struct, frozen=True):
+    """What a pull waits for: another attempt, the how manieth of how many, in how many seconds."""
+
+    cause: str
+    attempt: int
+    tries: int
+    seconds: float
+
+
 class PullState(msgspec.Struct, frozen=True, kw_only=True):
     """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown.
+
+    `retry`: a request failed and is tried again; of several the one that comes first.
 
     `message` is the error's sentence and `code` its code; `notes` are what the checks found.
     `offers`: the quantizations there are, where none was named; `said`: what was decided, and why.
@@ -52,6 +64,7 @@ class PullState(msgspec.Struct, frozen=True, kw_only=True):
     said: tuple[str, ...] = ()
     message: str = ""
     code: str = ""
+    retry: Retry | None = None
 
 
 Decide = Callable[[Puller, Wanted, threading.Event], Decision]
@@ -73,7 +86,12 @@ class Pull:
         self.name = name = wanted.name
         self.wanted = wanted
         self.error: LocalspecError | None = None
-        self._puller, self._decide, self._ended = puller, decide, ended
+        self._decide, self._ended = decide, ended
+        self._lock = threading.Lock()
+        self._waits: dict[int, Retry] = {}  # by the thread that waits
+        patience = dataclasses.replace(puller.tuning.patience, told=self._told)
+        tuning = dataclasses.replace(puller.tuning, patience=patience)
+        self._puller = dataclasses.replace(puller, tuning=tuning)
         self._cancel = threading.Event()
         self._finished = threading.Event()
         self._samples: deque[tuple[float, int]] = deque()
@@ -146,8 +164,19 @@ class Pull:
             files=tuple(_file_state(file) for file in progress.files),
         )
 
+    def _told(self, waiting: Waiting | None) -> None:
+        """From the threads that fetch."""
+        with self._lock:
+            self._waits.pop(threading.get_ident(), None)
+            if waiting:
+                retry = Retry(waiting.cause, waiting.attempt, waiting.tries, waiting.seconds)
+                self._waits[threading.get_ident()] = retry
+            first = min(self._waits.values(), key=lambda each: each.seconds, default=None)
+        self._change(retry=first)
+
     def _change(self, **values: object) -> None:
-        self._state = msgspec.structs.replace(self._state, **values)
+        with self._lock:
+            self._state = msgspec.structs.replace(self._state, **values)
 
 
 class Pulls:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from localspec.registry.errors import Unreachable
@@ -28,12 +28,26 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Before another attempt: why, the how manieth of how many it will be, in how many seconds."""
+
+    cause: str
+    attempt: int
+    tries: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Patience:
-    """How often to try without getting a byte further, and how long to wait between (seconds)."""
+    """How often to try without getting a byte further, and how long to wait between (seconds).
+
+    `told` is called before each wait, and with None after it; from whichever thread waits.
+    """
 
     tries: int = 8
     first_pause: float = 1.0
     longest_pause: float = 30.0
+    told: Callable[[Waiting | None], None] = field(default=lambda _: None, compare=False)
 
 
 def patiently(
@@ -67,13 +81,18 @@ def gave_up(error: Interrupted) -> Unreachable:
 def pause(
     attempt: int, error: Interrupted, patience: Patience, cancel: threading.Event | None
 ) -> None:
-    """Wait as long as the server asked, else twice as long each time, with some jitter."""
+    """Wait twice as long each time, with some jitter, and as long as the server asked at least.
+
+    A server that asks for no time at all is one that many ask at once.
+    """
     seconds = min(patience.first_pause * 2**attempt, patience.longest_pause)
-    seconds = seconds * random.uniform(0.8, 1.2)
-    if error.retry_after is not None:
-        seconds = error.retry_after
-    if cancel is None:
-        time.sleep(seconds)
-    else:
-        cancel.wait(seconds)
-        check_cancel(cancel)
+    seconds = max(seconds, error.retry_after or 0.0) * random.uniform(1.0, 1.3)
+    patience.told(Waiting(str(error), attempt + 2, patience.tries, seconds))
+    try:
+        if cancel is None:
+            time.sleep(seconds)
+        else:
+            cancel.wait(seconds)
+            check_cancel(cancel)
+    finally:
+        patience.told(None)

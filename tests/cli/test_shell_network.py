@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.daemons import wait_for
 from tests.support.hub import TestHub
 from tests.support.proxies import TestProxy, dead_port, make_certificate
 from tests.support.pulling import PullingHome, pulling_home
@@ -149,3 +152,31 @@ def test_two_shells_at_once_each_go_their_own_way(home: PullingHome) -> None:
     body = {"name": "tiny"}
     refused = home.request("POST", "/localspec/pulls", body)
     assert "HF_HUB_OFFLINE is set" in refused.error["message"], "without a shell, the daemon's own"
+
+
+def test_that_a_pull_tries_again_is_shown(home: PullingHome) -> None:
+    """To whoever watches, in the list, and to programs."""
+    faults = home.hub.files["own/target", "target.gguf"].faults
+    faults.head_statuses = [(503, "0"), (429, "2")]
+    try:
+        run = pull(home, HF_ENDPOINT=home.hub.endpoint)
+        assert run.returncode == 0, run.stderr
+        assert re.search(
+            r"^tiny  retrying in 1 s: the hub answered 503 \(attempt 2 of 4\)$", run.stderr, re.M
+        )
+        assert re.search(r"in [23] s: the hub answered 429 \(attempt 3 of 4\)$", run.stderr, re.M)
+        home.run("rm", "tiny")
+        faults.head_statuses = [(503, "30")]
+        body = {"name": "tiny", "network": {"HF_ENDPOINT": home.hub.endpoint}}
+        assert home.request("POST", "/localspec/pulls", body).status == 202
+        wait_for(lambda: state(home)["retry"], "the wait")
+        assert state(home)["state"] == "checking"
+        assert "tiny: retrying in 3" in home.run("pulls").stdout
+        home.run("pulls", "cancel", "tiny")
+        assert state(home)["retry"] is None
+    finally:
+        faults.head_statuses = []
+
+
+def state(home: PullingHome) -> Any:
+    return home.request("GET", "/localspec/pulls/tiny").json

@@ -27,6 +27,7 @@ from localspec.registry.errors import (
 )
 from localspec.registry.hub import Hub
 from localspec.registry.pull import Puller
+from localspec.registry.retry import Patience, Waiting
 from localspec.registry.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import SIZE, TARGET, assert_absent, assert_whole
@@ -116,6 +117,24 @@ def test_a_busy_server_is_given_the_time_it_asks_for(
     puller.pull("p", pair)
     assert time.monotonic() - begin >= 1
     assert_whole(store)
+
+
+def test_a_server_that_asks_for_no_time_gets_some(
+    puller: Puller, hub: TestHub, faults: Faults, pair: Pair
+) -> None:
+    """Else everybody whom it sent away would be back at once."""
+    waits: list[Waiting | None] = []
+    patience = Patience(tries=4, first_pause=0.05, longest_pause=0.2, told=waits.append)
+    faults.head_statuses = [(503, "0")] * 20
+    with pytest.raises(Unreachable):
+        replace(puller, tuning=replace(QUICK, patience=patience)).pull("p", pair)
+    told = [each for each in waits if each]
+    assert [each.attempt for each in told] == [2, 3, 4]
+    for wait, least in zip(told, (0.05, 0.1, 0.2), strict=True):
+        assert least <= wait.seconds <= 1.3 * least
+        assert (wait.cause, wait.tries) == ("the hub answered 503", 4)
+    assert waits[1::2] == [None] * 3
+    assert len([each for each in hub.requests if "target.gguf" in each.path]) == 4
 
 
 def test_a_server_that_stays_busy_is_given_up(

@@ -158,6 +158,7 @@ class _Pulls:
                         state["size"],
                         state["rate"],
                         state["seconds_left"],
+                        waiting=state["retry"],
                     )
 
 
