@@ -14,6 +14,7 @@ from localspec.errors import UsageError
 log = logging.getLogger("localspec.watch")
 
 _LATER = 0.5  # seconds: what started the daemon wants its answer first
+_LINKS = 40  # as many as Linux follows (MAXSYMLINKS)
 _STANDS = 100  # milliseconds after which the watch says for the first time that it stands
 
 
@@ -32,32 +33,63 @@ def _watch(context: Context, stop: threading.Event) -> None:
     from localspec.registry.catalogue import shipped_catalogue
 
     config, catalogue = context.paths.config_file, context.paths.user_catalogue
-    followed = {config, catalogue, shipped_catalogue()}
     # Folders, because editors replace files; ours must exist, or its creation would go unseen.
     with suppress(OSError):
         config.parent.mkdir(parents=True, exist_ok=True)
-    folders = {file.parent for file in followed if file.parent.is_dir()}
-    names = {str(file.parent.resolve() / file.name) for file in followed}
-    stands = False
     try:
-        for changes in watchfiles.watch(
-            *folders,
-            watch_filter=lambda _change, path: str(Path(path).resolve()) in names,
-            recursive=False,
-            debounce=200,
-            stop_event=stop,
-            raise_interrupt=False,
-            rust_timeout=_STANDS,
-            yield_on_timeout=True,
-        ):
-            if not stands:  # what was edited since the daemon read it, nobody has seen
-                stands = True
-                _read_again(context, {config.name, catalogue.name})
-            elif changes:
-                log.info("changed: %s", ", ".join(sorted(Path(path).name for _, path in changes)))
-                _read_again(context, {Path(path).name for _, path in changes})
+        while not stop.is_set():
+            ways = {file: way(file) for file in (config, catalogue, shipped_catalogue())}
+            steps = {str(step): file for file, found in ways.items() for step in found}
+            folders = {Path(step).parent for step in steps}
+            stands = False
+            for changes in watchfiles.watch(
+                *(folder for folder in folders if folder.is_dir()),
+                watch_filter=lambda _change, path, steps=steps: path in steps,  # type: ignore[misc]
+                recursive=False,
+                debounce=200,
+                stop_event=stop,
+                raise_interrupt=False,
+                rust_timeout=_STANDS,
+                yield_on_timeout=True,
+            ):
+                if not stands:  # what was edited since the daemon read it, nobody has seen
+                    stands = True
+                    _read_again(context, {config.name, catalogue.name})
+                elif changes:
+                    names = {steps[path].name for _, path in changes}
+                    log.info("changed: %s", ", ".join(sorted(names)))
+                    _read_again(context, names)
+                if any(way(file) != found for file, found in ways.items()):
+                    break  # a link leads elsewhere now
     except (OSError, RuntimeError) as error:  # no more watches to be had, a folder gone
-        log.warning("edits of %s are not seen: %s", ", ".join(sorted(names)), error)
+        log.warning("edits of %s are not seen: %s", ", ".join(sorted(steps)), error)
+
+
+def way(file: Path) -> list[Path]:
+    """Every link on the way to a file, and at last the file, each in its real folder: what must be
+    watched so that no edit of it goes unseen, through whichever of its names it is made.
+    """
+    steps: list[Path] = []
+    followed = 0
+    at, left = Path(file.anchor), list(file.absolute().parts[1:])
+    while left:
+        step = left.pop(0)
+        if step == "..":
+            at = at.parent
+            continue
+        here = at / step
+        if not here.is_symlink():
+            at = here
+            continue
+        followed += 1
+        if followed > _LINKS:  # a circle: it leads nowhere
+            return steps
+        if here not in steps:
+            steps.append(here)
+        leads = here.readlink()
+        at = Path(leads.anchor) if leads.is_absolute() else at
+        left = [*leads.parts[leads.is_absolute() :], *left]
+    return [*steps, at]
 
 
 def _read_again(context: Context, changed: set[str]) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from localspec.daemon.watch import way
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 # The daemon, which takes its time before it watches: every edit of these tests comes before that.
@@ -51,3 +54,58 @@ def test_a_broken_edit_just_after_the_start_is_said(unset: Home) -> None:
     (folder / "models.toml").unlink()
     wait_for(lambda: not unset.status()["problems"], "the end of the problems")
     daemon.stop()
+
+
+def test_files_that_are_links_are_followed(unset: Home, tmp_path: Path) -> None:
+    """As those who keep their dotfiles in one place have it: edited there, here, or led elsewhere."""
+    unset.environment["LOCALSPEC_PAIR"] = str(unset.model)
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "config.toml").write_text("")
+        (folder / "models.toml").write_text("")
+    (tmp_path / "now").symlink_to("first")  # a folder that is a link, on the way
+    kept = unset.root / "config"
+    kept.mkdir(exist_ok=True)
+    for name in ("config.toml", "models.toml"):
+        (kept / name).symlink_to(tmp_path / "now" / name)
+    daemon = RunningDaemon(unset)
+    assert unset.request("GET", "/localspec/pairs?all=1").status == 200  # reads the catalogue
+
+    def said(*parts: str) -> None:
+        def right() -> bool:
+            problems = unset.status()["problems"]
+            return len(problems) == len(parts) and all(
+                any(part in each for each in problems) for part in parts
+            )
+
+        wait_for(right, f"{parts}")
+
+    (first / "models.toml").write_text("[pairs\n")  # through what it leads to
+    said("models.toml")
+    replaced = first / "new"
+    replaced.write_text("context = many\n")
+    replaced.replace(first / "config.toml")  # as editors write
+    said("models.toml", "config.toml")
+    (tmp_path / "other").symlink_to("second")
+    (tmp_path / "other").replace(tmp_path / "now")  # all of it elsewhere
+    said()
+    (second / "models.toml").write_text("[pairs\n")
+    said("models.toml")
+    (kept / "models.toml").unlink()  # no link any more
+    (kept / "models.toml").write_text("")
+    said()
+    (kept / "models.toml").write_text("hello = 1\n")
+    said("hello")
+    daemon.stop()
+
+
+def test_the_way_to_a_file_names_every_link_on_it(tmp_path: Path) -> None:
+    real = tmp_path.resolve()
+    (real / "a").mkdir()
+    (real / "b").symlink_to("a")
+    (real / "a" / "x").symlink_to(real / "b" / ".." / "y")  # by way of b again
+    assert way(real / "b" / "x") == [real / "b", real / "a" / "x", real / "y"]
+    assert way(real / "a" / "plain") == [real / "a" / "plain"]
+    (real / "y").symlink_to("b/x")  # a circle
+    assert way(real / "b" / "x") == [real / "b", real / "a" / "x", real / "y"]
