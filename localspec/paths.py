@@ -65,6 +65,11 @@ class Paths(NamedTuple):
         return self.cache / "conversations"
 
     @property
+    def unfinished_pulls(self) -> Path:
+        """Which pulls go on when the daemon starts."""
+        return self.state / "pulls.json"
+
+    @property
     def store(self) -> Path:
         return self.data / "models"
 

@@ -6,6 +6,7 @@ and starts quickly.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
     from localspec.registry.pulls import Pull, Pulls
     from localspec.registry.records import Record
     from localspec.registry.store import Removed, Store
+    from localspec.registry.unfinished import Unfinished
     from localspec.registry.wanted import Wanted
+
+log = logging.getLogger("localspec.daemon")
 
 _REMEMBERED = 32  # files named by paths that were found right
 
@@ -61,6 +65,8 @@ class Library:
         self._pulls: Pulls | None = None
         self._hashes: Hashes | None = None
         self._news: dict[str, str] = {}  # by pair, until somebody has been told
+        self._kept: Unfinished | None = None
+        self._ending = False
 
     # ------------------------------------------------------------------ parts
 
@@ -68,7 +74,14 @@ class Library:
     def store(self) -> Store:
         from localspec.registry.store import Store
 
-        return Store(self._paths.store, self._known_hashes())
+        return Store(self._paths.store, self._known_hashes(), self._unfinished().files)
+
+    def _unfinished(self) -> Unfinished:
+        from localspec.registry.unfinished import Unfinished
+
+        with self._lock:
+            self._kept = self._kept or Unfinished(self._paths.unfinished_pulls)
+            return self._kept
 
     def _known_hashes(self) -> Hashes:
         from localspec.registry.files import Hashes
@@ -97,7 +110,7 @@ class Library:
         from localspec.registry.pull import Puller
         from localspec.registry.pulls import Pulls
 
-        store = self.store
+        store, unfinished = self.store, self._unfinished()
         with self._lock:
             if self._pulls is None:
                 puller = Puller(store, Hub(), memory=lambda: Memory(*self.memory()))
@@ -106,7 +119,10 @@ class Library:
                     decide=lambda puller, wanted, cancel: decide(
                         puller, wanted, self.catalogue, cancel
                     ),
+                    unfinished=unfinished,
                 )
+                if self._ending:
+                    self._pulls.close(timeout=0)
             return self._pulls
 
     def memory(self) -> Free:
@@ -121,21 +137,27 @@ class Library:
         return self._catalogue.problem if self._catalogue else ""
 
     @property
-    def pulling(self) -> int:
-        """How many pulls run."""
+    def pulling(self) -> tuple[str, ...]:
+        """The pairs that are being pulled."""
         if self._pulls is None:
-            return 0
+            return ()
         from localspec.registry.pulls import RUNNING
 
-        return sum(state.state in RUNNING for state in self._pulls.states())
+        return tuple(state.name for state in self._pulls.states() if state.state in RUNNING)
 
     def reload(self) -> None:
         """Read models.toml again, if anybody has read it yet."""
         if self._catalogue:
             self._catalogue.reload()
 
+    def resume(self) -> None:
+        """Go on with the pulls that the last daemon did not finish."""
+        if self._paths.unfinished_pulls.exists():
+            log.info("pulls of the last daemon go on: %d", len(self.pulls.states()))
+
     def stop(self) -> None:
-        """Ask every pull to stop; what they fetched is kept."""
+        """Ask every pull to stop; what they fetched is kept, and they go on at the next start."""
+        self._ending = True
         if self._pulls:
             self._pulls.close(timeout=0)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -117,6 +118,7 @@ class Daemon:
         for each in sockets:
             log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
         watching = watch.start(self._context)
+        threading.Thread(target=self._library.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=sockets)
         finally:

@@ -13,16 +13,32 @@ import msgspec
 
 from localspec.errors import Conflict, LocalspecError, NotFound
 from localspec.registry.decide import Decision
+from localspec.registry.errors import (
+    DiskFull,
+    Gated,
+    NetworkSettings,
+    Offline,
+    ProxyRefused,
+    PullCancelled,
+    Unreachable,
+    Untrusted,
+    WebPage,
+)
 from localspec.registry.hub import Hub
 from localspec.registry.limit import Limit
 from localspec.registry.pull import FileProgress, Plan, Progress, Puller
 from localspec.registry.repository import Offer
 from localspec.registry.retry import Waiting
+from localspec.registry.unfinished import Unfinished
 from localspec.registry.wanted import Wanted
 
-State = Literal["checking", "downloading", "verifying", "done", "failed", "cancelled"]
+State = Literal[
+    "checking", "downloading", "verifying", "done", "failed", "cancelled", "interrupted"
+]
 RUNNING = ("checking", "downloading", "verifying")
 _RATE_SECONDS = 5.0
+# Of failures those that pass: such a pull is tried again when the daemon starts the next time.
+_PASSING = (Unreachable, Offline, WebPage, ProxyRefused, Untrusted, NetworkSettings, DiskFull)
 _KEPT = 32  # finished pulls that can still be asked about
 
 
@@ -46,7 +62,8 @@ class Retry(msgspec.Struct, frozen=True):
 class PullState(msgspec.Struct, frozen=True, kw_only=True):
     """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown.
 
-    `retry`: a request failed and is tried again; of several the one that comes first.
+    "interrupted": by the daemon's end; it goes on at the next start. `retry`: a request failed and is
+    tried again; of several the one that comes first.
 
     `message` is the error's sentence and `code` its code; `notes` are what the checks found.
     `offers`: the quantizations there are, where none was named; `said`: what was decided, and why.
@@ -81,7 +98,14 @@ class Pull:
     """One pull in its own thread. It goes on whoever watches or leaves."""
 
     def __init__(
-        self, puller: Puller, wanted: Wanted, decide: Decide, ended: Callable[[], None]
+        self,
+        puller: Puller,
+        wanted: Wanted,
+        decide: Decide,
+        unfinished: Unfinished | None,
+        ended: Callable[[], None],
+        *,
+        resumed: bool = False,
     ) -> None:
         self.name = name = wanted.name
         self.wanted = wanted
@@ -92,6 +116,9 @@ class Pull:
         patience = dataclasses.replace(puller.tuning.patience, told=self._told)
         tuning = dataclasses.replace(puller.tuning, patience=patience)
         self._puller = dataclasses.replace(puller, tuning=tuning)
+        self._unfinished, self._resumed = unfinished, resumed
+        self._interrupted = False
+        self._keep(wanted)
         self._cancel = threading.Event()
         self._finished = threading.Event()
         self._samples: deque[tuple[float, int]] = deque()
@@ -105,7 +132,18 @@ class Pull:
         return self._state
 
     def cancel(self) -> None:
-        """Ask it to stop; what was fetched is kept."""
+        """Ask it to stop, and forget that it was wanted; what was fetched is kept."""
+        self._cancel.set()
+        if self._finished.is_set() and self._forget():
+            self._change(
+                state="cancelled",
+                message="The pull is forgotten; what was fetched is kept for the next one.",
+                code="pull_cancelled",
+            )
+
+    def interrupt(self) -> None:
+        """Ask it to stop for now: the daemon ends."""
+        self._interrupted = not self._cancel.is_set()
         self._cancel.set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -115,6 +153,7 @@ class Pull:
     def _run(self) -> None:
         try:
             decision = self._decide(self._puller, self.wanted, self._cancel)
+            self._keep(msgspec.structs.replace(self.wanted, pair=decision.pair, decided=True))
             self._change(offers=decision.offers, said=decision.said)
             self._puller.pull(
                 self.name,
@@ -124,15 +163,30 @@ class Pull:
                 self._planned,
                 decision.known,
             )
+            self._forget()
             self._change(state="done", seconds_left=0.0, rate=0.0, done=self._state.size)
         except LocalspecError as error:
-            cancelled = error.code == "pull_cancelled"
-            self._fail(error, "cancelled" if cancelled else "failed")
+            self._ended_by(error)
         except Exception as error:  # a fault of ours must not leave the pull running for ever
-            self._fail(LocalspecError(f"The pull failed: {type(error).__name__}."), "failed")
+            self._ended_by(LocalspecError(f"The pull failed: {type(error).__name__}."))
         finally:
             self._finished.set()
             self._ended()
+
+    def _ended_by(self, error: LocalspecError) -> None:
+        """Interrupted, whatever came of that; cancelled, or failed: only what passes is tried again."""
+        if self._interrupted:
+            sentence = (
+                f"The pull of {self.name} is interrupted, for the daemon ends; it goes on by itself "
+                "when the daemon starts again."
+            )
+            self._fail(PullCancelled(sentence), "interrupted")
+            return
+        begun = self._resumed or bool(self.wanted.files)
+        passing = (*_PASSING, Gated) if self._resumed else _PASSING  # no token was kept
+        if not begun or not isinstance(error, passing):
+            self._forget()
+        self._fail(error, "cancelled" if error.code == "pull_cancelled" else "failed")
 
     def _fail(self, error: LocalspecError, state: State) -> None:
         self.error = error
@@ -140,7 +194,18 @@ class Pull:
             state=state, rate=0.0, seconds_left=None, message=error.message, code=error.code
         )
 
+    def _keep(self, wanted: Wanted) -> None:
+        """Remember what is wanted, as far as it is known."""
+        self.wanted = wanted
+        if self._unfinished:
+            self._unfinished.keep(wanted)
+
+    def _forget(self) -> bool:
+        return bool(self._unfinished and self._unfinished.drop(self.name))
+
     def _planned(self, plan: Plan) -> None:
+        hashes = tuple(each.sha256 for each in plan.remotes)
+        self._keep(msgspec.structs.replace(self.wanted, files=hashes))
         files = tuple(FileState(each.name, 0, each.size) for each in plan.remotes)
         size = sum(each.size for each in plan.remotes)
         self._change(
@@ -180,18 +245,31 @@ class Pull:
 
 
 class Pulls:
-    """All pulls of a daemon."""
+    """All pulls of a daemon; those of the last one that were not finished go on at once."""
 
     def __init__(
         self,
         puller: Puller,
         changed: Callable[[], None] = lambda: None,
         decide: Decide = _as_it_is,
+        unfinished: Unfinished | None = None,
     ) -> None:
-        self._puller, self._decide = puller, decide
+        self._puller, self._decide, self._unfinished = puller, decide, unfinished
         self._changed = changed
         self._lock = threading.Lock()
         self._pulls: dict[str, Pull] = {}
+        for wanted in unfinished.all() if unfinished else ():
+            hub = Hub(wanted.endpoint) if wanted.endpoint else None
+            self._pulls[wanted.name] = self._pull(wanted, hub, resumed=True)
+
+    def _pull(self, wanted: Wanted, hub: Hub | None, *, resumed: bool = False) -> Pull:
+        puller = dataclasses.replace(
+            self._puller,
+            hub=hub or self._puller.hub,
+            limit=Limit(wanted.limit_rate),
+            asked=wanted.asked,
+        )
+        return Pull(puller, wanted, self._decide, self._unfinished, self._changed, resumed=resumed)
 
     def start(self, wanted: Wanted, hub: Hub | None = None) -> Pull:
         """Start a pull (from `hub`, if not the usual one), or join the running one of this pair.
@@ -200,12 +278,6 @@ class Pulls:
             Conflict: something else is being pulled under this name.
         """
         name = wanted.name
-        puller = dataclasses.replace(
-            self._puller,
-            hub=hub or self._puller.hub,
-            limit=Limit(wanted.limit_rate),
-            asked=wanted.asked,
-        )
         with self._lock:
             running = self._pulls.get(name)
             if running and running.state.state in RUNNING:
@@ -218,7 +290,7 @@ class Pulls:
             self._pulls.pop(name, None)
             while len(self._pulls) >= _KEPT and self._forget_oldest():
                 pass
-            pull = self._pulls[name] = Pull(puller, wanted, self._decide, self._changed)
+            pull = self._pulls[name] = self._pull(wanted, hub)
             return pull
 
     def running(self, name: str) -> Wanted | None:
@@ -247,11 +319,11 @@ class Pulls:
         return pull.state
 
     def close(self, timeout: float = 5.0) -> None:
-        """Cancel all and wait up to `timeout` seconds; for the daemon's end."""
+        """Interrupt all and wait up to `timeout` seconds; for the daemon's end."""
         with self._lock:
             pulls = list(self._pulls.values())
         for pull in pulls:
-            pull.cancel()
+            pull.interrupt()
         end = time.monotonic() + timeout
         for pull in pulls:
             pull.wait(max(0.0, end - time.monotonic()))

@@ -74,9 +74,16 @@ class Collected:
 class Store:
     """The folder of one user's models. Nothing is created before something is written."""
 
-    def __init__(self, root: Path, hashes: Hashes | None = None) -> None:
-        """`hashes`: those that are known, where somebody keeps them."""
+    def __init__(
+        self,
+        root: Path,
+        hashes: Hashes | None = None,
+        wanted: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        """`hashes`: those that are known, where somebody keeps them. `wanted`: those of the files that
+        pulls which are not finished fetch."""
         self.root = root
+        self._wanted = wanted
         self._hashes = hashes or Hashes()
         self.pairs = root / "pairs"
         self.blobs = root / "blobs"
@@ -357,7 +364,7 @@ class Store:
         return Removed(freed, tuple(kept))
 
     def collect(self, *, dry_run: bool = False) -> Collected:
-        """Delete what no pair needs: files, unfinished downloads, temporary ones.
+        """Delete what no pair needs: files, temporary ones, downloads that nobody waits for.
 
         Raises:
             Conflict: a pull is running, or a record cannot be read (its files might be needed).
@@ -386,7 +393,10 @@ class Store:
         for path in sorted(self.blobs.glob("*.gguf")):
             if path.stem not in needed:
                 yield path
-        yield from (path for path in sorted(self.parts.iterdir()) if path.name != ".pulls.lock")
+        wanted = self._wanted()
+        for path in sorted(self.parts.iterdir()):
+            if path.name != ".pulls.lock" and path.stem not in wanted:
+                yield path
         yield from sorted(self.pairs.glob(".*.tmp"))
         for folder in sorted(self.shards.glob("*")):
             if folder.name not in needed:
@@ -399,6 +409,8 @@ class Store:
             for part in record.parts:
                 if not part.path:
                     needed.setdefault(part.sha256, []).append(record.name)
+        for sha256 in self._wanted():
+            needed.setdefault(sha256, []).append("a pull that goes on later")
         return needed
 
     def _record_path(self, name: str) -> Path:

@@ -19,6 +19,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     (`decided`); else `target` says where to look. `draft`: the one to take instead, `no_draft`:
     none. `asked`: all this as text, empty for a pair as the catalogue has it. `endpoint`: the hub,
     where it is not the daemon's own. `limit_rate`: bytes per second, 0: as fast as it comes.
+    `files`: the hashes of what is fetched, once they are known.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     asked: str = ""
     endpoint: str = ""
     limit_rate: int = 0
+    files: tuple[str, ...] = ()
 
 
 def asked(each: Wanted) -> str:

@@ -100,7 +100,7 @@ def test_the_end_of_the_daemon_ends_the_stream_with_a_state(tmp_path: Path) -> N
         wait_for(lambda: home.status()["pulls"] == 1, "the pull")
         assert daemon.stop() == 0
         watcher.join(timeout=10)
-        assert seen[-1]["state"] == "cancelled"
+        assert seen[-1]["state"] == "interrupted"
 
 
 @pytest.mark.parametrize(

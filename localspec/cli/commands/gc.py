@@ -10,7 +10,7 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Delete files that no pair and no conversation needs, unfinished pulls among them.",
+    help="Delete files that no pair and no conversation needs, those of cancelled pulls among them.",
     epilog="Example: localspec gc --dry-run",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")

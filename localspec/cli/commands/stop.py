@@ -19,7 +19,7 @@ from localspec.errors import NoDaemon
 def command() -> int:
     client = Client(autostart=False)
     try:
-        client.shutdown()
+        pulls = client.shutdown().get("pulls", [])
     except NoDaemon:
         # Perhaps it hangs, or has lost its socket: then it still holds its lock.
         ended = autostart.end_unresponsive()
@@ -29,6 +29,8 @@ def command() -> int:
         return 0
     autostart.wait_gone()
     render.line("The daemon has ended.")
+    for name in pulls:
+        render.line(f"The pull of {name} goes on when the daemon starts again: localspec start")
     if Path(client.socket_path).exists():  # a daemon removes its own
         render.line("systemd starts it again when it is asked something: localspec service status")
     return 0

@@ -40,7 +40,7 @@ async def status(request: Request) -> Response:
             figures=supervisor.metrics.figures(),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
-            pulls=daemon.library.pulling,
+            pulls=len(daemon.library.pulling),
             problems=daemon.problems,
             listen=daemon.door.url if daemon.door else None,
             token_file=str(daemon.paths.token) if daemon.door else None,
@@ -49,9 +49,11 @@ async def status(request: Request) -> Response:
 
 
 async def shutdown(request: Request) -> Response:
-    """Drain and end, as SIGTERM does; the answer comes first."""
-    context(request).stop()
-    return answer({"status": "draining"})
+    """Drain and end, as SIGTERM does; the answer comes first: it names the pulls that go on later."""
+    daemon = context(request)
+    pulls = daemon.library.pulling
+    daemon.stop()
+    return answer({"status": "draining", "pulls": pulls})
 
 
 async def reset(request: Request) -> Response:

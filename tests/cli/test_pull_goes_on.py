@@ -1,0 +1,111 @@
+"""A pull that the daemon's end interrupts goes on by itself when the daemon starts again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import FAKE_WORKER, wait_for
+from tests.support.gguf_files import model
+from tests.support.pulling import PullingHome, pulling_home
+
+REPO = "maker/Tiny-8B-GGUF"
+BIG = model(filler=12_000_000, seed=1).data()
+SMALL = model(layers=1, filler=2_000_000, seed=2).data()
+NEEDED = len(BIG) + len(SMALL)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[PullingHome]:
+    with pulling_home(tmp_path) as home:
+        home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
+        home.hub.add(REPO, "Tiny-8B-Q4_K_M.gguf", BIG)
+        home.hub.add(REPO, "Tiny-8B-F16.gguf", BIG + b"\0" * 32)
+        home.hub.add("maker/draft", "d-Q8_0.gguf", SMALL)
+        home.catalogue.write_text(
+            '[pairs.tin]\nsummary = "s"\n'
+            '[pairs.tin.target]\nrepo = "else/Tiny-14b"\nfile = "t.gguf"\n'
+            '[pairs.tin.draft]\nrepo = "maker/draft"\nfile = "d-Q8_0.gguf"\n'
+        )
+        yield home
+
+
+def journal(home: PullingHome) -> Path:
+    return home.root / "state" / "pulls.json"
+
+
+def pulls(home: PullingHome) -> dict[str, Any]:
+    return {each["name"]: each for each in json.loads(home.run("pulls", "--json").stdout)}
+
+
+def begin(home: PullingHome, *arguments: str) -> None:
+    """A pull of some seconds, until a part of it is here."""
+    home.hub.rate = 4e6
+    run = home.run("pull", *(arguments or (REPO,)), "--no-wait")
+    assert run.returncode == 0, run.stderr
+    wait_for(lambda: home.hub.sent > NEEDED // 4, "some bytes")
+
+
+def daemon(home: PullingHome) -> int:
+    return int((home.root / "run" / "daemon.lock").read_text())
+
+
+def test_stop_says_that_it_goes_on_and_it_does(home: PullingHome) -> None:
+    home.environment["HF_TOKEN"] = "hf_canaryofthisshell"
+    begin(home)
+    run = home.run("stop")
+    assert "canary" not in journal(home).read_text()
+    assert "The pull of maker-tiny-8b goes on when the daemon starts again" in run.stdout
+    sent = home.hub.sent
+    assert stat.S_IMODE(journal(home).stat().st_mode) == 0o600
+    assert pulls(home)["maker-tiny-8b"]["state"] in ("checking", "downloading")  # starts the daemon
+    wait_for(lambda: home.hub.sent > sent + 100_000, "more bytes")
+    os.kill(daemon(home), signal.SIGKILL)
+    home.hub.rate = 0
+    home.run("start")
+    record = home.store / "pairs" / "maker-tiny-8b.json"
+    wait_for(record.exists, "the pair")
+    pair = json.loads(record.read_text())
+    assert pair["target"]["parts"][0]["file"] == "Tiny-8B-Q4_K_M.gguf"
+    assert pair["draft"]["parts"][0]["file"] == "d-Q8_0.gguf"
+    assert home.hub.sent <= 1.05 * NEEDED
+    wait_for(lambda: not journal(home).exists(), "nothing to be wanted")
+    assert home.run("stop").stdout == "The daemon has ended.\n"
+
+
+def test_what_is_wanted_is_not_collected_and_what_is_cancelled_is(home: PullingHome) -> None:
+    begin(home)
+    home.run("stop")
+    home.hub.list_page = True
+    for entry in home.hub.files.values():  # nobody answers any more: it fails, and stays wanted
+        entry.faults.portal = True
+    home.run("start")
+    wait_for(lambda: pulls(home)["maker-tiny-8b"]["state"] == "failed", "the failure")
+    parts = {path.name for path in (home.store / "parts").glob("*.part")}
+    assert parts
+    assert ".part" not in home.run("gc").stdout
+    assert parts == {path.name for path in (home.store / "parts").glob("*.part")}
+    run = home.run("pulls", "cancel", "maker-tiny-8b")
+    assert run.stdout == "The pull is forgotten; what was fetched is kept for the next one.\n"
+    assert not journal(home).exists()
+    assert ".part" in home.run("gc").stdout
+    assert not list((home.store / "parts").glob("*.part"))
+
+
+def test_cancelled_failed_and_finished_pulls_are_not_wanted(home: PullingHome) -> None:
+    begin(home)
+    assert journal(home).exists()
+    home.run("pulls", "cancel", "maker-tiny-8b")
+    assert not journal(home).exists()
+    home.hub.rate = 0
+    assert home.run("pull", f"{REPO}:Q9").returncode == 1
+    assert home.run("pull", REPO).returncode == 0
+    assert not journal(home).exists()
