@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from localspec.engine.habits import MARK, Habits, Messages, Refused
@@ -20,6 +21,7 @@ from localspec.protocol.frames import ChatPrompt
 
 TIME_LIMIT = 2.0  # seconds a template may take
 START_LIMIT = 20.0  # seconds for the process to come up on a busy machine
+_SKELETONS = 16  # kept; of a chat of 10,000 messages one is about a megabyte
 
 
 class TemplateRenderer:
@@ -34,6 +36,10 @@ class TemplateRenderer:
         self._buffer = b""
         self._asking = threading.Lock()
         self._habits = Habits(lambda chat: self._rendered({**self._always, "messages": chat}))
+        # chats of one shape have one skeleton, and the choices of a request the same chat
+        self._skeleton = lru_cache(_SKELETONS)(
+            lambda variables: self._rendered(json.loads(variables))
+        )
         if template is not None:
             self._start()  # comes up while the models load
 
@@ -55,7 +61,7 @@ class TemplateRenderer:
 
         def skeleton(wording: Messages) -> str:
             nonlocal text
-            text = self._text(prompt, wording)
+            text = self._skeleton(json.dumps(self._variables(prompt, wording)))
             return text
 
         messages = fitted(messages, skeleton)
@@ -87,15 +93,16 @@ class TemplateRenderer:
 
     def _text(self, prompt: ChatPrompt, messages: Messages) -> str:
         """Raises Refused where the template itself raises, TemplateFailed where it was stopped."""
-        return self._rendered(
-            {
-                **self._always,
-                **prompt.template_kwargs,
-                "messages": self._habits.worded(messages),
-                "add_generation_prompt": prompt.add_generation_prompt and not prompt.continued,
-                "tools": prompt.tools or None,
-            }
-        )
+        return self._rendered(self._variables(prompt, messages))
+
+    def _variables(self, prompt: ChatPrompt, messages: Messages) -> dict[str, Any]:
+        return {
+            **self._always,
+            **prompt.template_kwargs,
+            "messages": self._habits.worded(messages),
+            "add_generation_prompt": prompt.add_generation_prompt and not prompt.continued,
+            "tools": prompt.tools or None,
+        }
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         with self._asking:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -191,3 +192,23 @@ def test_thoughts_are_continued_where_a_template_has_a_place_for_them() -> None:
     assert renderer("thinks").render(prompt) == "<user>hi</user><assistant><think>\n"
     with pytest.raises(TemplateFailed, match="no place for the 'reasoning_content'"):
         renderer("every role").render(prompt)
+
+
+def test_the_next_chat_of_one_shape_is_rendered_once() -> None:
+    found = TemplateRenderer(TURN + OPEN, "<s>", "</s>")
+    rendered, texts = found._rendered, []
+
+    def counted(variables: Mapping[str, Any]) -> str:
+        texts.append(rendered(variables))
+        return texts[-1]
+
+    found._rendered = counted  # type: ignore[method-assign]
+    try:
+        found.render(ChatPrompt([Message("system", "Be terse."), Message("user", "hi")]))
+        texts.clear()
+        again = found.render(ChatPrompt([Message("system", "Be kind."), Message("user", "ho")]))
+        assert texts == [again]
+        found.render(ChatPrompt([Message("system", ""), Message("user", "ho")]))
+        assert len(texts) == 3
+    finally:
+        found.close()
