@@ -29,7 +29,6 @@ from localspec.registry.errors import (
     Offline,
 )
 from localspec.registry.network import HUB, Network
-from localspec.registry.retry import Interrupted, Patience, patiently
 
 if TYPE_CHECKING:
     import httpx2
@@ -233,9 +232,15 @@ class Hub:
         found = self._metadata(self._url(repo, file, revision), repo, file)
         headers = found.headers
         size = headers.get("x-linked-size", "")
-        if not size and not found.is_redirect:
+        packed = headers.get("content-encoding", "identity").lower() != "identity"
+        if not size and not found.is_redirect and not packed:
             size = headers.get("content-length", "")
         commit = headers.get("x-repo-commit", "")
+        if commit and packed and not size:
+            raise HubError(
+                f"The hub does not say how large {repo}/{file} is: something on the way packs it "
+                f"({headers['content-encoding'][:40]}); check HF_ENDPOINT and the proxies."
+            )
         if not commit or not size.isdigit():
             raise causes.web_page(self.endpoint, repo)
         etag = headers.get("x-linked-etag") or headers.get("etag") or ""
@@ -291,7 +296,14 @@ class Hub:
                 raise self._refused(response, remote.repo, remote.file)
             if "text/html" in response.headers.get("content-type", ""):
                 raise causes.web_page(self.endpoint, remote.repo)
-            yield Answer(_check_answer(response, remote, start), response.iter_raw())
+            packed = _packing(response, remote)
+            whole = _check_answer(response, remote, start)
+            chunks = response.iter_bytes() if packed else response.iter_raw()
+            yield Answer(whole, self._chunks(chunks, url, remote))
+
+    def _chunks(self, chunks: Iterator[bytes], url: str, remote: RemoteFile) -> Iterator[bytes]:
+        with self._asking(url, remote.repo, remote.file):
+            yield from chunks
 
 
 class _Entry(msgspec.Struct):
@@ -302,55 +314,26 @@ class _Entry(msgspec.Struct):
     size: int = 0
 
 
-class RemoteSource:
-    """The start of a file on the hub, as a gguf.Source.
-
-    `prefix` holds the bytes that are known, from an earlier pull or read here: a header read once
-    is not fetched again with the rest. `fetched` counts the bytes that came over the network.
-    """
-
-    def __init__(
-        self,
-        hub: Hub,
-        remote: RemoteFile,
-        prefix: bytes = b"",
-        patience: Patience | None = None,
-        cancel: threading.Event | None = None,
-    ) -> None:
-        self._hub, self._remote = hub, remote
-        self._patience, self._cancel = patience, cancel
-        self.prefix = bytearray(prefix)
-        self.name = remote.name
-        self.size = remote.size
-        self.fetched = 0
-
-    def read(self, offset: int, size: int) -> bytes:
-        """One range; a server that ignores ranges is read from the start up to the end of it."""
-        end = min(offset + size, self.size)
-        start = max(offset, min(end, len(self.prefix)))
-        data = bytes(self.prefix[offset:start])
-        if start < end:
-            data += patiently(lambda: self._read(start, end), self._patience, self._cancel)
-        if offset <= len(self.prefix) < end:
-            self.prefix[offset:] = data
-        return data
-
-    def _read(self, start: int, end: int) -> bytes:
-        data = bytearray()
-        with self._hub.stream(self._remote, start, end) as answer:
-            skip = start if answer.whole else 0
-            for chunk in answer.chunks:
-                data += chunk
-                self.fetched += len(chunk)
-                if len(data) >= skip + end - start:
-                    break
-        if len(data) < skip + end - start:
-            raise Interrupted("the connection closed early")
-        return bytes(data[skip : skip + end - start])
-
-
 def _unquoted(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
+
+
+def _packing(response: httpx2.Response, remote: RemoteFile) -> str:
+    """How the bytes are packed ("": not at all), although we ask for them as they are.
+
+    Raises:
+        HubError: they cannot be unpacked. Of a packed file a range is no part of the file.
+    """
+    packed: str = response.headers.get("content-encoding", "").strip().lower()
+    if packed in ("", "identity"):
+        return ""
+    if packed in ("gzip", "deflate") and response.status_code == 200:
+        return packed
+    raise HubError(
+        f"{response.request.url.host} sends {remote.repo}/{remote.file} packed ({packed[:40]}), which "
+        "was not asked for and cannot be read in parts; a mirror or proxy on the way does that: "
+        "check HF_ENDPOINT and the proxies, or ask who runs it."
+    )
 
 
 def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> bool:
@@ -371,6 +354,7 @@ def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> 
             raise changed
         return False
     length = response.headers.get("content-length")
-    if length is not None and int(length) != remote.size:
+    packed = response.headers.get("content-encoding")
+    if length is not None and not packed and int(length) != remote.size:
         raise changed
     return True

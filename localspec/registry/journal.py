@@ -79,15 +79,15 @@ class Journal:
             self._unsynced += len(data)
             self._note(index)
 
-    def seed(self, prefix: bytes) -> None:
-        """Take over the file's first bytes, as far as they are missing."""
-        for index in range(self.segments):
+    def fill(self, at: int, data: bytes) -> None:
+        """Take over the file's bytes from `at` on, as far as they are missing and join what is there."""
+        for index in range(at // self.segment, self.segments):
             start, end = self.span(index)
-            if start >= len(prefix):
+            if start >= at + len(data):
                 return
-            missing = prefix[start + self._done[index] : end]
-            if missing:
-                self.write(index, missing)
+            missing = start + self._done[index]
+            if at <= missing < end and (piece := data[missing - at : end - at]):
+                self.write(index, piece)
 
     def sync(self, after: int) -> None:
         """Once `after` bytes have come since the last time, force them to the disk and note it."""

@@ -16,12 +16,13 @@ from localspec.registry.errors import DiskFull, FileChanged, PullCancelled
 from localspec.registry.files import check_cancel, free_sentence, sha256_of
 from localspec.registry.found import cached_file
 from localspec.registry.gguf import FileSource, Source
-from localspec.registry.hub import Hub, RemoteFile, RemoteSource
+from localspec.registry.hub import Hub, RemoteFile
 from localspec.registry.journal import bytes_there, prefix_there
 from localspec.registry.limit import Limit
 from localspec.registry.model import Model, read_local_model, read_model, shard_names
 from localspec.registry.pairing import check_pair
 from localspec.registry.records import Part, Record, StoredModel
+from localspec.registry.remote import Flow, RemoteSource
 from localspec.registry.retry import Patience, patiently
 from localspec.registry.store import Store, local_parts
 from localspec.registry.transfer import Transfer, Tuning
@@ -41,8 +42,9 @@ _CHANGES = 3  # how often a file may change on the hub during one pull
 class PlannedModel:
     """A target or draft before its weights are fetched; several `remotes` when it is sharded.
 
-    `prefixes`: the bytes read to check each of them, which are not fetched again. `stored`: it is on
-    this disk and used as it is; there are no `remotes` then.
+    `prefixes`: the bytes read to check each of them, which are not fetched again; `flows`: the rest,
+    where the server sends it all the same. `stored`: it is on this disk and used as it is; there are
+    no `remotes` then.
     """
 
     weights: Weights
@@ -51,6 +53,7 @@ class PlannedModel:
     prefixes: tuple[bytes, ...]
     header_bytes: int  # of them over the network, this time
     stored: StoredModel | None = None
+    flows: tuple[Flow | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,13 @@ class Plan:
             for model in models
             for remote, prefix in zip(model.remotes, model.prefixes, strict=True)
         }
+
+    @property
+    def flows(self) -> dict[str, Flow | None]:
+        """The files that are on their way, by hash."""
+        models = (self.target, self.draft) if self.draft else (self.target,)
+        pairs = [each for model in models for each in zip(model.remotes, model.flows, strict=False)]
+        return {remote.sha256: flow for remote, flow in pairs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +159,11 @@ class Puller:
         self.store.prepare()
         with self.store.pulling():
             for change in range(_CHANGES):
-                plan = self.preflight(name, pair, cancel, known)
-                known = None  # should a file change, all is read again
-                if planned:
-                    planned(plan)
                 try:
+                    plan = self.preflight(name, pair, cancel, known)
+                    known = None  # should a file change, all is read again
+                    if planned:
+                        planned(plan)
                     return self.run(plan, progress, cancel)
                 except FileChanged:
                     if change + 1 == _CHANGES:
@@ -213,8 +223,11 @@ class Puller:
                 used[remote.sha256] = path
             else:
                 prefix = plan.prefixes.get(remote.sha256, b"")
+                flow = plan.flows.get(remote.sha256)
                 transfers.append(
-                    Transfer(self.hub, self.store, remote, self.tuning, stop, prefix, self.limit)
+                    Transfer(
+                        self.hub, self.store, remote, self.tuning, stop, prefix, self.limit, flow
+                    )
                 )
         if transfers:
             self._transfer(plan, transfers, used, progress, stop)
@@ -278,6 +291,7 @@ class Puller:
             model=model,
             prefixes=tuple(bytes(each.prefix) if each else b"" for each in far),
             header_bytes=sum(each.fetched for each in far if each),
+            flows=tuple(each.flow if each else None for each in far),
         )
 
     def _stored_here(self, path: Path) -> StoredModel:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +23,8 @@ from localspec.registry.files import (
 from localspec.registry.hub import Hub, RemoteFile
 from localspec.registry.journal import Journal, bytes_there
 from localspec.registry.limit import Limit
-from localspec.registry.retry import Interrupted, Patience, gave_up, patiently, pause
+from localspec.registry.remote import Flow
+from localspec.registry.retry import Interrupted, Patience, gave_up, pause
 from localspec.registry.store import Store
 
 
@@ -55,10 +58,12 @@ class Transfer:
         cancel: threading.Event,
         prefix: bytes = b"",
         limit: Limit | None = None,
+        flow: Flow | None = None,
     ) -> None:
         self.remote = remote
         self._limit = limit or Limit(0)
         self._prefix = prefix  # bytes that are known already, from reading the header
+        self._flow = flow  # and the rest of the file, where it is on its way
         self.hashed = 0
         self._hub = hub
         self._tuning = tuning
@@ -110,12 +115,15 @@ class Transfer:
         journal = Journal(self._part, self.remote.size, self._tuning.segment)
         self._journal = journal
         try:
-            journal.seed(self._prefix)
+            journal.fill(0, self._prefix)
             self._prefix = b""
+            if self._flow:
+                with suppress(Interrupted), closing(self._flow):
+                    self._whole(journal, self._flow.at, self._flow)
             try:
-                self._segments(journal)
+                self._segments(journal, self._tuning.connections)
             except _RangeIgnored:
-                patiently(lambda: self._from_start(journal), self._tuning.patience, self._cancel)
+                self._segments(journal, 1)
             self._verify(journal)
             journal.finish(self._blob)
             sync_folder(self._blob.parent)
@@ -130,58 +138,79 @@ class Transfer:
             self._journal = None
             self._look()
 
-    def _segments(self, journal: Journal) -> None:
-        """All segments, several at a time; the first failure ends the others."""
+    def _segments(self, journal: Journal, connections: int) -> None:
+        """All segments, several at a time; the first failure ends the others.
+
+        One worker asks first: a server that ignores ranges would send the whole file to each.
+        """
         todo = deque(
             index
             for index in range(journal.segments)
             if journal.done(index) < journal.span(index)[1] - journal.span(index)[0]
         )
+        count = min(connections, len(todo))
         stop = threading.Event()
+        ranges = threading.Event() if count > 1 else None
 
-        def work() -> None:
+        def work(first: bool) -> None:
             try:
+                if ranges and not first:
+                    ranges.wait()
                 while todo and not stop.is_set():
                     try:
                         index = todo.popleft()
                     except IndexError:
                         return
-                    self._segment(journal, index, stop)
+                    self._segment(journal, index, stop, ranges)
             except BaseException:
                 stop.set()
                 raise
+            finally:
+                if ranges:
+                    ranges.set()
 
-        count = min(self._tuning.connections, len(todo))
         if not count:
             return
         with ThreadPoolExecutor(count, thread_name_prefix="pull") as pool:
-            workers = [pool.submit(work) for _ in range(count)]
+            workers = [pool.submit(work, number == 0) for number in range(count)]
         failures = [error for worker in workers if (error := worker.exception())]
         ignored = [error for error in failures if isinstance(error, _RangeIgnored)]
         if failures:
             raise (ignored or failures)[0]
 
-    def _segment(self, journal: Journal, index: int, stop: threading.Event) -> None:
+    def _segment(
+        self, journal: Journal, index: int, stop: threading.Event, ranges: threading.Event | None
+    ) -> None:
         """One segment, tried again as long as it gets further."""
         start, end = journal.span(index)
         failures = 0
         while journal.done(index) < end - start and not stop.is_set():
             before = journal.done(index)
             try:
-                self._range(journal, index, stop)
+                self._range(journal, index, stop, ranges)
             except Interrupted as error:
                 failures = 0 if journal.done(index) > before else failures + 1
                 if failures >= self._tuning.patience.tries:
                     raise gave_up(error) from None
                 pause(max(0, failures - 1), error, self._tuning.patience, self._cancel)
 
-    def _range(self, journal: Journal, index: int, stop: threading.Event) -> None:
-        """The rest of one segment over one connection."""
+    def _range(
+        self, journal: Journal, index: int, stop: threading.Event, ranges: threading.Event | None
+    ) -> None:
+        """The rest of one segment over one connection, or of the file where ranges are ignored.
+
+        `ranges` is set once others are at work too; without it nobody else is.
+        """
         start, end = journal.span(index)
         start += journal.done(index)
         with self._hub.stream(self.remote, start, end) as answer:
-            if answer.whole and (start, end) != (0, self.remote.size):
+            if answer.whole and ranges and ranges.is_set():
                 raise _RangeIgnored
+            if answer.whole:
+                self._whole(journal, 0, answer.chunks)
+                return
+            if ranges:
+                ranges.set()
             for chunk in answer.chunks:
                 self._limit.take(len(chunk), self._cancel)
                 check_cancel(self._cancel)
@@ -194,23 +223,17 @@ class Transfer:
                     return
         raise Interrupted("the connection closed early")
 
-    def _from_start(self, journal: Journal) -> None:
-        """The whole file over one connection, from a server that knows no ranges."""
-        journal.reset()
-        index, room = 0, journal.span(0)[1]
-        with self._hub.stream(self.remote, 0, self.remote.size) as answer:
-            for chunk in answer.chunks:
-                self._limit.take(len(chunk), self._cancel)
-                check_cancel(self._cancel)
-                while chunk and index < journal.segments:
-                    journal.write(index, chunk[:room])
-                    chunk, room = chunk[room:], room - len(chunk[:room])
-                    if not room:
-                        index += 1
-                        start, end = journal.span(index)
-                        room = end - start
-        if journal.total != self.remote.size:
-            raise Interrupted("the connection closed early")
+    def _whole(self, journal: Journal, at: int, chunks: Iterable[bytes]) -> None:
+        """The file from `at` to its end, from a server that knows no ranges; nobody else writes."""
+        for chunk in chunks:
+            self._limit.take(len(chunk), self._cancel)
+            check_cancel(self._cancel)
+            journal.fill(at, chunk)
+            at += len(chunk)
+            journal.sync(self._tuning.sync)
+            if journal.total == self.remote.size:
+                return
+        raise Interrupted("the connection closed early")
 
     def _verify(self, journal: Journal) -> None:
         """Compare the hash; a wrong one means that none of it can be trusted."""

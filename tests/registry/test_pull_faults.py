@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import socket
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,76 @@ def test_a_server_without_ranges_is_read_from_the_start(
     faults.close_after = [10_000]
     puller.pull("p", pair)
     assert_whole(store)
+
+
+@pytest.mark.parametrize("cuts", [(), (10_000,), (2_000_000,)])
+def test_a_server_without_ranges_sends_each_file_once(
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, cuts: tuple[int, ...]
+) -> None:
+    """The header's bytes are the file's first, and a line that breaks costs what had come by it."""
+    hub.files["own/draft", "draft.gguf"].faults.ignore_range = True
+    faults.ignore_range, faults.close_after = True, list(cuts)
+    puller.pull("p", pair)
+    assert_whole(store)
+    assert len(hub.gets()) == 2 + len(cuts)
+    assert hub.sent <= SIZE + sum(cuts)
+
+
+def test_a_pull_that_goes_on_without_ranges_costs_the_file(
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+) -> None:
+    """What is there of it cannot be spared, but is not asked for by several connections."""
+    faults.close_after = [1 << 30, 300_000, 300_000, 300_000, *[0] * 40]
+    with pytest.raises(Unreachable):
+        puller.pull("p", pair)
+    hub.sent, faults.close_after, faults.ignore_range = 0, [], True
+    puller.pull("p", pair)
+    assert_whole(store)
+    assert hub.sent <= 1.05 * len(TARGET)
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+def test_some_machines_of_a_server_know_ranges_and_others_do_not(
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, after: int
+) -> None:
+    """Nothing is mixed up, whichever answers when."""
+    puller = replace(puller, tuning=replace(QUICK, segment=100_000))
+
+    def sometimes() -> None:
+        while not stop.wait(0.001):
+            if len(hub.gets()) % (2 * after) == after:
+                faults.unmarked = 1
+
+    stop = threading.Event()
+    thread = threading.Thread(target=sometimes)
+    thread.start()
+    try:
+        puller.pull("p", pair)
+    finally:
+        stop.set()
+        thread.join()
+    assert_whole(store)
+
+
+@pytest.mark.parametrize("how", ["gzip", "deflate"])
+def test_a_packed_file_is_unpacked(
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, how: str
+) -> None:
+    faults.packed, faults.ignore_range = how, True
+    puller.pull("p", pair)
+    assert_whole(store)
+    assert hub.sent <= SIZE
+
+
+@pytest.mark.parametrize(("how", "ranged"), [("gzip", True), ("br", True), ("br", False)])
+def test_what_cannot_be_unpacked_is_refused_at_once(
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, how: str, ranged: bool
+) -> None:
+    faults.packed, faults.ignore_range = how, not ranged
+    with pytest.raises(HubError, match=rf"sends own/target/target\.gguf packed \({how}\)"):
+        puller.pull("p", pair)
+    assert_absent(store)
+    assert len([each for each in hub.gets() if "target.gguf" in each.path]) == 1
 
 
 def test_corruption_of_the_same_size_is_noticed(

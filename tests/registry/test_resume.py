@@ -114,7 +114,7 @@ def test_a_journal_remembers(part: Path) -> None:
     again = Journal(part, 1000, 500)
     assert again.segment == 300, "the segments it was begun with"
     assert [again.done(index) for index in range(4)] == [0, 3, 0, 100]
-    again.seed(b"z" * 302)
+    again.fill(0, b"z" * 302)
     assert [again.done(index) for index in range(4)] == [300, 3, 0, 100]
     again.close()
     assert prefix_there(part, 1000) == b"z" * 300

@@ -8,6 +8,7 @@ that serves ranges. Everything it does is counted; `Faults` say what it does wro
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import re
@@ -15,6 +16,7 @@ import socket
 import ssl
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +43,8 @@ class Faults:
     gated: bool = False  # a token is needed
     change_after: int = 0  # after so many GETs the file is another one
     direct: bool = False  # no redirect
+    packed: str = ""  # Content-Encoding of the content, which is then packed: gzip, deflate, br
+    unmarked: int = 0  # so many more GETs are answered without regard to their range
     answer: tuple[int, str] | None = None  # (status, X-Error-Code) to everything
     moved_to: str = ""  # this endpoint has it now; nothing else is said
 
@@ -290,6 +294,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         start, end, status = 0, len(data), 200
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if faults.packed and self.command == "GET":
+            self._packed(entry, faults.packed, ranged=bool(asked) and not faults.ignore_range)
+            return
+        if faults.unmarked and self.command == "GET":
+            faults.unmarked -= 1
+            asked = None
         if asked and not faults.ignore_range:
             start = int(asked[1])
             end = min(end, int(asked[2]) + 1) if asked[2] else end
@@ -304,6 +314,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self._send(entry, start, end)
+
+    def _packed(self, entry: _File, how: str, *, ranged: bool) -> None:
+        """As a mirror does that packs whatever it passes on."""
+        body = gzip.compress(entry.data) if how == "gzip" else zlib.compress(entry.data)
+        self.send_response(206 if ranged else 200)
+        self.send_header("Content-Encoding", how)
+        if ranged:
+            size = len(entry.data)
+            self.send_header("Content-Range", f"bytes 0-{size - 1}/{size}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.server.hub.count(len(body))
+        self.wfile.write(body)
 
     def _send(self, entry: _File, start: int, end: int) -> None:
         faults, hub = entry.faults, self.server.hub
