@@ -77,10 +77,14 @@ def change(key: str, text: str | None) -> None:
 
 def _check_pair(name: str) -> None:
     """Refuse a pair that nobody knows; say it when one is known and has to be pulled yet."""
-    if name.endswith(".gguf"):
-        missing = [each for each in name.split(",") if not Path(each).is_file()]
-        if missing:
-            raise UsageError(f"{missing[0]} is not there.")
+    named = name.split(",")
+    if missing := [each for each in named if each.startswith("/") and not Path(each).is_file()]:
+        raise UsageError(f"{missing[0]} is not there.")
+    if all(each.startswith("/") for each in named):
+        return
+    if any(":" in each for each in named):
+        with contextlib.suppress(NoDaemon):
+            PairsClient(autostart=False).pair(name)  # refuses what Ollama does not have
         return
     try:
         listed = PairsClient(autostart=False).pairs(everything=True)["pairs"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from localspec.cli import inputs, render
+from localspec.cli import inputs, places, render
 from localspec.cli.render_pairs import size
 from localspec.cli.talk import Talk
 from localspec.client.pairs import PairsClient
@@ -86,7 +86,7 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _pair(chat: Chat, argument: str) -> None:
-    if argument.endswith(".gguf"):
+    if ":" in argument or any(map(places.is_path, argument.split(","))):
         chat.talk.model = argument
         return
     names = pair_names(chat.talk)

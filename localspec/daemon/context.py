@@ -72,7 +72,7 @@ class Context:
         config = self.config
         look = self.looks.get(name, lambda left: pairs.resolve(name, config, self.library, left))
         # One look for all who ask, so what each is told of it is decided here.
-        with pairs.unseen() if name.endswith(".gguf") else contextlib.nullcontext():
+        with pairs.unseen() if pairs.names_files(name) else contextlib.nullcontext():
             return await unless_gone(receive, look)
 
     async def rest(self, name: str) -> None:

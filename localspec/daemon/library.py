@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localspec import machine
+from localspec.daemon import pairs
 from localspec.daemon.memory import Free, free_memory
 from localspec.errors import InvalidRequest, ModelNotFound, RegistryError
 from localspec.paths import Paths
@@ -304,11 +305,14 @@ class Library:
         self._refuse_reserved(name)
         if replace and self.in_use(name):
             raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
-        paths = [Path(each) for each in (target, draft) if each]
-        for path in paths:
-            if not path.is_absolute():
-                raise InvalidRequest(f"{path} must be an absolute path.")
-        return own.add(self.store, name, *paths, roles=roles, replace=replace)
+        named = [each for each in (target, draft) if each]
+        for each in named:
+            if not each.startswith("/") and ":" not in each:
+                raise InvalidRequest(f"{each} must be an absolute path, or a name of Ollama's.")
+        paths = [Path(each) if each.startswith("/") else pairs.one_file(each) for each in named]
+        ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
+        summary = " with ".join(named) if ollamas else ""
+        return own.add(self.store, name, *paths, roles=roles, replace=replace, summary=summary)
 
     def check(self, target: Path, draft: Path | None = None) -> None:
         """What `add` checks of files, for those that are named by their paths; each state once.

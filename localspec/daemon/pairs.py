@@ -27,7 +27,7 @@ def resolve(
     name: str, config: Config, library: Library, left: threading.Event | None = None
 ) -> PairFiles:
     """The files of the pair `name`: "" for the configured one, "builtin", a pair that was pulled or
-    added, or absolute paths of "target.gguf" or "target.gguf,draft.gguf".
+    added, or a target or "TARGET,DRAFT", each an absolute path or a name of Ollama's with its tag.
 
     A pulled pair's files are looked at first, and hashed when that was never done or they changed:
     call it in a thread. That ends once `left` is set: nobody waits for it any more.
@@ -41,8 +41,10 @@ def resolve(
     name = full_name(name, config)
     if name == BUILTIN:
         return builtin()
-    if name.endswith(".gguf"):
-        return _from_files(name, library)
+    if names_files(name):
+        found = from_files(name)
+        library.check(*(Path(each) for each in (found.target, found.draft) if each))
+        return found
     from localspec.registry.errors import PullCancelled
 
     store = library.store
@@ -57,6 +59,14 @@ def resolve(
 def full_name(name: str, config: Config) -> str:
     """What a client's `model` means: the configured pair where it says nothing."""
     return config.pair if name in CONFIGURED else name
+
+
+def names_files(name: str) -> bool:
+    """Whether it means files, which no pair's name can be taken for."""
+    return any(
+        each.lower().endswith(".gguf") or each.startswith(("/", "~")) or ":" in each
+        for each in name.split(",")
+    )
 
 
 def needs_a_look(name: str) -> bool:
@@ -90,23 +100,42 @@ def unseen() -> Iterator[None]:
         raise
 
 
-def _from_files(name: str, library: Library) -> PairFiles:
+def from_files(name: str) -> PairFiles:
+    """The files that `name` means; nothing of them is looked at. Raises ModelNotFound."""
+    parts = name.split(",")
+    if len(parts) > 2:
+        raise ModelNotFound(
+            f"'{name[:80]}' names more than two files, a target and a draft.", param="model"
+        )
+    files = [one_file(part) for part in parts]
+    return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
+
+
+def one_file(name: str) -> Path:
+    """The file at an absolute path, or that Ollama knows by a name with a tag. Raises ModelNotFound."""
     try:
-        files = [Path(part).expanduser() for part in name.split(",")]
+        path = Path(name).expanduser()
     except RuntimeError as error:  # "~nobody": a user whom this machine does not know
         raise ModelNotFound(
             f"'{name[:80]}' is no file: there is no such user.", param="model"
         ) from error
-    if len(files) > 2 or not all(file.is_absolute() for file in files):
+    if path.is_absolute():
+        if not _is_file(path):
+            raise ModelNotFound(f"There is no file {str(path)[:_SHOWN]}.", param="model")
+        return path
+    if ":" in name:
+        from localspec.registry import ollama
+
+        if file := ollama.named(name):
+            return file
         raise ModelNotFound(
-            f"'{name[:80]}' is neither an absolute path nor two with a comma, target and draft.",
+            f"Ollama has no model '{name[:80]}' here. To see what is: localspec import",
             param="model",
         )
-    for file in files:
-        if not _is_file(file):
-            raise ModelNotFound(f"There is no file {str(file)[:_SHOWN]}.", param="model")
-    library.check(*files)
-    return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
+    raise ModelNotFound(
+        f"'{name[:80]}' is neither an absolute path nor two with a comma, target and draft.",
+        param="model",
+    )
 
 
 def _is_file(path: Path) -> bool:

@@ -72,7 +72,7 @@ class PullRequest(Request):
 
 
 class AddRequest(Request):
-    """Make a pair of files on this disk, named by absolute paths."""
+    """Make a pair of files on this disk, named by absolute paths or by Ollama's names (`qwen2.5:7b`)."""
 
     name: Name
     target: File
@@ -88,7 +88,7 @@ class CollectRequest(Request):
 
 
 class DraftsRequest(Request):
-    """`target`: an absolute path, or a pair whose target is meant."""
+    """`target`: a pair whose target is meant, an absolute path, or a name of Ollama's."""
 
     target: File
     folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
@@ -240,11 +240,13 @@ class CollectedView(Struct):
 
 
 class FileReport(Struct):
-    """`problem` is empty when the file is whole."""
+    """`problem` is empty when the file is whole, as far as it is known: `hashed` is false where there is no
+    hash to compare it with."""
 
     role: str
     file: str
     problem: str
+    hashed: bool = True
 
 
 class Verifying(Struct):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,11 @@ import msgspec
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.errors import BadGguf
+from localspec.registry.files import sha256_of
 from localspec.registry.model import Model, check_weights, read_local_model, shard_paths
 from localspec.registry.pairing import check_pair
 from localspec.registry.records import Record, StoredModel
-from localspec.registry.store import Store, local_parts
+from localspec.registry.store import PartReport, Store, local_parts
 
 _SAME = (
     "Target and draft are the same file: such a draft costs as much as it saves. Leave out the "
@@ -31,6 +33,7 @@ def add(
     draft: Path | None = None,
     *,
     roles: Sequence[str] = ("chat",),
+    summary: str = "",
     hash_now: bool = True,
     replace: bool = False,
 ) -> Record:
@@ -61,6 +64,7 @@ def add(
         record = msgspec.structs.replace(
             record, notes=(*record.notes, _swapped(record, target, draft))
         )
+    record = msgspec.structs.replace(record, summary=summary)
     store.put_new(record)
     return record
 
@@ -124,6 +128,24 @@ def _swapped(record: Record, target: Path, draft: Path) -> str:
         f"The draft {draft.name} is larger than the target {target.name}, so it costs more than it "
         f"can save. If the two are swapped: localspec add {record.name} {files} --replace"
     )
+
+
+def verify_files(
+    record: Record, progress: Callable[[int, int], None] = lambda done, size: None
+) -> tuple[PartReport, ...]:
+    """The files of a record that is not stored: hashed where their names state their hash.
+
+    Of others header and weights were looked at when the record was made; more is not known of them.
+    """
+    reports, done = [], 0
+    for role, model in (("target", record.target), ("draft", record.draft)):
+        for part in model.parts if model else ():
+            told = partial(lambda start, read: progress(start + read, record.size), done)
+            wrong = part.sha256 and sha256_of(Path(part.path), progress=told) != part.sha256
+            problem = f"{part.file} is damaged: its SHA-256 is not its name." if wrong else ""
+            reports.append(PartReport(role, part.file, problem, hashed=bool(part.sha256)))
+            done += part.size
+    return tuple(reports)
 
 
 def _exists(store: Store, name: str) -> bool:

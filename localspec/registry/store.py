@@ -9,6 +9,7 @@ models/shards/SHA256/         links with the names llama.cpp expects of a sharde
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
 import threading
@@ -37,6 +38,8 @@ from localspec.registry.files import (
 from localspec.registry.model import shard_paths
 from localspec.registry.records import Part, Record, StoredModel
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -48,11 +51,13 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class PartReport:
-    """What `verify` found for one file; `problem` is empty when it is whole."""
+    """What `verify` found for one file; `problem` is empty when it is whole, as far as it is known:
+    `hashed` is False where there is no hash to compare it with."""
 
     role: str
     file: str
     problem: str
+    hashed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,20 +425,35 @@ class Store:
 
 
 def local_parts(path: Path, *, hash_now: bool = True) -> tuple[Part, ...]:
-    """The parts of a model used where it lies; hashing reads it once, whole."""
+    """The parts of a model used where it lies; hashing reads it once, whole.
+
+    Raises:
+        Damaged: its hash is not the one it is named by.
+    """
     parts = []
     for each in shard_paths(path):
         info = each.stat()
+        told = _told_hash(each)
+        found = sha256_of(each) if hash_now else told
+        if told and found != told:
+            raise Damaged(f"{each} is damaged: its SHA-256 is not the one it is named by.")
         parts.append(
             Part(
                 file=each.name,
                 size=info.st_size,
-                sha256=sha256_of(each) if hash_now else "",
+                sha256=found,
                 path=str(each.absolute()),
                 checked=info.st_mtime_ns if hash_now else 0,
             )
         )
     return tuple(parts)
+
+
+def _told_hash(path: Path) -> str:
+    """The SHA-256 by which a file's keeper (Ollama, the Hugging Face cache) names it; "" elsewhere."""
+    own = path.resolve()
+    name = own.name.removeprefix("sha256-").removeprefix("sha256:")
+    return name if own.parent.name == "blobs" and _SHA256.fullmatch(name) else ""
 
 
 def _shifted(

@@ -64,6 +64,9 @@ def unusable(folder: Path) -> dict[str, str]:
     found["relative"] = "good.gguf"
     found["nobody's"] = "~nobody-of-that-name/good.gguf"
     found["long"] = f"/{'x' * 5000}.gguf"
+    found["of nobody's ollama"] = "nothing-of-that-name:7b"
+    found["of ollama, one missing"] = f"nothing-of-that-name:7b,{folder}/good.gguf"
+    found["a blob"] = f"{folder}/sha256-missing"
     found["of the system"] = "/proc/self/environ.gguf"
     return found
 

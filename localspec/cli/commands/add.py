@@ -11,11 +11,16 @@ from localspec.client.pairs import PairsClient
 
 @click.command(
     help="Make a pair of your own files, checked like a pull and used where they lie.",
-    epilog="Example: localspec add mine --target big.gguf --draft small.gguf",
+    epilog="Examples:\n\n\b\n  localspec add mine --target big.gguf --draft small.gguf\n"
+    "  localspec add qwen --target qwen2.5:7b --draft qwen2.5:0.5b",
 )
 @click.argument("name")
 @click.option(
-    "--target", required=True, metavar="FILE", shell_complete=suggest.files, help="The large model."
+    "--target",
+    required=True,
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help="The large model: a file, or its name in Ollama.",
 )
 @click.option(
     "--draft",
@@ -35,7 +40,7 @@ from localspec.client.pairs import PairsClient
 def command(
     name: str, target: str, draft: str | None, roles: tuple[str, ...], replace: bool
 ) -> int:
-    files = places.absolute(target), places.absolute(draft) if draft else None
+    files = places.file(target), places.file(draft) if draft else None
     entry = PairsClient().add(name, *files, list(roles), replace=replace)
     render.line(
         f'{entry["name"]} is here ({size(entry["size"])}). Try: localspec ask -m {name} "…"'

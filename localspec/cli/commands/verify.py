@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import render, suggest
+from localspec.cli import places, render, suggest
 from localspec.cli.progress import Progress
 from localspec.client.pairs import PairsClient
 
@@ -20,7 +20,7 @@ from localspec.client.pairs import PairsClient
 def command(name: str, as_json: bool) -> int:
     event: dict[str, Any] = {}
     with Progress(name) as progress:
-        for event in PairsClient().verify(name):
+        for event in PairsClient().verify(places.pair(name)):
             if event["files"] is None and not as_json:
                 progress.show("hashing", event["done"], event["size"])
     files = event["files"]
@@ -29,9 +29,15 @@ def command(name: str, as_json: bool) -> int:
         render.record(event)
     else:
         for each in files:
-            render.line(f"{each['role']:7} {each['problem'] or each['file'] + ' is whole.'}")
+            render.line(f"{each['role']:7} {each['problem'] or _whole(each)}")
         if event["news"]:
             render.line(event["news"])
     if bad:
         render.error(f"{len(bad)} of {len(files)} files cannot be used. {event['remedy']}")
     return 1 if bad else 0
+
+
+def _whole(file: dict[str, Any]) -> str:
+    if file["hashed"]:
+        return f"{file['file']} is whole."
+    return f"{file['file']} can be read; no hash is known to compare it with."

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,11 +14,16 @@ from starlette.responses import Response
 from localspec.daemon import measure, views
 from localspec.daemon.context import answer, context, read
 from localspec.daemon.library import Library
-from localspec.daemon.pairs import unseen
+from localspec.daemon.pairs import names_files, unseen
 from localspec.daemon.stream import Stream, reported
 from localspec.daemon.tcp import came_by_tcp
 from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
+from localspec.protocol.frames import PairFiles
+
+if TYPE_CHECKING:
+    from localspec.registry.records import Record
+    from localspec.registry.store import PartReport
 
 _PAUSE = 0.2  # seconds between two reports of progress
 
@@ -68,6 +75,9 @@ async def remove(request: Request) -> Response:
 async def verify(request: Request) -> Response:
     """Events: bytes hashed so far, and in the last one what was found."""
     daemon, name = context(request), request.path_params["name"]
+    if names_files(name):
+        files = await daemon.pair(name, request.receive)  # as for a load: refused, or there
+        return Stream(reported(daemon.errands, lambda report: _verify_files(files, report)))
     return Stream(reported(daemon.errands, lambda report: _verify(daemon.library, name, report)))
 
 
@@ -81,6 +91,24 @@ def _verify(
     from localspec.registry.store import remedy
 
     record = library.refreshed(name)
+    progress = _progress(record, report)
+    reports = library.store.verify(record.name, progress)
+    return _verified(record, reports, remedy(record), library.news(record.name))
+
+
+def _verify_files(found: PairFiles, report: Callable[[pairs.Verifying], None]) -> pairs.Verifying:
+    from localspec.registry import own
+
+    draft = Path(found.draft) if found.draft else None
+    record = own.describe_files(found.name, Path(found.target), draft, hash_now=False)
+    reports = own.verify_files(record, _progress(record, report))
+    return _verified(record, reports, "Fetch it again with the program that it belongs to.")
+
+
+def _progress(
+    record: Record, report: Callable[[pairs.Verifying], None]
+) -> Callable[[int, int], None]:
+    """Reports of bytes done, the first at once and then not too often."""
     said = 0.0
 
     def progress(done: int, size: int) -> None:
@@ -91,16 +119,16 @@ def _verify(
             report(pairs.Verifying(record.name, done, size))
 
     progress(0, record.size)
-    reports = library.store.verify(record.name, progress)
+    return progress
+
+
+def _verified(
+    record: Record, reports: tuple[PartReport, ...], cure: str, news: str = ""
+) -> pairs.Verifying:
+    files = [pairs.FileReport(each.role, each.file, each.problem, each.hashed) for each in reports]
     damaged = any(each.problem for each in reports)
-    files = [pairs.FileReport(each.role, each.file, each.problem) for each in reports]
     return pairs.Verifying(
-        record.name,
-        record.size,
-        record.size,
-        files,
-        remedy(record) if damaged else "",
-        library.news(record.name),
+        record.name, record.size, record.size, files, cure if damaged else "", news
     )
 
 
