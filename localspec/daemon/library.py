@@ -229,8 +229,10 @@ class Library:
 
     # ------------------------------------------------------------------ changes
 
-    def pull(self, request: PullRequest) -> Pull:
+    def pull(self, request: PullRequest, *, whole_disk: bool = True) -> Pull:
         """Start a pull or join the running one.
+
+        `whole_disk` False: no draft is looked for among the files of other programs.
 
         Raises:
             ModelNotFound: it is not in the catalogue. Offline
@@ -246,17 +248,17 @@ class Library:
                 "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
                 param="endpoint",
             )
-        wanted = self._joined(request) or self._wanted(request, hub.endpoint)
+        wanted = self._joined(request) or self._wanted(request, hub.endpoint, whole_disk)
         hub.check_online()
         return self.pulls.start(wanted, hub)
 
     def _joined(self, request: PullRequest) -> Wanted | None:
-        """What is being pulled under a plain name already."""
+        """What is being pulled, or still wanted, under a plain name."""
         if request.draft or request.no_draft or request.pair or self._pulls is None:
             return None
-        return self._pulls.running(request.name.strip().lower())
+        return self._pulls.wanted(request.name.strip().lower())
 
-    def _wanted(self, request: PullRequest, endpoint: str) -> Wanted:
+    def _wanted(self, request: PullRequest, endpoint: str, whole_disk: bool) -> Wanted:
         """What a request asks for, under a name that it may have."""
         from localspec.errors import Conflict
         from localspec.registry.store import own_sentence
@@ -271,6 +273,7 @@ class Library:
             pair=request.pair,
             endpoint=endpoint,
             limit_rate=request.limit_rate,
+            whole_disk=whole_disk,
         )
         self._refuse_reserved(found.name)
         here = self._whole_record(found.name)

@@ -226,6 +226,8 @@ class _Deciding:
         """Models here, the smallest file first: a draft's speed matters more than its quality."""
         sized = []
         for found in find_models(self._puller.store):
+            if not self._wanted.whole_disk and not found.origin.startswith("pair "):
+                continue
             try:
                 sized.append((found.path.stat().st_size, found))
             except OSError:

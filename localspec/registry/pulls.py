@@ -142,9 +142,10 @@ class Pull:
             )
 
     def interrupt(self) -> None:
-        """Ask it to stop for now: the daemon ends."""
-        self._interrupted = not self._cancel.is_set()
-        self._cancel.set()
+        """Ask it to stop for now: the daemon ends. What was cancelled before stays so."""
+        if not self._cancel.is_set():
+            self._interrupted = True
+            self._cancel.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended; False when `timeout` seconds were not enough."""
@@ -293,11 +294,14 @@ class Pulls:
             pull = self._pulls[name] = self._pull(wanted, hub)
             return pull
 
-    def running(self, name: str) -> Wanted | None:
-        """What is being pulled under this name."""
+    def wanted(self, name: str) -> Wanted | None:
+        """What is being pulled under this name, or still wanted after it failed."""
         with self._lock:
             pull = self._pulls.get(name)
-        return pull.wanted if pull and pull.state.state in RUNNING else None
+        if pull and pull.state.state in RUNNING:
+            return pull.wanted
+        kept = self._unfinished.all() if self._unfinished else ()
+        return next((each for each in kept if each.name == name), None)
 
     def states(self) -> tuple[PullState, ...]:
         """Every pull running or lately ended, oldest first."""

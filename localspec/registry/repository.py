@@ -181,7 +181,9 @@ def model_name(repo: str) -> str:
     """What a repository calls its model, without owner and ending: to tell the same one elsewhere."""
     name = repo.rpartition("/")[2].lower()
     name = re.sub(r"[-._](gguf|mtp|qat)(?=[-._]|$)", "", name)
-    return name.rpartition("_")[2] if re.match(r"[a-z-]+_[a-z]", name) else name
+    if re.match(r"[a-z-]+_[a-z]", name):  # another maker's, by whom it was packed
+        name = name.partition("_")[2]
+    return name.removeprefix("meta-")
 
 
 def choices(files: Iterable[Listed]) -> tuple[Choice, ...]:

@@ -17,9 +17,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     `name`: what the pair will be called. `pair`: the catalogue's, or what was decided before
     (`decided`); else `target` says where to look. `draft`: the one to take instead, `no_draft`:
-    none. `asked`: all this as text, empty for a pair as the catalogue has it. `endpoint`: the hub,
-    where it is not the daemon's own. `limit_rate`: bytes per second, 0: as fast as it comes.
-    `files`: the hashes of what is fetched, once they are known.
+    none. `asked`: all this as text, empty for a pair as the catalogue has it. `endpoint`: the hub.
+    `limit_rate`: bytes per second, 0: as fast as it comes. `whole_disk`: a draft may be proposed
+    among the files of other programs. `files`: the hashes of what is fetched, once they are known.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     asked: str = ""
     endpoint: str = ""
     limit_rate: int = 0
+    whole_disk: bool = True
     files: tuple[str, ...] = ()
 
 
@@ -49,6 +50,7 @@ def wanted(
     pair: str | None = None,
     endpoint: str = "",
     limit_rate: int = 0,
+    whole_disk: bool = True,
 ) -> Wanted:
     """What `text` asks for: a repository; a pair that was pulled from one, again; a catalogue's pair.
 
@@ -86,6 +88,7 @@ def wanted(
         asked=what + (f" --draft {drafting}" if drafting else " --no-draft" if no_draft else ""),
         endpoint=endpoint,
         limit_rate=limit_rate,
+        whole_disk=whole_disk,
     )
 
 

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.pull import Puller
+from localspec.registry.pulls import Pulls
 from localspec.registry.repository import Reference
 from localspec.registry.unfinished import Unfinished
 from localspec.registry.wanted import Wanted
+from tests.registry.pulling import SIZE
+from tests.support.daemons import wait_for
+from tests.support.hub import Faults, TestHub
 
 PAIR = Pair(summary="s", target=Weights(repo="a/b", file="c.gguf"))
 
@@ -81,3 +86,66 @@ def test_many_pulls_at_once_lose_none(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert {each.name for each in kept.all()} == {f"p{number}" for number in range(16)}
+
+
+def begun(pulls: Pulls, hub: TestHub, pair: Pair) -> None:
+    hub.rate = 1.5e6
+    pulls.start(Wanted(name="p", pair=pair))
+    wait_for(lambda: pulls.get("p").state.done > 200_000, "some bytes")
+
+
+def test_the_end_may_be_told_twice_and_what_ends_goes_on(
+    puller: Puller, hub: TestHub, faults: Faults, pair: Pair, tmp_path: Path
+) -> None:
+    kept = Unfinished(tmp_path / "pulls.json")
+    pulls = Pulls(puller, unfinished=kept)
+    begun(pulls, hub, pair)
+    assert kept.files()
+    pulls.close(timeout=0)
+    pulls.close()
+    state = pulls.get("p").state
+    assert (state.state, state.code) == ("interrupted", "pull_cancelled")
+    assert "goes on by itself when the daemon starts again" in state.message
+    hub.rate = 0
+    again = Pulls(puller, unfinished=Unfinished(tmp_path / "pulls.json"))
+    assert again.get("p").wait(30)
+    assert again.get("p").state.state == "done"
+    assert hub.sent < 1.25 * SIZE
+    assert kept.all() == ()
+
+
+def test_what_was_cancelled_before_the_end_does_not_go_on(
+    puller: Puller, hub: TestHub, faults: Faults, pair: Pair, tmp_path: Path
+) -> None:
+    kept = Unfinished(tmp_path / "pulls.json")
+    pulls = Pulls(puller, unfinished=kept)
+    begun(pulls, hub, pair)
+    pulls.cancel("p")
+    pulls.close()
+    assert pulls.get("p").state.state == "cancelled"
+    assert kept.all() == ()
+
+
+def test_a_failure_that_passes_is_still_wanted_by_its_name(
+    puller: Puller, hub: TestHub, faults: Faults, pair: Pair, tmp_path: Path
+) -> None:
+    """And one that does not pass is told, and forgotten."""
+    kept = Unfinished(tmp_path / "pulls.json")
+    pulls = Pulls(puller, unfinished=kept)
+    begun(pulls, hub, pair)
+    for entry in hub.files.values():
+        entry.faults.statuses = [(503, "0.01")] * 200
+        entry.faults.close_after = [0] * 50
+    assert pulls.get("p").wait(30)
+    assert pulls.get("p").state.code == "hub_unreachable"
+    wanted = pulls.wanted("p")
+    assert wanted
+    assert wanted.pair == pair
+    for entry in hub.files.values():
+        entry.faults.statuses, entry.faults.close_after, entry.faults.portal = [], [], False
+    hub.rate = 0
+    hub.replace("own/target", "target.gguf", b"nothing")
+    pull = pulls.start(wanted)
+    assert pull.wait(30)
+    assert (pull.state.state, pull.state.code) == ("failed", "bad_gguf")
+    assert pulls.wanted("p") is None

@@ -40,7 +40,8 @@ async def start(request: Request) -> Response:
     daemon = context(request)
     if daemon.draining:
         raise Unavailable("The daemon is ending; try again.", retry_after=2)
-    pull = await asyncio.to_thread(daemon.library.pull, body)
+    ours = not came_by_tcp(request.scope)  # over TCP no answer tells which files there are
+    pull = await asyncio.to_thread(daemon.library.pull, body, whole_disk=ours)
     return answer(pull.state, 202)
 
 
