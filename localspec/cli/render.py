@@ -224,6 +224,7 @@ def status_rows(value: dict[str, Any]) -> list[str]:
         ("drafts", _drafts(value.get("figures") or {})),
         ("cache", _cache(value.get("figures") or {})),
         ("engine", _engine(value)),
+        ("hashing", hashing(value)),
         ("pulls", f"{value['pulls']} running: localspec pulls" if value["pulls"] else ""),
         ("socket", value["socket"]),
         ("tcp", value.get("listen") and f"{value['listen']}, token in {value['token_file']}"),
@@ -231,6 +232,12 @@ def status_rows(value: dict[str, Any]) -> list[str]:
         *(("problem", problem) for problem in value["problems"]),
     ]
     return [harmless(f"{name:9} {text_}", lines=False) for name, text_ in rows if text_]
+
+
+def hashing(value: dict[str, Any]) -> str:
+    """As in "target.gguf 43 %"; empty where no file is hashed."""
+    found = value.get("hashing")
+    return f"{found['file']} {100 * found['done'] // (found['size'] or 1)} %" if found else ""
 
 
 def _pair(pair: dict[str, Any]) -> str:

@@ -239,7 +239,8 @@ def retrying(retry: dict[str, Any]) -> str:
 def pulls(states: list[dict[str, Any]]) -> None:
     rows = [["PAIR", "STATE", "DONE", "SIZE", "RATE", "LEFT"]]
     for each in states:
-        share = f"{100 * each['done'] // each['size']} %" if each["size"] else ""
+        done = each["hashed" if each["state"] == "verifying" else "done"]
+        share = f"{100 * done // each['size']} %" if each["size"] else ""
         rate = f"{size(each['rate'])}/s" if each["rate"] else ""
         left = span(each["seconds_left"]) if each["seconds_left"] else ""
         whole = size(each["size"]) if each["size"] else ""

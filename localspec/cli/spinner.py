@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from localspec.cli.render import harmless
+from localspec.cli.render import harmless, hashing
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
 
@@ -20,7 +20,9 @@ _ASK_AGAIN = 10  # frames between two looks at what the daemon does
 class Spinner:
     """Turns from its creation until `stop()`, which leaves the line empty."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, otherwise: str = "reading") -> None:
+        """`otherwise`: what is said where the daemon's status tells nothing better."""
+        self._else = otherwise
         # Of its own: the other is at work, and this one must never start a daemon.
         self._client = Client(client.socket_path, autostart=False)
         self._ended = threading.Event()
@@ -57,9 +59,11 @@ class Spinner:
             pair = status["pair"]
         except (LocalspecError, KeyError):
             return "starting the daemon"
+        if what := hashing(status):
+            return f"hashing {what}"
         if pair["state"] == "loading":
             share = f" {100 * pair['progress']:.0f} %" if pair.get("progress") else ""
             return f"loading {pair['name']}{share}"
         if status["waiting"]:
             return "waiting for other requests"
-        return "reading"
+        return self._else

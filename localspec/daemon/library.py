@@ -21,6 +21,7 @@ from localspec.daemon import pairs
 from localspec.daemon.memory import Free, free_memory
 from localspec.errors import InvalidRequest, ModelNotFound, RegistryError
 from localspec.paths import Paths
+from localspec.protocol.http import Hashing
 from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
@@ -145,6 +146,12 @@ class Library:
         from localspec.registry.pulls import RUNNING
 
         return tuple(state.name for state in self._pulls.states() if state.state in RUNNING)
+
+    @property
+    def hashing(self) -> Hashing | None:
+        """How far the file is that is hashed before its pair is loaded or added."""
+        reading = self._hashes.reading if self._hashes else None
+        return Hashing(reading.file, reading.done, reading.size) if reading else None
 
     def reload(self) -> None:
         """Read models.toml again, if anybody has read it yet."""
@@ -332,7 +339,7 @@ class Library:
             state = tuple(_state(path) for path in (target, draft) if path)
             with self._checking:
                 if state not in self._checked:
-                    own.describe_files("named", target, draft, hash_now=False)
+                    own.describe_files("named", target, draft)
                     self._checked = {*list(self._checked)[-_REMEMBERED:], state}
         except OSError as error:
             raise store_error(error, target) from error

@@ -144,12 +144,12 @@ def details(library: Library, name: str, context: int, config: Config) -> PairVi
     if name == pairs.BUILTIN:
         files = pairs.builtin()
         draft = Path(files.draft) if files.draft else None
-        record = own.describe_files(name, Path(files.target), draft, hash_now=False)
+        record = own.describe_files(name, Path(files.target), draft)
     elif pairs.names_files(name):
         with pairs.unseen():
             files = pairs.from_files(name)
             draft = Path(files.draft) if files.draft else None
-            record = own.describe_files(name, Path(files.target), draft, hash_now=False)
+            record = own.describe_files(name, Path(files.target), draft)
     else:
         record = library.pulled(name)
     found = describe(library.store, record, context, kv_type=config.kv_type)

@@ -449,8 +449,17 @@ class Figures(Struct):
     speed_up: float | None = None
 
 
+class Hashing(Struct):
+    """A file that is read whole for its SHA-256, in bytes."""
+
+    file: str
+    done: int
+    size: int
+
+
 class Status(Struct):
     """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
+    `hashing`: what a pair that is to be loaded or added waits for.
 
     `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies.
     """
@@ -474,3 +483,4 @@ class Status(Struct):
     figures: Figures = field(default_factory=Figures)
     listen: str | None = None
     token_file: str | None = None
+    hashing: Hashing | None = None

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import UnsafePath
@@ -149,6 +150,15 @@ def check_cancel(cancel: threading.Event | None) -> None:
         raise PullCancelled("The pull was cancelled; what was fetched is kept for the next one.")
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far the hashing of a file is, in bytes."""
+
+    file: str
+    done: int
+    size: int
+
+
 class Hashes:
     """SHA-256 of whole files, each read once as it is: by inode, size and time of its last change.
 
@@ -158,6 +168,13 @@ class Hashes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], _Hash] = {}
+        self._reading: dict[int, Reading] = {}  # by the thread that reads
+
+    @property
+    def reading(self) -> Reading | None:
+        """The file that is read now, of several the largest."""
+        with self._lock:
+            return max(self._reading.values(), key=lambda each: each.size, default=None)
 
     def of(self, path: Path, cancel: threading.Event | None = None) -> str:
         """Hexadecimal digits. Raises PullCancelled once `cancel` is set, OSError."""
@@ -169,13 +186,27 @@ class Hashes:
         try:
             now = _stamp(path)
             if known.stamp != now:
-                digest = sha256_of(path, cancel=cancel)
+                digest = self._read(path, cancel)
                 if _stamp(path) != now:
                     return digest  # of a file that was being written
                 known.stamp, known.digest = now, digest
             return known.digest
         finally:
             known.busy.release()
+
+    def _read(self, path: Path, cancel: threading.Event | None) -> str:
+        me, size = threading.get_ident(), path.stat().st_size
+
+        def progress(done: int) -> None:
+            with self._lock:
+                self._reading[me] = Reading(path.name, done, size)
+
+        progress(0)
+        try:
+            return sha256_of(path, progress=progress, cancel=cancel)
+        finally:
+            with self._lock:
+                del self._reading[me]
 
 
 class _Hash:

@@ -14,7 +14,7 @@ import msgspec
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.errors import BadGguf
-from localspec.registry.files import sha256_of
+from localspec.registry.files import Hashes, sha256_of
 from localspec.registry.model import Model, check_weights, read_local_model, shard_paths
 from localspec.registry.pairing import check_pair
 from localspec.registry.records import Record, StoredModel
@@ -57,7 +57,8 @@ def add(
         raise Conflict(f"There is a pair '{name}' already; run: localspec rm {name}")
     if draft and target.exists() and draft.exists() and target.samefile(draft):
         raise InvalidRequest(_SAME, param="draft")
-    record = describe_files(name, target, draft, roles=roles, hash_now=hash_now)
+    hashes = store.hashes if hash_now else None
+    record = describe_files(name, target, draft, roles=roles, hashes=hashes)
     if record.draft and _content(record.draft) == _content(record.target):
         raise InvalidRequest(_SAME, param="draft")
     if draft and record.draft and record.draft.size > record.target.size:
@@ -86,7 +87,7 @@ def refreshed(
         return record, ""
     target = Path(record.target.parts[0].path)
     draft = Path(record.draft.parts[0].path) if record.draft else None
-    now = describe_files(record.name, target, draft, roles=record.roles, hash_now=False)
+    now = describe_files(record.name, target, draft, roles=record.roles)
     now = msgspec.structs.replace(now, created=record.created)
     store.put(now)
     verb = "has" if len(changed) == 1 else "have"
@@ -99,7 +100,7 @@ def describe_files(
     draft: Path | None = None,
     *,
     roles: Sequence[str] = ("chat",),
-    hash_now: bool = True,
+    hashes: Hashes | None = None,
 ) -> Record:
     """The record of such a pair, checked and not stored (the pair inside the package uses this)."""
     ours = _checked(target)
@@ -107,8 +108,8 @@ def describe_files(
     notes = check_pair(ours, theirs)
     return Record(
         name=name,
-        target=_stored(ours, target, hash_now),
-        draft=_stored(theirs, draft, hash_now) if theirs and draft else None,
+        target=_stored(ours, target, hashes),
+        draft=_stored(theirs, draft, hashes) if theirs and draft else None,
         source="own",
         created=time.time(),
         roles=tuple(roles),
@@ -166,9 +167,9 @@ def _checked(path: Path) -> Model:
     return model
 
 
-def _stored(model: Model, path: Path, hash_now: bool) -> StoredModel:
+def _stored(model: Model, path: Path, hashes: Hashes | None) -> StoredModel:
     return StoredModel(
-        parts=local_parts(path, hash_now=hash_now),
+        parts=local_parts(path, hashes),
         architecture=model.architecture,
         parameters=model.parameters,
     )

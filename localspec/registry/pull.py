@@ -116,6 +116,10 @@ class Progress:
         return sum(file.size for file in self.files)
 
     @property
+    def hashed(self) -> int:
+        return sum(file.hashed for file in self.files)
+
+    @property
     def verifying(self) -> bool:
         return self.done == self.size
 
@@ -300,7 +304,7 @@ class Puller:
             for model in record.models:
                 if self.store.part_path(model.parts[0]) == path:
                     return model
-        parts = local_parts(path, hash_now=False)
+        parts = local_parts(path)
         return StoredModel(parts=parts, architecture=read_local_model(path).architecture)
 
     def _source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:

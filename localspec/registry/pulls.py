@@ -48,6 +48,7 @@ class FileState(msgspec.Struct, frozen=True):
     file: str
     done: int
     size: int
+    hashed: int = 0
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -60,7 +61,8 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 class PullState(msgspec.Struct, frozen=True, kw_only=True):
-    """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown.
+    """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown; while it
+    verifies, `hashed` is what counts.
 
     "interrupted": by the daemon's end; it goes on at the next start. `retry`: a request failed and is
     tried again; of several the one that comes first.
@@ -73,6 +75,7 @@ class PullState(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     done: int = 0
     size: int = 0
+    hashed: int = 0
     rate: float = 0
     seconds_left: float | None = None
     files: tuple[FileState, ...] = ()
@@ -165,7 +168,13 @@ class Pull:
                 decision.known,
             )
             self._forget()
-            self._change(state="done", seconds_left=0.0, rate=0.0, done=self._state.size)
+            self._change(
+                state="done",
+                seconds_left=0.0,
+                rate=0.0,
+                done=self._state.size,
+                hashed=self._state.size,
+            )
         except LocalspecError as error:
             self._ended_by(error)
         except Exception as error:  # a fault of ours must not leave the pull running for ever
@@ -216,17 +225,21 @@ class Pull:
     def _progress(self, progress: Progress) -> None:
         """From the pull's own thread, four times a second."""
         now = time.monotonic()
-        self._samples.append((now, progress.done))
+        here = progress.hashed if progress.verifying else progress.done
+        if progress.verifying != (self._state.state == "verifying"):
+            self._samples.clear()  # of the other
+        self._samples.append((now, here))
         while now - self._samples[0][0] > _RATE_SECONDS:
             self._samples.popleft()
         since, before = self._samples[0]
-        rate = max(0.0, (progress.done - before) / (now - since)) if now > since else 0.0
+        rate = max(0.0, (here - before) / (now - since)) if now > since else 0.0
         self._change(
             state="verifying" if progress.verifying else "downloading",
             done=progress.done,
             size=progress.size,
+            hashed=progress.hashed,
             rate=rate,
-            seconds_left=(progress.size - progress.done) / rate if rate else None,
+            seconds_left=(progress.size - here) / rate if rate else None,
             files=tuple(_file_state(file) for file in progress.files),
         )
 
@@ -341,4 +354,4 @@ class Pulls:
 
 
 def _file_state(file: FileProgress) -> FileState:
-    return FileState(file.file, file.done, file.size)
+    return FileState(file.file, file.done, file.size, file.hashed)

@@ -89,7 +89,7 @@ class Store:
         pulls which are not finished fetch."""
         self.root = root
         self._wanted = wanted
-        self._hashes = hashes or Hashes()
+        self.hashes = hashes or Hashes()
         self.pairs = root / "pairs"
         self.blobs = root / "blobs"
         self.parts = root / "parts"
@@ -192,7 +192,7 @@ class Store:
 
             def hashed(part: Part, _progress: Callable[[int], None]) -> str:
                 if self._is_stale(part):
-                    return self._hashes.of(self.part_path(part), cancel)
+                    return self.hashes.of(self.part_path(part), cancel)
                 return part.sha256
 
             record, reports = self._verified(record, hashed)
@@ -212,7 +212,7 @@ class Store:
                 return True
             if not part.checked or not self._is_stale(part):
                 return False  # with 0: found damaged, or never hashed
-            return self._hashes.of(self.part_path(part), cancel) != part.sha256
+            return self.hashes.of(self.part_path(part), cancel) != part.sha256
         except OSError:
             return False  # whoever loads it says so
 
@@ -223,7 +223,7 @@ class Store:
             problem = self._quick_problem(part)
             if own and self.part_path(part).is_file() and (problem or self._was_touched(part)):
                 return f"{part.file} has changed; it is read again when the pair is used."
-            if part.sha256 and not part.checked and not problem:
+            if not (part.path or part.checked or problem):
                 problem = f"{part.file} was found damaged."
             if problem:
                 return f"{problem} {remedy(record)}"
@@ -424,8 +424,8 @@ class Store:
         return self.pairs / f"{name}.json"
 
 
-def local_parts(path: Path, *, hash_now: bool = True) -> tuple[Part, ...]:
-    """The parts of a model used where it lies; hashing reads it once, whole.
+def local_parts(path: Path, hashes: Hashes | None = None) -> tuple[Part, ...]:
+    """The parts of a model used where it lies; with `hashes` each is read once, whole.
 
     Raises:
         Damaged: its hash is not the one it is named by.
@@ -434,7 +434,7 @@ def local_parts(path: Path, *, hash_now: bool = True) -> tuple[Part, ...]:
     for each in shard_paths(path):
         info = each.stat()
         told = _told_hash(each)
-        found = sha256_of(each) if hash_now else told
+        found = hashes.of(each) if hashes else told
         if told and found != told:
             raise Damaged(f"{each} is damaged: its SHA-256 is not the one it is named by.")
         parts.append(
@@ -443,7 +443,7 @@ def local_parts(path: Path, *, hash_now: bool = True) -> tuple[Part, ...]:
                 size=info.st_size,
                 sha256=found,
                 path=str(each.absolute()),
-                checked=info.st_mtime_ns if hash_now else 0,
+                checked=info.st_mtime_ns if hashes else 0,
             )
         )
     return tuple(parts)

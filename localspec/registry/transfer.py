@@ -109,7 +109,14 @@ class Transfer:
         descriptor = open_own(self._blob, os.O_RDONLY)
         size = os.fstat(descriptor).st_size
         os.close(descriptor)
-        return size == self.remote.size and self._hash(self._blob) == self.remote.sha256
+        if size != self.remote.size:
+            return False
+        self._elsewhere = size  # while it is hashed nothing is missing
+        if self._hash(self._blob) == self.remote.sha256:
+            return True
+        self.hashed = 0
+        self._look()
+        return False
 
     def _fetch(self) -> None:
         journal = Journal(self._part, self.remote.size, self._tuning.segment)

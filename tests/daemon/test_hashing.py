@@ -107,10 +107,14 @@ def test_many_requests_wait_for_one_reading_and_nobody_else_waits(changed: Chang
         assert home.chat("say hello").text == "hello"  # of another pair
         assert home.request("GET", "/v1/models").status == 200
         assert home.request("GET", "/localspec/pairs").status == 200
+        size = changed.target.stat().st_size
+        assert home.status()["hashing"] == {"file": "target.gguf", "done": 0, "size": size}
+        assert "hashing   target.gguf 0 %" in home.run("status").stdout
         assert not any(each.done() for each in asked)
         changed.go.touch()
         assert [each.result().text for each in asked] == [str(n) for n in range(12)]
     assert changed.noted("began") == ["began target.gguf"]
+    assert home.status()["hashing"] is None
     assert home.chat("say again", model="mine").text == "again"
     assert len(changed.noted("began")) == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -71,6 +72,48 @@ def test_a_pull_is_accepted_watched_by_many_and_transferred_once(home: PullingHo
     assert home.hub.sent < 1_100_000
     (listed,) = home.request("GET", "/localspec/pulls").json["pulls"]
     assert listed["state"] == "done"
+
+
+# The daemon, which hashes half of a file and goes on when the file "go" appears.
+HALF = """
+import os, sys, time
+from localspec.registry import files
+real = files.sha256_of
+
+def half(path, *, progress=None, cancel=None):
+    while not os.path.exists(os.environ["LOCALSPEC_HOME"] + "/go"):
+        if progress:
+            progress(path.stat().st_size // 2)
+        files.check_cancel(cancel)
+        time.sleep(0.01)
+    return real(path, progress=progress, cancel=cancel)
+
+files.sha256_of = half
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_how_far_the_hashing_is_can_be_seen(tmp_path: Path) -> None:
+    with pulling_home(tmp_path) as home:
+        daemon = RunningDaemon(home, program=HALF)
+        half = sum(file.stat().st_size // 2 for file in home.files)
+        for again in range(2):
+            assert home.request("POST", "/localspec/pulls", {"name": "tiny"}).status == 202
+            state = wait_for(
+                lambda: (
+                    (state := home.request("GET", "/localspec/pulls/tiny").json)["hashed"] == half
+                    and state
+                ),
+                "half of the hashing",
+            )
+            assert (state["state"], state["done"]) == ("verifying", state["size"]), again
+            assert re.search(r"verifying +50 %", home.run("pulls").stdout)
+            (home.root / "go").touch()
+            last = events(home, "GET", "/localspec/pulls/tiny/events")[-1]
+            assert (last["state"], last["hashed"]) == ("done", last["size"])
+            (home.root / "go").unlink()
+        daemon.stop()
 
 
 def test_a_watcher_that_leaves_does_not_stop_the_pull(home: PullingHome) -> None:

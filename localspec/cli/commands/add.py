@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
-from localspec.cli import places, render, suggest
+from localspec.cli import places, render, spinner, suggest
 from localspec.cli.render_pairs import size
 from localspec.client.pairs import PairsClient
 
@@ -41,7 +43,13 @@ def command(
     name: str, target: str, draft: str | None, roles: tuple[str, ...], replace: bool
 ) -> int:
     files = places.file(target), places.file(draft) if draft else None
-    entry = PairsClient().add(name, *files, list(roles), replace=replace)
+    client = PairsClient()
+    turning = spinner.Spinner(client, "checking") if sys.stderr.isatty() else None
+    try:
+        entry = client.add(name, *files, list(roles), replace=replace)
+    finally:
+        if turning:
+            turning.stop()
     render.line(
         f'{entry["name"]} is here ({size(entry["size"])}). Try: localspec ask -m {name} "…"'
     )

@@ -154,7 +154,7 @@ class _Pulls:
                 if state["state"] in _RUNNING:
                     progress.show(
                         state["state"],
-                        state["done"],
+                        state["hashed" if state["state"] == "verifying" else "done"],
                         state["size"],
                         state["rate"],
                         state["seconds_left"],

@@ -41,6 +41,7 @@ async def status(request: Request) -> Response:
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
             pulls=len(daemon.library.pulling),
+            hashing=daemon.library.hashing,
             problems=daemon.problems,
             listen=daemon.door.url if daemon.door else None,
             token_file=str(daemon.paths.token) if daemon.door else None,

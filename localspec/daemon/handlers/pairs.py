@@ -100,7 +100,7 @@ def _verify_files(found: PairFiles, report: Callable[[pairs.Verifying], None]) -
     from localspec.registry import own
 
     draft = Path(found.draft) if found.draft else None
-    record = own.describe_files(found.name, Path(found.target), draft, hash_now=False)
+    record = own.describe_files(found.name, Path(found.target), draft)
     reports = own.verify_files(record, _progress(record, report))
     return _verified(record, reports, "Fetch it again with the program that it belongs to.")
 
