@@ -22,6 +22,7 @@ sys.exit(main())
 WALL_CLOCK = {
     "daemon/answers.py": "`created` of an answer",
     "daemon/conversations.py": "when something was said",
+    "daemon/turns.py": "when something was said",
     "daemon/handlers/models.py": "`created` of a model",
     "engine/template_child.py": "the date that a chat template may ask for",
     "registry/own.py": "when a pair was added",

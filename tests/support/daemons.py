@@ -96,6 +96,10 @@ class Stream:
         self._connection.close()
 
 
+# Of the environment around the suite: settings, and the size of whoever's terminal.
+STRANGE = ("LOCALSPEC_", "COLUMNS", "LINES")
+
+
 class Home:
     """A folder for one user's daemon, and the environment that leads there."""
 
@@ -106,7 +110,7 @@ class Home:
         self.model = root / "fake.gguf"
         self.model.touch()
         self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("LOCALSPEC_")},
+            **{k: v for k, v in os.environ.items() if not k.startswith(STRANGE)},
             "PYTHONPATH": str(ROOT),
             "LOCALSPEC_HOME": str(root),
         }
