@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 import socketserver
-import subprocess
-import sys
 import threading
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -21,7 +19,8 @@ import pytest
 from localspec.cli.app import app
 from localspec.cli.markdown import Markdown
 from localspec.errors import visible
-from tests.support.daemons import PATIENCE, Home, UnixConnection, scripted_home, temporary_home
+from tests.support.daemons import Home, UnixConnection, scripted_home, temporary_home
+from tests.support.many import Job, in_a_terminal, in_pipes
 from tests.support.terminal import terminal
 
 BIDI = {0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
@@ -226,8 +225,8 @@ def test_no_command_is_forgotten_here() -> None:
 LINES = [f"{name} {more}".strip() for name, each in ARGUMENTS.items() for more in each]
 
 
-def words(line: str) -> list[str]:
-    return [*shlex.split(line), *(["say", "hello"] if line.startswith("ask") else [])]
+def job(line: str) -> Job:
+    return [*shlex.split(line), *(["say", "hello"] if line.startswith("ask") else [])], {}
 
 
 @pytest.mark.parametrize("refuses", [False, True])
@@ -237,15 +236,13 @@ def test_no_command_lets_a_terminal_be_commanded(
     home, server = hostile
     server.refuses = refuses
     home.environment["EDITOR"] = "true"
-    seen = 0
     lines = [f"{name} {each[0]}" for name, each in ARGUMENTS.items() if each] if refuses else LINES
-    for line in lines:
-        with terminal(home.environment, *words(line), columns=4000) as shown:
-            shown.wait()
-        assert not through(shown.raw), line
-        assert "Traceback" not in shown.raw
-        seen += "❮␛❯" in shown.raw
-    assert seen > len(lines) // 2  # the poison came along, and was seen
+    shown = in_a_terminal(home.environment, [job(line) for line in lines], columns=4000)
+    for line, each in zip(lines, shown, strict=True):
+        assert not through(each), line
+        assert "Traceback" not in each
+    # The poison came along, and was seen.
+    assert sum("❮␛❯" in each for each in shown) > len(lines) // 2
 
 
 def test_a_chat_lets_nothing_through(hostile: tuple[Home, HostileServer]) -> None:
@@ -276,12 +273,8 @@ def test_in_a_pipe_an_answer_is_what_was_written_and_all_else_is_harmless(
 ) -> None:
     home, server = hostile
     server.refuses = False
-    for line in LINES:
-        done = subprocess.run(
-            [sys.executable, "-m", "localspec", *words(line)],
-            env=home.environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE,
-        )  # fmt: skip
-        out, err = done.stdout.decode(), done.stderr.decode()
+    done = in_pipes(home.environment, [job(line) for line in LINES])
+    for line, (code, out, err) in zip(LINES, done, strict=True):
         assert not through(err), line
         command = line.split()[0]
         answers = command in ("ask", "complete") or line in ("history show", "history show last")
@@ -291,30 +284,33 @@ def test_in_a_pipe_an_answer_is_what_was_written_and_all_else_is_harmless(
                     "\\u001b", "\x1b"
                 )
             assert not through(out)
-        elif answers and done.returncode == 0:
+        elif answers and code == 0:
             assert POISON in out
         elif "path" not in line:
             assert not through(out), line
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_offers_nothing_harmful(hostile: tuple[Home, HostileServer], shell: str) -> None:
+def test_completion_offers_nothing_harmful(hostile: tuple[Home, HostileServer]) -> None:
     home, server = hostile
     server.refuses = False
-    for line in ("localspec history show ", "localspec show ", "localspec ask -m "):
-        environment = {
-            **home.environment,
-            "_LOCALSPEC_COMPLETE": f"{shell}_complete",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(line.split())) if shell != "fish" else "",
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "localspec"],
-            env=environment,
-            capture_output=True,
-            timeout=PATIENCE,
+    jobs: list[Job] = [
+        (
+            [],
+            {
+                "_LOCALSPEC_COMPLETE": f"{shell}_complete",
+                "COMP_WORDS": line,
+                "COMP_CWORD": str(len(line.split())) if shell != "fish" else "",
+            },
         )
-        assert not through(done.stdout.decode() + done.stderr.decode())
+        for shell in ("bash", "zsh", "fish")
+        for line in ("localspec history show ", "localspec show ", "localspec ask -m ")
+    ]
+    done = in_pipes(home.environment, jobs)
+    for (_, asked), each in zip(jobs, done, strict=True):
+        assert not through(each.out + each.err)
+        # A title is told beside what is typed, but by bash; a name with poison nobody could type.
+        titles = "history" in asked["COMP_WORDS"] and "bash" not in asked["_LOCALSPEC_COMPLETE"]
+        assert ("❮␛❯" in each.out) == titles
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 PATIENCE = 30.0  # seconds; only a bug waits so long
@@ -31,12 +31,13 @@ class Terminal:
         columns: int = 80,
         lines: int = 24,
         stdout: int | None = None,
+        program: Sequence[str] = ("-m", "localspec"),
     ) -> None:
-        """With `stdout` only stdin and stderr are the terminal."""
+        """With `stdout` only stdin and stderr are the terminal; `program` is what Python runs."""
         self.master, slave = pty.openpty()
         self.resize(columns, lines)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "localspec", *arguments],
+            [sys.executable, *program, *arguments],
             env={**environment, "TERM": environment.get("TERM_", "xterm-256color")},
             stdin=slave,
             stdout=slave if stdout is None else stdout,
@@ -88,9 +89,9 @@ class Terminal:
     def interrupt(self) -> None:
         self.send("\x03")
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = PATIENCE) -> int:
         """Its exit code, when all it wrote is read."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             self._read(0.02)
             assert time.monotonic() < deadline, f"it does not end; there is {self.text!r}"

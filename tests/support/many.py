@@ -1,0 +1,104 @@
+"""Many commands from one Python, each in a fork of it, which spares their starts: many.py JOBS [pipes].
+
+JOBS is JSON, of each job its words and what is added to its environment. After each a line says so; with
+`pipes` the one line that is printed is JSON instead, with each job's exit code, stdout and stderr.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from localspec import cli
+from localspec.cli.app import COMMANDS
+from tests.support.terminal import terminal
+
+Job = tuple[Sequence[str], Mapping[str, str]]
+END = "⟦that was it⟧"
+PATIENCE = 60.0  # seconds for all of them; only a bug waits so long
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def in_pipes(environment: dict[str, str], jobs: Sequence[Job]) -> list[Done]:
+    """What each wrote, and its exit code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.many", json.dumps(jobs), "pipes"],
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=PATIENCE,
+    )  # fmt: skip
+    return [Done(*each) for each in json.loads(done.stdout)]
+
+
+def in_a_terminal(environment: dict[str, str], jobs: Sequence[Job], columns: int) -> list[str]:
+    """What a terminal got from each, one after the other."""
+    program = ["-m", "tests.support.many", json.dumps(jobs)]
+    with terminal(environment, program=program, columns=columns) as shown:
+        shown.wait(PATIENCE)
+    parts = shown.raw.split(END)
+    assert len(parts) == len(jobs) + 1, parts[-1]
+    return parts[:-1]
+
+
+def _run(words: list[str], more: dict[str, str]) -> int:
+    os.environ.update(more)
+    sys.argv = ["localspec", *words]
+    try:
+        return cli.main(words)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def _fork(words: list[str], more: dict[str, str], out: int = 1, err: int = 2) -> int:
+    sys.stdout.flush()
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    try:
+        code = _run(words, more)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    finally:
+        os._exit(1)
+
+
+def _piped(words: list[str], more: dict[str, str]) -> Done:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = _fork(words, more, out.fileno(), err.fileno())
+        for file in (out, err):
+            file.seek(0)
+        return Done(code, out.read().decode(), err.read().decode())
+
+
+def _main() -> None:
+    for module, _ in COMMANDS.values():
+        importlib.import_module(module)
+    gc.freeze()
+    jobs = json.loads(sys.argv[1])
+    if sys.argv[2:]:
+        json.dump([_piped(*job) for job in jobs], sys.stdout)
+        return
+    for job in jobs:
+        _fork(*job)
+        sys.stdout.write(END)
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _main()
