@@ -124,8 +124,6 @@ SAMPLE: list[Case] = [
     ("log", pipe, ["logs"]),
     ("socket", dangling, ["ask", "say hello"]),
     ("lock", pipe, ["ask", "say hello"]),
-    ("token", empty, ["start", "--listen", "127.0.0.1:0"]),
-    ("state", wrong_kind, ["start", "--listen", "127.0.0.1:0"]),
 ]
 ALL: list[Case] = list(itertools.product((*PLACES, *MORE), CONDITIONS, COMMANDS))
 
@@ -155,21 +153,21 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-@pytest.mark.parametrize("line", [*FEW, ["config", "set", "queue", "9"]], ids=" ".join)
+@pytest.mark.parametrize("line", [*FEW[:2], ["config", "set", "queue", "9"]], ids=" ".join)
 def test_a_disk_that_is_full(home: Home, line: list[str]) -> None:
     home.use_fake()
     done = home.run(*line, preexec_fn=limit_files)
     told(done, line)
     if line[0] == "ask":
         assert done.stdout == "hello\n"
-    if line[0] == "start":
-        assert "cannot be made" in done.stderr
 
 
 def test_a_full_disk_leaves_no_half_of_a_token_and_an_empty_one_is_healed(home: Home) -> None:
     home.use_fake()
     line = ["start", "--listen", "127.0.0.1:0"]
-    assert home.run(*line, preexec_fn=limit_files).returncode == 3
+    done = home.run(*line, preexec_fn=limit_files)
+    assert done.returncode == 3
+    assert "cannot be made" in done.stderr
     state = home.root / "state"
     assert not [each for each in state.iterdir() if "token" in each.name]
     (state / "token").touch(mode=0o600)  # as earlier versions left it
@@ -178,15 +176,14 @@ def test_a_full_disk_leaves_no_half_of_a_token_and_an_empty_one_is_healed(home: 
     assert (state / "token").stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("missing", ["", "one/more"])
-def test_a_runtime_folder_that_is_not_there_is_made(home: Home, missing: str) -> None:
+def test_a_runtime_folder_that_is_not_there_is_made(home: Home) -> None:
     """And not found too open by the daemon, which would listen elsewhere."""
     home.use_fake()
     del home.environment["LOCALSPEC_HOME"]
     home.root.chmod(0o700)
     for name in ("CONFIG_HOME", "DATA_HOME", "STATE_HOME", "CACHE_HOME"):
         home.environment[f"XDG_{name}"] = str(home.root / name)
-    home.environment["XDG_RUNTIME_DIR"] = str(home.root / "run" / missing)
+    home.environment["XDG_RUNTIME_DIR"] = str(home.root / "run" / "one/more")
     done = home.run("ask", "say hello")
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
     assert home.run("stop").returncode == 0
@@ -204,7 +201,7 @@ def test_a_home_in_a_folder_that_is_gone(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "line"), [(80, FEW[0]), (104, FEW[0]), *((4000, line) for line in FEW)]
+    ("length", "line"), [(80, FEW[0]), (104, FEW[0]), (4000, FEW[0]), (4000, FEW[2])]
 )
 def test_a_long_path(home: Home, length: int, line: list[str]) -> None:
     home.use_fake()
