@@ -128,6 +128,10 @@ def of_failure(
         return error
     request = getattr(error, "_request", None)
     url = request.url if request is not None else url
+    if isinstance(error, httpx2.TooManyRedirects):
+        return HubError(f"The hub sends requests for {repo}/{file} around in a circle; try again.")
+    if isinstance(error, httpx2.DecodingError):
+        return HubError(f"What came for {repo}/{file} cannot be unpacked; check the proxies.")
     if not isinstance(error, httpx2.TransportError) or url is None:
         return Unreachable(
             f"The hub could not be asked for {repo}/{file} ({type(error).__name__})."
@@ -157,7 +161,7 @@ def of_failure(
     if isinstance(error, httpx2.ConnectTimeout):
         return Interrupted(f"{where} does not answer: no connection in time", _check(proxy))
     if isinstance(error, httpx2.TimeoutException):
-        return Interrupted("the connection stalled")
+        return Interrupted(f"the connection to {where} stalled", _check(proxy))
     for each in _causes(error):
         if isinstance(each, OSError) and each.strerror:
             return Interrupted(f"the connection to {where} failed ({each.strerror})", _check(proxy))

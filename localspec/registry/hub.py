@@ -19,6 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from localspec.paths import open_file
 from localspec.registry import causes
 from localspec.registry.errors import (
     BadToken,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONNECT_TIMEOUT = 10.0
 _MOST_REDIRECTS = 10
+_LONGEST_TOKEN = 16 << 10  # bytes; they have some forty
 _MOST_PAGES = 20  # of a list, a thousand files each; no repository of models has as many
 
 
@@ -169,7 +171,8 @@ class Hub:
         ):
             return library.get_token() or ""  # which renews what is about to expire
         try:
-            return "".join(file.read_text(encoding="utf-8", errors="replace").split())
+            with os.fdopen(open_file(file, os.O_RDONLY), "rb") as opened:
+                return "".join(opened.read(_LONGEST_TOKEN).decode(errors="replace").split())
         except FileNotFoundError:
             if file == network.login:
                 return ""
@@ -207,7 +210,11 @@ class Hub:
         for _ in range(_MOST_REDIRECTS):
             with self._asking(url, repo, file):
                 response = self._client().request(
-                    "HEAD", url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=False
+                    "HEAD",
+                    url,
+                    headers=headers,
+                    timeout=min(_CONNECT_TIMEOUT, self.stall),
+                    follow_redirects=False,
                 )
             if response.status_code >= 400:
                 raise self._refused(response, repo, file)
@@ -261,7 +268,10 @@ class Hub:
             for _ in range(_MOST_PAGES):
                 with self._asking(url, repo, ""):
                     response = self._client().get(
-                        url, headers=headers, timeout=_CONNECT_TIMEOUT, follow_redirects=True
+                        url,
+                        headers=headers,
+                        timeout=min(_CONNECT_TIMEOUT, self.stall),
+                        follow_redirects=True,
                     )
                 if response.status_code != 200:
                     raise self._refused(response, repo, "")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from localspec.registry.files import check_cancel
 from localspec.registry.hub import Hub, RemoteFile
 from localspec.registry.retry import Interrupted, Patience, patiently
 
@@ -80,8 +81,8 @@ class RemoteSource:
     def _range(self, chunks: Iterator[bytes], size: int) -> bytes:
         data = bytearray()
         for chunk in chunks:
+            self._count(chunk)
             data += chunk
-            self.fetched += len(chunk)
             if len(data) >= size:
                 return bytes(data[:size])
         raise Interrupted("the connection closed early")
@@ -91,9 +92,14 @@ class RemoteSource:
         if len(self.prefix) >= end:
             return bytes(self.prefix[start:end])
         for chunk in flow:
-            self.fetched += len(chunk)
+            self._count(chunk)
             known = len(self.prefix) - (flow.at - len(chunk))
             self.prefix += chunk[known:]
             if len(self.prefix) >= end:
                 return bytes(self.prefix[start:end])
         raise Interrupted("the connection closed early")
+
+    def _count(self, chunk: bytes) -> None:
+        if self._cancel:
+            check_cancel(self._cancel)
+        self.fetched += len(chunk)

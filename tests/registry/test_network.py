@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -280,6 +281,11 @@ def test_proxies_that_cannot_be_used(store: Store, pair: Pair) -> None:
 def test_a_token_file_that_is_not_there(store: Store, pair: Pair, hub: TestHub) -> None:
     with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which is not there"):
         pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH="/none")
+    pipe = store.root.parent / "pipe"
+    os.mkfifo(pipe)
+    for strange in (pipe, store.root.parent):
+        with pytest.raises(NetworkSettings, match="which cannot be read"):
+            pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH=str(strange))
 
 
 def test_an_endpoint_that_is_no_hub(store: Store, pair: Pair, hub: TestHub, faults: Faults) -> None:
@@ -288,9 +294,24 @@ def test_an_endpoint_that_is_no_hub(store: Store, pair: Pair, hub: TestHub, faul
         pull(store, pair, HF_ENDPOINT=hub.endpoint)
 
 
+def test_a_proxy_that_says_nothing(store: Store, pair: Pair) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        network = Network.of({"HTTPS_PROXY": f"http://{PASSWORD}@{place}", "HF_HOME": "/none"})
+        patient = replace(QUICK.patience, tries=1)
+        quick = Puller(store, Hub(network=network, stall=0.3), replace(QUICK, patience=patient))
+        with pytest.raises(Unreachable) as caught:
+            quick.pull("p", pair)
+    said = str(caught.value)
+    assert f"the proxy {place} (HTTPS_PROXY) stalled" in said
+    assert "check HTTPS_PROXY or unset it" in said
+
+
 def test_a_server_that_says_nothing(store: Store, pair: Pair, hub: TestHub, faults: Faults) -> None:
     faults.stall_after = [0] * 50
     patient = replace(QUICK.patience, tries=1)
     mine = Hub(hub.endpoint, stall=0.2)
-    with pytest.raises(Unreachable, match="the connection stalled"):
+    with pytest.raises(Unreachable, match=r"the connection to localhost:\d+ stalled"):
         Puller(store, mine, replace(QUICK, patience=patient)).pull("p", pair)
