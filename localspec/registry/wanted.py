@@ -72,7 +72,13 @@ def wanted(
     found: Pair | None = None
     if target is None:
         again = here(text.strip().lower())
-        if again and again.source == "hub" and again.asked and not (draft or no_draft or pair):
+        gone = again and again.name not in catalogue.pairs  # from the catalogue
+        if (
+            again
+            and again.source == "hub"
+            and (again.asked or gone)
+            and not (draft or no_draft or pair)
+        ):
             return _again(again, endpoint, limit_rate)
         own, found = catalogue.find(text)
     else:

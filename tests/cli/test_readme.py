@@ -39,7 +39,7 @@ REFUSED = {
     'localspec ask -m coder-7b "What is a monad?"': (1, "localspec pull coder-7b"),
     "localspec show coder-7b --context 16384": (1, "localspec pull coder-7b"),
     "localspec verify coder-7b": (1, "localspec pull coder-7b"),
-    "localspec rm coder-7b": (1, "coder-7b"),
+    "localspec rm coder-7b smollm2": (1, "coder-7b"),
     "localspec chat": (2, "A chat needs a terminal"),
     "localspec status --watch": (130, ""),
     'localspec ask -x "parse ISO dates" > dates.py': (

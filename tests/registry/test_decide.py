@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localspec.bench.synthetic import Shape, target_cycle, write_model
+from localspec.errors import ModelNotFound
 from localspec.registry import fit
 from localspec.registry.catalogue import Catalogue, Pair, Weights
 from localspec.registry.decide import decide
 from localspec.registry.pull import Puller
+from localspec.registry.records import Part, Record, StoredModel
 from localspec.registry.repository import Reference
 from localspec.registry.wanted import Wanted
+from localspec.registry.wanted import wanted as read_wanted
 from tests.support.gguf_files import model
 from tests.support.hub import TestHub
 
@@ -103,3 +107,17 @@ def test_what_was_decided_is_not_decided_anew(files: TestHub, puller: Puller) ->
     pair = paired("a/b", "c/d")
     assert decide(puller, wanted(pair=pair, decided=True), catalogue()).pair is pair
     assert not files.requests
+
+
+def test_a_pair_that_has_left_the_catalogue_is_pulled_from_where_it_came() -> None:
+    """So that what is damaged of it can be mended."""
+    part = Part(file="big.gguf", size=1, sha256="0" * 64)
+    stored = StoredModel(parts=(part,), architecture="llama", repo="own/big")
+    record = Record(name="tiny", target=stored)
+    found = read_wanted("Tiny", Catalogue({}, {}), {"tiny": record}.get)
+    assert found.name == "tiny"
+    assert found.pair is not None
+    assert (found.pair.target.repo, found.pair.target.file) == ("own/big", "big.gguf")
+    own = msgspec.structs.replace(record, source="own")
+    with pytest.raises(ModelNotFound):
+        read_wanted("tiny", Catalogue({}, {}), {"tiny": own}.get)
