@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localspec.errors import InvalidRequest
-from localspec.protocol import frames
+from localspec.protocol import calls_as_text, frames
 from localspec.protocol.http import ChatRequest, ToolChoice
 
 
@@ -224,7 +224,7 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
     for message in messages:
         content = message.content or ""
         if message.role == "tool":
-            result = f"<tool_response>\n{content}\n</tool_response>"
+            result = calls_as_text.result(content)
             last = told_messages[-1] if told_messages else None
             if last is not None and last.role == "user":  # templates want the roles to alternate
                 last.content = f"{last.content}\n{result}"
@@ -232,16 +232,10 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
                 told_messages.append(frames.Message("user", result))
             continue
         if calls := message.extra.get("tool_calls"):
-            content = "\n".join([*([content] if content else []), *map(_written, calls)])
+            content = calls_as_text.with_calls(content, calls)
         if message.role == "user" and not explained:
             explained = True
             content = _INSTRUCTION.format(tools=lines) + content
         extra = {key: value for key, value in message.extra.items() if key != "tool_calls"}
         told_messages.append(frames.Message(message.role, content, extra))
     return told_messages
-
-
-def _written(call: dict[str, Any]) -> str:
-    function = call.get("function") or {}
-    body = {"name": function.get("name"), "arguments": function.get("arguments")}
-    return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"

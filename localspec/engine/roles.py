@@ -1,9 +1,10 @@
 """Conversations in the roles that a chat template knows, so that nothing that was sent is lost.
 
 A template passes over what it has no place for without a word: a system message, a second one, a role
-it does not know, the text beside a call. So a conversation's skeleton is rendered first, the same messages
-with a mark in place of each text. Where a mark does not come out, or not in its order, other wordings are
-tried, as llama-server does where a template has no system role; and if all fail, the request is refused.
+it does not know, the text beside a call, the second of two calls. So a conversation's skeleton is rendered
+first, the same messages with a mark in place of each text. Where a mark does not come out, or not in its
+order, other wordings are tried, as llama-server does where a template has no system role; and if all fail,
+the request is refused.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from localspec.engine import calls
 from localspec.engine.habits import Messages, Refused
-from localspec.errors import InvalidRequest, TemplateFailed
+from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed
 
 SYSTEM, USER = "system", "user"
 _MOST_NAMED = 12  # roles in a refusal; a conversation may have thousands
@@ -23,9 +25,10 @@ def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
 
     Raises:
         InvalidRequest: every wording loses a message; its place and role are named.
-        TemplateFailed: the template raised, at the last wording too.
+        TemplateFailed: the template raised, and no other wording is whole.
     """
-    problem: InvalidRequest | None = None
+    first: LocalspecError | None = None
+    problem: LocalspecError | None
     tried: list[Messages] = []
     for wording in _wordings(messages):
         if wording in tried:
@@ -41,12 +44,13 @@ def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
             )
         if problem is None:
             return wording
-    assert problem is not None
-    raise problem
+        first = first or problem  # the one of what was sent
+    assert first is not None
+    raise first
 
 
 def _wordings(messages: Messages) -> Iterator[Messages]:
-    for each in (messages, _apart(messages)):
+    for each in calls.wordings(messages):
         yield each
         yield _joined(each)
         yield _in_questions(each, keep_first=True)
@@ -91,17 +95,6 @@ def _say(messages: Messages, text: str) -> None:
         messages.append({"role": USER, "content": text})
 
 
-def _apart(messages: Messages) -> Messages:
-    """Text beside calls as a message before them: some templates write only the calls."""
-    found: Messages = []
-    for message in messages:
-        if message.get("tool_calls") and _says(message):
-            found.append({"role": message["role"], "content": message["content"]})
-            message = {**message, "content": None}
-        found.append(message)
-    return found
-
-
 def _says(message: dict[str, Any]) -> bool:
     return bool((message["content"] or "").strip())
 
@@ -126,7 +119,7 @@ def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
     marked = dict(message)
     if _says(message):
         marked["content"] = _mark(index)
-    if calls := message.get("tool_calls"):
+    if called := message.get("tool_calls"):
         marked["tool_calls"] = [
             {
                 **call,
@@ -136,7 +129,7 @@ def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
                     "arguments": {"key": _mark(index, f"call{at}value")},
                 },
             }
-            for at, call in enumerate(calls)
+            for at, call in enumerate(called)
         ]
     return marked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -156,8 +157,127 @@ def test_text_beside_a_call_is_kept_and_a_call_is_not_lost() -> None:
     messages = [Message("user", "hi"), Message("assistant", "Let me see.", {"tool_calls": [call]})]
     text = renderer("calls without text").render(ChatPrompt(messages))
     assert text.index("Let me see.") < text.index("look") < text.index('"at": "it"')
-    with pytest.raises(InvalidRequest, match=r"'tool_calls'.*'assistant'"):
-        renderer("user and assistant").render(ChatPrompt(messages))
+    text = renderer("user and assistant").render(ChatPrompt(messages))
+    assert text.index("Let me see.") < text.index("look") < text.index('"at": "it"')
+
+
+def called(at: str, number: str) -> dict[str, Any]:
+    function = {"name": "look", "arguments": {"at": at}}
+    return {"id": f"call_{number}", "type": "function", "function": function}
+
+
+def seen(text: str, number: str) -> Message:
+    return Message("tool", text, {"tool_call_id": f"call_{number}"})
+
+
+TURNS = "{% for m in messages %}<{{ m.role }}>"
+CALLS = "{% for c in m.tool_calls %}{{ c.id }}:{{ c.function | tojson }}{% endfor %}"
+CALLS_OR_TEXT = (
+    TURNS + "{% if m.tool_calls %}" + CALLS + "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+)
+TEMPLATES["one call a message"] = (
+    "{% for m in messages if m.tool_calls and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('only single tool-calls') }}{% endfor %}" + CALLS_OR_TEXT
+)
+FIRST = CALLS.replace("in m.tool_calls", "in (m.tool_calls or [])[:1]")
+TEMPLATES["the first call only"] = TURNS + "{{ m.content or '' }}" + FIRST + ";{% endfor %}"
+TEMPLATES["ids of nine"] = (
+    "{% for m in messages %}{% for id in [m.tool_call_id] + (m.tool_calls or []) | map(attribute='id') | list"
+    " if id and id | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}"
+    "{% endfor %}<{{ m.role }}>{{ m.content or '' }}" + CALLS + "{{ m.tool_call_id }};{% endfor %}"
+)
+TEMPLATES["calls without text, in turns"] = (
+    "{% set ns = namespace(i=0) %}{% for m in messages if m.role != 'tool' and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% set ns.i = ns.i + 1 %}{% endfor %}" + CALLS_OR_TEXT
+)
+ONE = '{"name": "look", "arguments": {"at": "one"}}'
+TWO = '{"name": "look", "arguments": {"at": "two"}}'
+TWICE = [
+    Message("user", "Look."),
+    Message("assistant", None, {"tool_calls": [called("one", "1"), called("two", "2")]}),
+    seen("second", "2"),
+    seen("first", "1"),
+]
+BESIDE = [
+    Message("user", "Look."),
+    Message("assistant", "Well.", {"tool_calls": [called("one", "1")]}),
+    seen("first", "1"),
+    Message("assistant", "So."),
+    Message("user", "Thanks."),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "expected"),
+    [
+        (
+            "one call a message",
+            TWICE,
+            f"<user>Look.<assistant>call_1:{ONE}<tool>first<assistant>call_2:{TWO}<tool>second",
+        ),
+        (
+            "the first call only",
+            TWICE,
+            f"<user>Look.<assistant>call_1:{ONE}<tool>first<assistant>call_2:{TWO}<tool>second",
+        ),
+        (
+            "one call a message",
+            BESIDE,
+            f"<user>Look.<assistant>Well.<assistant>call_1:{ONE}<tool>first<assistant>So.<user>Thanks.",
+        ),
+        (
+            "calls without text, in turns",
+            BESIDE,
+            f"<user>Look.<assistant>Well.\n<tool_call>\n{ONE}\n"
+            "</tool_call><user><tool_response>\nfirst\n</tool_response><assistant>So.<user>Thanks.",
+        ),
+    ],
+)
+def test_calls_are_where_a_template_has_a_place_for_them(
+    name: str, messages: list[Message], expected: str
+) -> None:
+    assert renderer(name).render(ChatPrompt(messages)).replace(";", "") == expected
+
+
+def test_ids_of_other_servers_are_as_the_template_wants_them() -> None:
+    text = renderer("ids of nine").render(ChatPrompt(TWICE))
+    found = re.fullmatch(
+        r"<user>Look\.;<assistant>(\w{9}):.*one.*}}(\w{9}):.*two.*}};<tool>second(\w{9});<tool>first(\w{9});",
+        text,
+    )
+    assert found is not None
+    assert (found[1], found[2]) == (found[4], found[3])
+    assert found[1] != found[2]
+
+
+CALLED = st.lists(
+    st.tuples(WORDS, st.lists(st.sampled_from("abcdef"), max_size=3, unique=True)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@pytest.mark.parametrize("name", names())
+def test_no_call_and_no_result_is_lost(name: str) -> None:
+    @settings(max_examples=6, deadline=None)
+    @given(CALLED)
+    def check(turns: list[tuple[str, list[str]]]) -> None:
+        messages, places = [Message("user", "Begin.")], []
+        for turn, (said, calls) in enumerate(turns):
+            made = [called(f"at{turn}{each}", f"{turn}{each}") for each in calls]
+            messages.append(
+                Message("assistant", said or "Hm.", {"tool_calls": made} if made else {})
+            )
+            places += [said.strip(), *(f"at{turn}{each}" for each in calls)]
+            for each in calls:
+                messages.append(seen(f"was {turn}{each}", f"{turn}{each}"))
+                places.append(f"was {turn}{each}")
+            messages.append(Message("user", f"And {turn}?"))
+        text = renderer(name).render(ChatPrompt(messages))
+        assert [place for place in places if place not in text] == []
+
+    check()
 
 
 def test_tools_that_a_template_leaves_out_are_not_lost_in_silence() -> None:
