@@ -182,7 +182,7 @@ class Library:
         Raises:
             ModelNotFound: saying how to get it, or which names are near.
         """
-        wanted = name.strip().lower()
+        wanted = self.called(name).strip().lower()
         record = self._record(wanted)
         if record:
             return record
@@ -196,6 +196,19 @@ class Library:
         raise ModelNotFound(
             f"The pair '{own}' is not pulled yet; run: localspec pull {own}", param="model"
         )
+
+    def called(self, name: str) -> str:
+        """The pair that is here of a repository (OWNER/REPO…), any other name as it is."""
+        from localspec.registry.repository import pair_name, reference
+
+        if "/" not in name or name.startswith(("/", "~", ".")):
+            return name
+        try:
+            found = reference(name)
+        except InvalidRequest:
+            return name
+        own = pair_name(found) if found else name
+        return own if self._whole_record(own) else name
 
     def refreshed(self, name: str, cancel: threading.Event | None = None) -> Record:
         """As `pulled`; own files that have changed are read again, and `news` says so once.
@@ -224,12 +237,14 @@ class Library:
 
     def unknown(self, name: str) -> ModelNotFound:
         """That there is no such pair, and which names are near."""
-        from localspec.registry.catalogue import did_you_mean
+        from localspec.registry.catalogue import REPO, did_you_mean
 
         catalogue = self.catalogue
         here = [record.name for record in self.store.listing().records]
         names = dict.fromkeys(["builtin", *here, *catalogue.pairs, *catalogue.aliases])
         hint = did_you_mean(name.strip().lower(), names)
+        if REPO.fullmatch(name.strip()) and not hint:
+            hint = f" If a repository of the hub is meant: localspec pull {name.strip()}."
         return ModelNotFound(
             f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
         )

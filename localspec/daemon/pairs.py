@@ -41,6 +41,7 @@ def resolve(
     name = full_name(name, config)
     if name == BUILTIN:
         return builtin()
+    name = library.called(name)
     if names_files(name):
         found = from_files(name)
         library.check(*(Path(each) for each in (found.target, found.draft) if each))

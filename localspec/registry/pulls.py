@@ -27,7 +27,7 @@ from localspec.registry.errors import (
 from localspec.registry.hub import Hub
 from localspec.registry.limit import Limit
 from localspec.registry.pull import FileProgress, Plan, Progress, Puller
-from localspec.registry.repository import Offer
+from localspec.registry.repository import Offer, pair_name, reference
 from localspec.registry.retry import Waiting
 from localspec.registry.unfinished import Unfinished
 from localspec.registry.wanted import Wanted
@@ -328,6 +328,11 @@ class Pulls:
         if pull is None:
             raise NotFound(f"There is no pull of '{name}'; see: localspec pulls")
         return pull
+
+    def of_repository(self, written: str) -> Pull:
+        """The pull of what a person wrote for a repository. Raises NotFound, InvalidRequest."""
+        found = reference(written)
+        return self.get(pair_name(found) if found else written)
 
     def cancel(self, name: str) -> PullState:
         """Ask a pull to stop. Raises NotFound."""

@@ -178,8 +178,10 @@ def pair_name(wanted: Reference) -> str:
 
 
 def model_name(repo: str) -> str:
-    """What a repository calls its model, without owner and ending: to tell the same one elsewhere."""
-    name = repo.rpartition("/")[2].lower()
+    """What a repository or file calls its model: without owner, quantization and ending, so that the
+    same one is known elsewhere.
+    """
+    name = _split(repo.rpartition("/")[2])[0]
     name = re.sub(r"[-._](gguf|mtp|qat)(?=[-._]|$)", "", name)
     if re.match(r"[a-z-]+_[a-z]", name):  # another maker's, by whom it was packed
         name = name.partition("_")[2]
@@ -253,7 +255,10 @@ def matching(wanted: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]
         NotOnHub: there is no such one. InvalidRequest: which of several models is not said.
     """
     if not offered:
-        raise NotOnHub(f"{wanted.repo} holds no GGUF file of a model.")
+        raise NotOnHub(
+            f"{wanted.repo} holds no GGUF file of a model that writes text; the repositories that do "
+            "are often named …-GGUF."
+        )
     found = _named(wanted, offered)
     if not found:
         labels = list(dict.fromkeys(each.label for each in offered))
@@ -262,7 +267,7 @@ def matching(wanted: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]
             f"{_enumerated(labels)}. Write it behind a colon: {wanted.repo}:{labels[-1]}"
         )
     stems = list(dict.fromkeys(each.stem for each in found))
-    own = [stem for stem in stems if stem == model_name(wanted.repo)]
+    own = [stem for stem in stems if model_name(stem) == model_name(wanted.repo)]
     if len(stems) > 1 and len(own) != 1:
         files = [each.file for each in found]
         raise InvalidRequest(

@@ -53,8 +53,12 @@ def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> N
         assert re.search(r"^F32 +\d+ KiB +fits +taken$", run.stdout, re.M), run.stdout
         assert NO_DRAFT in run.stdout
         assert "maker-tiny-8b is here" in run.stdout
-        run = home.run("ask", "-m", "maker-tiny-8b", "-n", "4", "hi")
+        run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # or by the pair's name
         assert run.returncode == 0, run.stderr
+        home.run("unload")
+        assert "maker-tiny-8b is removed" in home.run("rm", REPO).stdout
+        run = home.run("ask", "-m", REPO, "hi")
+        assert f"localspec pull {REPO}" in run.stderr
 
 
 def test_what_is_offered_taken_and_called(home: PullingHome) -> None:

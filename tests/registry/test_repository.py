@@ -103,6 +103,8 @@ def test_names_say_what_was_asked_for() -> None:
     assert pair_name(Reference(repo="a/b", file=split)) == "a-m-q8_0"
     assert model_name("bartowski/mistralai_Mistral-Small-24B-GGUF") == "mistral-small-24b"
     assert model_name("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF") == "llama-3.1-8b-instruct"
+    assert model_name("ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF") == "qwen2.5-coder-7b"
+    assert model_name("unsloth/gemma-3-12b-it-qat-GGUF") == model_name("gemma-3-12b-it-qat")
     assert model_name("unsloth/Qwen3.6-27B-MTP-GGUF") == "qwen3.6-27b"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import re
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -80,8 +83,33 @@ def command(
     return pulls.outcome()
 
 
+class _Watch(threading.Thread):
+    """One pull's states, as they come: what a person sees of it may be later."""
+
+    def __init__(self, client: PairsClient, own: str) -> None:
+        super().__init__(daemon=True)
+        self._client, self._own = client, own
+        self._states: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for state in self._client.watch_pull(self._own):
+                self._states.put(state)
+            self._states.put(None)
+        except Exception as error:  # whoever waits for the next state must hear of it
+            self._states.put(error)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Raises what the watching ended with."""
+        while (state := self._states.get()) is not None:
+            if isinstance(state, Exception):
+                raise state
+            yield state
+
+
 class _Pulls:
-    """The pulls of one command: all started at once, watched one after the other."""
+    """The pulls of one command: all started and watched at once, and shown one after the other."""
 
     def __init__(self, client: PairsClient, as_json: bool) -> None:
         self._client, self._json = client, as_json
@@ -111,9 +139,10 @@ class _Pulls:
                 render.line(f"{state['name']} is being pulled; to see how far: localspec pulls")
 
     def watch(self) -> None:
-        for name in list(self._states):
+        watched = {name: _Watch(self._client, each["name"]) for name, each in self._states.items()}
+        for name, states in watched.items():
             try:
-                self._watch(name)
+                self._show(name, states)
                 state = self._states[name]
                 if state["state"] != "done":
                     raise from_code(state["code"], state["message"])
@@ -137,12 +166,12 @@ class _Pulls:
         self._failures[name] = error
         render.error(f"{name}: {error.message}")
 
-    def _watch(self, name: str) -> None:
-        """Show the pull until its end."""
+    def _show(self, name: str, states: _Watch) -> None:
+        """The pull until its end."""
         own = self._states[name]["name"]
         shown = False
         with Progress(own) as progress:
-            for state in self._client.watch_pull(own):
+            for state in states:
                 self._states[name] = state
                 if self._json:
                     render.record(state)

@@ -101,4 +101,4 @@ def _find(library: Library, name: str) -> Pull:
     """The pull, by the pair's own name or another name the catalogue has for it."""
     with suppress(ModelNotFound):  # it may have left the catalogue since
         name, _ = library.catalogue.find(name)
-    return library.pulls.get(name)
+    return library.pulls.get(name) if "/" not in name else library.pulls.of_repository(name)
