@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import UnsafePath
+from localspec.paths import open_file
 from localspec.registry.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly
 
 CHUNK = 4 << 20
@@ -229,7 +230,7 @@ def sha256_of(
 ) -> str:
     """Hash of a whole file as hexadecimal digits; `progress` hears the bytes read so far."""
     digest, done = hashlib.sha256(), 0
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
         while piece := file.read(CHUNK):
             digest.update(piece)  # without the interpreter's lock: others go on
             done += len(piece)

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.paths import read_file
+
 _MANIFEST_LIMIT = 1 << 20
 _MODEL = "application/vnd.ollama.image.model"
 _HOST = "registry.ollama.ai"
@@ -67,7 +69,7 @@ def _read(home: Path, manifest: Path) -> Tagged:
     try:
         if manifest.stat().st_size > _MANIFEST_LIMIT:
             return Tagged(name, None, "its manifest is too large")
-        layers = json.loads(manifest.read_bytes())["layers"]
+        layers = json.loads(read_file(manifest))["layers"]
         digest = next(each["digest"] for each in layers if each["mediaType"] == _MODEL)
         kind, _, value = digest.partition(":")
         if not (kind.isalnum() and value.isalnum()):

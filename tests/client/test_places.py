@@ -1,7 +1,7 @@
 """Whatever lies where a folder or file of ours should be: it works, or one sentence says what to do.
 
 A few cases in every run; with LOCALSPEC_TEST_PLACES=all everything at every place with every command,
-which takes a quarter of an hour.
+which takes half an hour.
 """
 
 from __future__ import annotations
@@ -29,9 +29,27 @@ PLACES = (
 MORE = {
     "starters' lock": "run/start.lock",
     "history": "data/conversations.sqlite",
+    "history's log": "data/conversations.sqlite-wal",
     "safe mode": "state/safe-mode.json",
+    "older log": "state/daemon.log.1",
+    "records": "data/models/pairs",
+    "record": "data/models/pairs/mine.json",
+    "downloads": "data/models/blobs",
+    "templates": "config/templates",
+    "template": "config/templates/brief.toml",
 }
-FOLDERS = {"runtime", "config", "data", "state", "cache", "states", "store"}
+FOLDERS = {
+    "runtime",
+    "config",
+    "data",
+    "state",
+    "cache",
+    "states",
+    "store",
+    "records",
+    "downloads",
+    "templates",
+}
 
 
 def place(home: Home, name: str) -> Path:
@@ -77,7 +95,8 @@ CONDITIONS: list[Callable[[Path, bool], None]] = [
 COMMANDS = [
     ["ask", "say hello"], ["list"], ["config"], ["config", "set", "queue", "9"], ["doctor"],
     ["status"], ["start", "--listen", "127.0.0.1:0"], ["history"], ["history", "rm", "--all"],
-    ["logs"], ["stop"],
+    ["logs"], ["stop"], ["ask", "-t", "brief", "x"], ["ask", "--save", "brief", "x"], ["gc"],
+    ["show", "builtin"], ["verify", "mine"],
 ]  # fmt: skip
 FEW = [COMMANDS[at] for at in (0, 4, 6)]  # where there is little between one command and another
 

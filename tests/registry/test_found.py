@@ -57,6 +57,7 @@ def test_what_cannot_be_used_is_said_and_stops_nothing(tmp_path: Path, store: St
     for name, text in {"cut": "{", "list": "[]", "none": '{"layers": []}'}.items():
         (root / f"manifests/registry.ollama.ai/library/{name}").mkdir()
         (root / f"manifests/registry.ollama.ai/library/{name}/1b").write_text(text)
+    os.mkfifo(root / "manifests/registry.ollama.ai/library/good/pipe")
     deep = root / "manifests/registry.ollama.ai/library/deep/1b"
     deep.parent.mkdir()
     deep.write_text("[" * 200_000)
@@ -67,7 +68,7 @@ def test_what_cannot_be_used_is_said_and_stops_nothing(tmp_path: Path, store: St
     search = Search(store, [home / "absent"], environment(home))
     assert {each.name for each in search.models} == {"good:1b", "dangling.gguf"}
     said = "\n".join(search.problems)
-    for name in ("gone:1b", "cut:1b", "list:1b", "none:1b", "deep:1b", "absent"):
+    for name in ("gone:1b", "cut:1b", "list:1b", "none:1b", "deep:1b", "good:pipe", "absent"):
         assert name in said
 
 

@@ -466,3 +466,9 @@ def test_a_record_leads_to_its_own_files_alone(
     assert (mine / "a").exists()
     assert (root / "mine.gguf").exists()
     assert store.blobs.is_dir()
+
+
+def test_a_hash_does_not_wait_at_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no file"):
+        files.sha256_of(tmp_path / "pipe")
