@@ -221,7 +221,7 @@ class Store:
         own = record.source == "own"
         for part in record.parts:
             problem = self._quick_problem(part)
-            if own and self.part_path(part).is_file() and (problem or self._was_touched(part)):
+            if own and self._was_touched(part):
                 return f"{part.file} has changed; it is read again when the pair is used."
             if not (part.path or part.checked or problem):
                 problem = f"{part.file} was found damaged."
@@ -230,7 +230,14 @@ class Store:
         return ""
 
     def _was_touched(self, part: Part) -> bool:
-        return bool(part.checked) and self._mtime(part) != part.checked
+        """Is there another file than when it was looked at last, or the same with another date?"""
+        try:
+            info = self.part_path(part).stat()
+        except OSError:  # missing, or in a folder that may not be read
+            return False
+        if not stat.S_ISREG(info.st_mode):
+            return False
+        return info.st_size != part.size or bool(part.checked and info.st_mtime_ns != part.checked)
 
     def _is_stale(self, part: Part) -> bool:
         return not part.sha256 or self._mtime(part) != part.checked

@@ -377,7 +377,12 @@ def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
     with pytest.raises(BadGguf, match="is cut"):
         refreshed(store, store.get("mine"))
     target.unlink()
+    target.mkdir()
+    assert "is not a file" in store.glance(store.get("mine"))
+    target.rmdir()
+    target.symlink_to(target)  # an error like that of a folder which may not be read
     assert "t.gguf is missing" in store.glance(store.get("mine"))
+    target.unlink()
     with pytest.raises(Damaged, match="is missing"):
         store.ready(refreshed(store, store.get("mine"))[0].name)
 
