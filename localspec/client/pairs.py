@@ -92,4 +92,5 @@ def _network(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _absolute(path: str) -> str:
     """The daemon has another folder, and perhaps another home."""
-    return str(Path(os.path.expandvars(path)).expanduser().absolute()) if path else ""
+    named = os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111 - raises nothing
+    return str(Path(named).absolute()) if path else ""

@@ -128,6 +128,11 @@ def of_failure(
         return error
     request = getattr(error, "_request", None)
     url = request.url if request is not None else url
+    if isinstance(error, httpx2.InvalidURL | ValueError):
+        return HubError(
+            f"The hub cannot be asked at {_address(network.endpoint)}: that is no address; correct "
+            "HF_ENDPOINT, and the proxies if one is set."
+        )
     if isinstance(error, httpx2.TooManyRedirects):
         return HubError(f"The hub sends requests for {repo}/{file} around in a circle; try again.")
     if isinstance(error, httpx2.DecodingError):

@@ -190,7 +190,7 @@ class Hub:
 
         try:
             yield
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
             try:
                 asked = httpx2.URL(url)
             except httpx2.InvalidURL:
@@ -205,7 +205,8 @@ class Hub:
 
         Not huggingface_hub's own way, which takes the token along to other hosts of the hub.
         """
-        hosts = {*self._library().constants.HF_URL_HOSTS, urlsplit(self.endpoint).hostname}
+        with self._asking(url, repo, file):
+            hosts = {*self._library().constants.HF_URL_HOSTS, urlsplit(self.endpoint).hostname}
         headers = self._headers()
         for _ in range(_MOST_REDIRECTS):
             with self._asking(url, repo, file):

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 HUB = "https://huggingface.co"
 _TRUE = ("1", "ON", "YES", "TRUE")
+_BUNDLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_COUNTED = {*_BUNDLES, *_PROXIES, *(name.upper() for name in _PROXIES)} | {
+    "HF_ENDPOINT", "HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME",
+}  # fmt: skip
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 
 
@@ -66,7 +71,14 @@ class Network:
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> Network:
-        """Read an environment, or what of it came with a request."""
+        """Read an environment, or what of it came with a request.
+
+        Raises:
+            NetworkSettings: a variable that counts holds what nothing can be made of.
+        """
+        for name in _COUNTED & variables.keys():
+            if not variables[name].strip().isprintable():
+                raise NetworkSettings(f"{name} holds a character that cannot be shown; correct it.")
         implicit = not _true(variables.get("HF_HUB_DISABLE_IMPLICIT_TOKEN"))
         token = variables.get("HF_TOKEN") or variables.get("HUGGING_FACE_HUB_TOKEN") or ""
         named = variables.get("HF_TOKEN_PATH")
@@ -76,7 +88,6 @@ class Network:
             variable, value = _either(variables, f"{scheme}_proxy")
             if value:
                 proxies[scheme] = Proxy(value if "://" in value else f"http://{value}", variable)
-        bundles = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
         return cls(
             endpoint=(variables.get("HF_ENDPOINT") or HUB).rstrip("/"),
             token="".join(token.split()) if implicit else "",
@@ -85,7 +96,7 @@ class Network:
             offline=offline[0] if offline else "",
             proxies=proxies,
             no_proxy=tuple(_either(variables, "no_proxy")[1].replace(",", " ").lower().split()),
-            certificates=tuple((n, variables[n]) for n in bundles if variables.get(n)),
+            certificates=tuple((n, variables[n]) for n in _BUNDLES if variables.get(n)),
         )
 
     def proxy_for(self, scheme: str, host: str, port: int | None) -> Proxy | None:
@@ -108,7 +119,7 @@ class Network:
             return httpx2.create_ssl_context(trust_env=False)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         for variable, name in self.certificates:
-            folders = [each for each in name.split(os.pathsep) if Path(each).is_dir()]
+            folders = [each for each in name.split(os.pathsep) if os.path.isdir(each)]  # noqa: PTH112 - raises nothing
             if folders or variable == "SSL_CERT_DIR":
                 for folder in folders:
                     context.load_verify_locations(capath=folder)
@@ -199,7 +210,7 @@ def _either(variables: Mapping[str, str], name: str) -> tuple[str, str]:
 
 
 def _path(name: str) -> Path:
-    return Path(os.path.expandvars(name)).expanduser()
+    return Path(os.path.expanduser(os.path.expandvars(name)))  # noqa: PTH111 - raises nothing
 
 
 def _home(variables: Mapping[str, str]) -> Path:

@@ -8,9 +8,14 @@ import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from localspec.errors import LocalspecError
+from localspec.protocol.pairs import Network as PullNetwork
 from localspec.registry.catalogue import Pair
 from localspec.registry.errors import (
     BadToken,
@@ -26,12 +31,14 @@ from localspec.registry.errors import (
 from localspec.registry.hub import Hub
 from localspec.registry.network import Network
 from localspec.registry.pull import Puller
+from localspec.registry.retry import Interrupted
 from localspec.registry.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, TARGET, assert_whole
 from tests.support.hub import Faults, TestHub
 from tests.support.proxies import TestProxy, dead_port, make_certificate
 
+VARIABLES = {name.upper() for name in PullNetwork.__struct_fields__} | {"http_proxy", "no_proxy"}
 PASSWORD = "somebody:canarysecretword"
 
 
@@ -315,3 +322,30 @@ def test_a_server_that_says_nothing(store: Store, pair: Pair, hub: TestHub, faul
     mine = Hub(hub.endpoint, stall=0.2)
     with pytest.raises(Unreachable, match=r"the connection to localhost:\d+ stalled"):
         Puller(store, mine, replace(QUICK, patience=patient)).pull("p", pair)
+
+
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["http://", "http://[", "https://a:b@c:d", "http://h.invalid:99999", "~nobody/x", "$HOME/x",
+         "socks5h://", "http://h .invalid", "http://h.invalid/{repo}", "://", "a\0b", "http://é.invalid",
+         "*", "[::1", "10.0.0.0/99", "http://h.invalid:0", "http://\ud800", "http://h.invalid?x#y"]
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    variables=st.dictionaries(st.sampled_from(sorted(VARIABLES)), TEXTS, max_size=4),
+    secure=st.booleans(),
+)
+def test_whatever_an_environment_says_is_used_or_refused_in_our_words(
+    variables: dict[str, str], secure: bool
+) -> None:
+    said = {"HF_ENDPOINT": f"http{'s' * secure}://hub.invalid", **variables}
+    with (
+        mock.patch("socket.getaddrinfo", side_effect=socket.gaierror(-2, "unknown")),
+        pytest.raises((LocalspecError, Interrupted)) as caught,
+    ):
+        Hub(network=Network.of(said)).resolve("own/target", "target.gguf")
+    assert "Error)" not in str(caught.value)
