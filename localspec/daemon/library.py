@@ -262,10 +262,11 @@ class Library:
             Conflict: another pair has the name, or another pull.
         """
         from localspec.registry.hub import Hub
+        from localspec.registry.network import is_address
 
         self._refuse_reserved(request.name)
         hub = Hub(request.endpoint, token=request.token, network=_network(request))
-        if not hub.endpoint.startswith(("http://", "https://")):
+        if not is_address(hub.endpoint):
             raise InvalidRequest(
                 "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
                 param="endpoint",

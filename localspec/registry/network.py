@@ -198,6 +198,15 @@ def _client(network: Network) -> httpx2.Client:
     return httpx2.Client(transport=Ways(), trust_env=False)
 
 
+def is_address(endpoint: str) -> bool:
+    """Whether it could be a hub's."""
+    try:
+        parts = urlsplit(endpoint)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def _true(value: str | None) -> bool:
     return (value or "").upper() in _TRUE
 

@@ -160,10 +160,18 @@ def test_a_hub_that_sends_on_to_another_does_not_pass_a_token_on(outside: Outsid
 
 
 def test_an_endpoint_that_is_no_address_is_refused(outside: Outside) -> None:
-    for endpoint in ("ftp://x", "file:///etc/passwd", "x", "://"):
-        body = {"name": "tiny", "endpoint": endpoint}
-        answer = outside.over_socket("POST", "/localspec/pulls", body)
-        assert (answer.status, answer.error["param"]) == (400, "endpoint")
+    for endpoint in (
+        "ftp://x",
+        "file:///etc/passwd",
+        "x",
+        "://",
+        "http://",
+        "http://[",
+        "http://x:y",
+    ):
+        for fields in ({"endpoint": endpoint}, {"network": {"HF_ENDPOINT": endpoint}}):
+            answer = outside.over_socket("POST", "/localspec/pulls", {"name": "tiny", **fields})
+            assert (answer.status, answer.error["param"]) == (400, "endpoint")
 
 
 @settings(
