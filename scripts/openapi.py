@@ -46,6 +46,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     pairs.AddRequest,
     pairs.CollectRequest,
     pairs.DraftsRequest,
+    pairs.DiskRequest,
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatCompletion", "chat.completion", http.ChatChoice),
@@ -62,6 +63,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     pairs.CollectedView,
     pairs.Verifying,
     pairs.Drafts,
+    pairs.Disk,
     PullState,
     conversations.ConversationList,
     conversations.Conversation,

@@ -21,6 +21,7 @@ COMMANDS = {
     "rm": ("localspec.cli.commands.rm", "Remove a pair."),
     "gc": ("localspec.cli.commands.gc", "Delete files that no pair needs."),
     "add": ("localspec.cli.commands.add", "Make a pair of your own files."),
+    "import": ("localspec.cli.commands.import_", "Find models that are here, make pairs of them."),
     "drafts": ("localspec.cli.commands.drafts", "Find drafts for a target on this disk."),
     "unload": ("localspec.cli.commands.unload", "Give the loaded pair's memory back."),
     "start": ("localspec.cli.commands.start", "Start the daemon."),

@@ -22,11 +22,18 @@ class PairsClient(Client):
         return self._json("GET", f"/localspec/pairs/{quote(name, safe='')}?context={context}")
 
     def add(
-        self, name: str, target: str, draft: str | None, roles: list[str], *, replace: bool = False
+        self,
+        name: str,
+        target: str,
+        draft: str | None,
+        roles: list[str],
+        *,
+        replace: bool = False,
+        hash_now: bool = True,
     ) -> dict[str, Any]:
-        """Files by absolute paths."""
+        """Files by absolute paths or Ollama's names; without `hash_now` they are hashed when loaded."""
         body = {"name": name, "target": target, "draft": draft, "roles": roles, "replace": replace}
-        return self._json("POST", "/localspec/pairs", body)
+        return self._json("POST", "/localspec/pairs", {**body, "hash_now": hash_now})
 
     def remove(self, name: str) -> dict[str, Any]:
         return self._json("DELETE", f"/localspec/pairs/{quote(name, safe='')}")
@@ -42,6 +49,10 @@ class PairsClient(Client):
     ) -> Generator[dict[str, Any], None, None]:
         body = {"target": target, "folders": folders, "measure": measure}
         return self._events("POST", "/localspec/drafts", body)
+
+    def disk(self, folders: list[str]) -> Generator[dict[str, Any], None, None]:
+        """What is being read, and at last the models on this disk; folders by absolute paths."""
+        return self._events("POST", "/localspec/disk", {"folders": folders})
 
     def start_pull(self, name: str, **options: Any) -> dict[str, Any]:
         """Start a pull or join the running one; its state. `options`: more of PullRequest."""

@@ -322,7 +322,13 @@ class Library:
             return None
 
     def add(
-        self, name: str, target: str, draft: str | None, roles: list[str], replace: bool
+        self,
+        name: str,
+        target: str,
+        draft: str | None,
+        roles: list[str],
+        replace: bool,
+        hash_now: bool = True,
     ) -> Record:
         """A pair of the user's own files; see registry.own."""
         from localspec.errors import Conflict
@@ -338,7 +344,15 @@ class Library:
         paths = [Path(each) if each.startswith("/") else pairs.one_file(each) for each in named]
         ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
         summary = " with ".join(named) if ollamas else ""
-        return own.add(self.store, name, *paths, roles=roles, replace=replace, summary=summary)
+        return own.add(
+            self.store,
+            name,
+            *paths,
+            roles=roles,
+            replace=replace,
+            summary=summary,
+            hash_now=hash_now,
+        )
 
     def check(self, target: Path, draft: Path | None = None) -> None:
         """What `add` checks of files, for those that are named by their paths; each state once.

@@ -56,6 +56,7 @@ ROUTES = (
     ("POST", "/localspec/pairs/{name}/verify", pairs.verify),
     ("POST", "/localspec/gc", pairs.collect),
     ("POST", "/localspec/drafts", pairs.drafts),
+    ("POST", "/localspec/disk", pairs.on_disk),
     ("GET", "/localspec/conversations", conversations.listed),
     ("DELETE", "/localspec/conversations", conversations.remove_all),
     ("GET", "/localspec/conversations/{name}", conversations.show),

@@ -72,7 +72,10 @@ class PullRequest(Request):
 
 
 class AddRequest(Request):
-    """Make a pair of files on this disk, named by absolute paths or by Ollama's names (`qwen2.5:7b`)."""
+    """Make a pair of files on this disk, named by absolute paths or by Ollama's names (`qwen2.5:7b`).
+
+    `hash_now` false: they are hashed when the pair is first loaded.
+    """
 
     name: Name
     target: File
@@ -81,6 +84,13 @@ class AddRequest(Request):
         Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
     ] = ("chat",)
     replace: OrDefault[bool] = False
+    hash_now: OrDefault[bool] = True
+
+
+class DiskRequest(Request):
+    """`folders`: absolute paths, looked through beside the places where programs keep models."""
+
+    folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
 
 
 class CollectRequest(Request):
@@ -307,3 +317,38 @@ class Drafts(Struct):
     measuring: str = ""
     plain: float | None = None
     drafts: list[DraftView] | None = None
+
+
+class DiskModel(Struct):
+    """A model on this disk: bytes of weights, who put it there, or in `problem` why it is of no use.
+
+    `drafts`: paths of those that can draft for it, the smallest first.
+    """
+
+    name: str
+    path: str
+    origin: str
+    size: int
+    problem: str = ""
+    drafts: tuple[str, ...] = ()
+
+
+class ProposedPair(Struct):
+    """A pair worth making: what to give `add`. `ratio`: target to draft in bytes of weights."""
+
+    name: str
+    target: str
+    draft: str | None = None
+    ratio: float = 0.0
+
+
+class Disk(Struct):
+    """An event of /disk: what is being read, and in the last one all that was found.
+
+    `problems`: a sentence for each place that could not be looked into.
+    """
+
+    looking: str = ""
+    models: list[DiskModel] | None = None
+    pairs: list[ProposedPair] = []
+    problems: list[str] = []

@@ -17,6 +17,8 @@ from localspec.registry.store import Store
 
 # A disk with a million files is walked through in less; a share on the network may take for ever.
 PATIENCE_S = 60.0
+# Of two files of one size so many pieces are compared; to hash them would take minutes.
+_PIECES, _PIECE = 16, 64 << 10
 _NO_MODELS = frozenset({"/proc", "/sys", "/dev"})
 
 
@@ -67,11 +69,23 @@ class Search:
         self._end = time.monotonic() + self.patience
         self._walked: set[tuple[int, int]] = set()
         self._files: set[tuple[int, int] | Path] = set()
+        self._sizes: dict[int, list[Path]] = {}
         for found in self._everywhere():
             key = _identity(found.path)
-            if key not in self._files:
-                self._files.add(key)
+            if key not in self._files and not self._is_copy(found.path):
                 self.models.append(found)
+            self._files.add(key)
+
+    def _is_copy(self, path: Path) -> bool:
+        """Whether a model of this size, and with the same bytes wherever one looks, was found already."""
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return False
+        others = self._sizes.setdefault(size, [])
+        copy = bool(others) and any(_sample(path, size) == _sample(each, size) for each in others)
+        others.append(path)
+        return copy
 
     def _everywhere(self) -> Iterator[Found]:
         for record in self.store.listing().records:
@@ -157,6 +171,17 @@ def _identity(path: Path) -> tuple[int, int] | Path:
     except OSError:  # a link that leads nowhere: whoever reads it says so
         return path
     return info.st_dev, info.st_ino
+
+
+def _sample(path: Path, size: int) -> list[bytes] | Path:
+    """Pieces of a file: its header and some of its weights, which no two models share."""
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            return path
+        with path.open("rb", buffering=0) as file:
+            return [os.pread(file.fileno(), _PIECE, size * at // _PIECES) for at in range(_PIECES)]
+    except OSError:
+        return path
 
 
 def _is_first_part(name: str) -> bool:

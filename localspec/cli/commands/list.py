@@ -13,8 +13,17 @@ from localspec.client.pairs import PairsClient
     epilog="Examples:\n\n\b\n  localspec list\n  localspec list --all",
 )
 @click.option("-a", "--all", "everything", is_flag=True, help="Those that can be pulled, too.")
+@click.option(
+    "--disk", is_flag=True, help="Models other programs keep here; as `localspec import`."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
-def command(everything: bool, as_json: bool) -> int:
+def command(everything: bool, disk: bool, as_json: bool) -> int:
+    if disk:
+        from localspec.cli.commands import import_
+
+        found = import_.look(())
+        (render.record if as_json else import_.show)(found)
+        return 0
     listed = PairsClient().pairs(everything=everything)
     if as_json:
         render.record(listed)

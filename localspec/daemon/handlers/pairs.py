@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import measure, views
+from localspec.daemon import disk, measure, views
 from localspec.daemon.context import answer, context, read
 from localspec.daemon.library import Library
 from localspec.daemon.pairs import names_files, unseen
@@ -59,7 +59,13 @@ async def add(request: Request) -> Response:
         await daemon.rest(body.name)
     with unseen():
         record = await daemon.errands.run(
-            library.add, body.name, body.target, body.draft, list(body.roles), body.replace
+            library.add,
+            body.name,
+            body.target,
+            body.draft,
+            list(body.roles),
+            body.replace,
+            body.hash_now,
         )
     return answer(views.entry(record, library.in_use), 201)
 
@@ -159,4 +165,15 @@ async def drafts(request: Request) -> Response:
             daemon.errands,
             lambda report: views.drafts(daemon.library, pair.target, body.folders, trials, report),
         )
+    )
+
+
+async def on_disk(request: Request) -> Response:
+    """Events: what is being read, and in the last one the models and the pairs worth making."""
+    body = await read(request, pairs.DiskRequest)
+    if came_by_tcp(request.scope):
+        raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")
+    daemon = context(request)
+    return Stream(
+        reported(daemon.errands, lambda report: disk.look(daemon.library, body.folders, report))
     )
