@@ -178,6 +178,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "rm": ["builtin❮\x1b❯"],
     "gc": ["--dry-run"],
     "add": ["mine --target /❮\x1b❯.gguf"],
+    "import": ["", "--json"],
     "drafts": ["builtin"],
     "unload": [""],
     "start": [""],

@@ -64,13 +64,15 @@ def show(found: dict[str, Any]) -> None:
         render.line("No models were found. Folders can be named: localspec import FOLDER")
     for each in found["models"]:
         if each["problem"]:
-            render.line(f"not {each['name']} ({each['origin']}): {each['problem']}")
+            why = f"not {each['name']} ({each['origin']}): {each['problem']}"
+            render.line(render.harmless(why, lines=False))
     for problem in found["problems"]:
         render.error(problem)
     if found["pairs"]:
         render.line("\nTo make pairs of them (with --add it is done):")
         for each in found["pairs"]:
-            render.line(f"  {add_line(each['name'], each['target'], each['draft'])}")
+            line = add_line(each["name"], each["target"], each["draft"])
+            render.line(f"  {render.harmless(line, lines=False)}")
 
 
 def add_line(name: str, target: str, draft: str | None) -> str:
