@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from localspec.registry import fit
@@ -222,7 +223,9 @@ class Puller:
         transfers: list[Transfer] = []
         stop = _Either(cancel)
         for remote in plan.remotes:
-            path = self._whole_in_cache(remote, cancel)
+            path = self._whole_in_cache(
+                remote, cancel, partial(self._looking, plan, used, remote, progress)
+            )
             if path:
                 used[remote.sha256] = path
             else:
@@ -342,13 +345,33 @@ class Puller:
                 f"reserve), {free_sentence(folder)}. Make room (localspec gc) and pull again."
             )
 
-    def _whole_in_cache(self, remote: RemoteFile, cancel: threading.Event) -> Path | None:
+    def _looking(
+        self,
+        plan: Plan,
+        used: dict[str, Path],
+        now: RemoteFile,
+        progress: Callable[[Progress], None] | None,
+        read: int,
+    ) -> None:
+        """Report how much of the file `now`, which is here, was hashed."""
+        files = []
+        for each in plan.remotes:
+            size = each.size
+            hashed = read if each is now else size if each.sha256 in used else 0
+            there = size if hashed else size - self._missing(each)
+            files.append(FileProgress(each.name, there, hashed, size))
+        if progress:
+            progress(Progress(tuple(files)))
+
+    def _whole_in_cache(
+        self, remote: RemoteFile, cancel: threading.Event, told: Callable[[int], None]
+    ) -> Path | None:
         """The file in the Hugging Face cache, hash checked: its own download does not check it."""
         path = _cached(remote)
         if path is None or self.store.blob(remote.sha256).exists():
             return None
         check_cancel(cancel)
-        return path if sha256_of(path, cancel=cancel) == remote.sha256 else None
+        return path if sha256_of(path, progress=told, cancel=cancel) == remote.sha256 else None
 
     def _record(self, plan: Plan, used: dict[str, Path]) -> Record:
         return Record(

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from localspec.registry import files as files_module
 from localspec.registry import fit
 from localspec.registry.catalogue import Pair
 from localspec.registry.errors import (
@@ -251,6 +252,23 @@ def test_the_hugging_face_cache_is_used_in_place(
     assert_whole(store)
     store.remove("p")
     assert list(cache.rglob("target.gguf")), "not ours to delete"
+
+
+@pytest.mark.usefixtures("faults")
+def test_how_far_the_hashing_of_the_cache_is_can_be_seen(
+    puller: Puller, hub: TestHub, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = hub.files["own/target", "target.gguf"].commit
+    _in_cache(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
+    monkeypatch.setattr(files_module, "CHUNK", len(TARGET) // 4)
+    seen: list[Progress] = []
+    puller.pull("p", pair, seen.append)
+    parts = [each.files[0] for each in seen]
+    assert {each.file for each in parts} == {"target.gguf"}
+    assert all(each.done == each.size == len(TARGET) for each in parts)
+    assert len({each.hashed for each in parts}) >= 4
+    assert [each.hashed for each in parts] == sorted(each.hashed for each in parts)
+    assert seen[-1].hashed == seen[-1].size
 
 
 def test_a_damaged_cache_is_not_believed(
