@@ -250,7 +250,7 @@ def _network(here: Machine) -> Iterator[Finding]:
     yield Finding("cache", "ok", f"Hugging Face's cache is {hub}. {found}")
     offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if env.get(name)]
     if offline and env[offline[0]].upper() in ("1", "ON", "YES", "TRUE"):
-        what = f"{offline[0]} is set: answers work, pulls do not."
+        what = f"{offline[0]} is set: answers work, pulls take what the cache has."
         yield Finding("network", "note", what, f"unset {offline[0]}")
 
 

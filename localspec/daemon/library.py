@@ -25,7 +25,7 @@ from localspec.protocol.http import Hashing
 from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
-    from localspec.registry.catalogue import Catalogue, LiveCatalogue
+    from localspec.registry.catalogue import Catalogue, LiveCatalogue, Pair
     from localspec.registry.files import Hashes
     from localspec.registry.network import Network
     from localspec.registry.pulls import Pull, Pulls
@@ -272,7 +272,8 @@ class Library:
                 param="endpoint",
             )
         wanted = self._joined(request) or self._wanted(request, hub.endpoint, whole_disk)
-        hub.check_online()
+        if not _in_cache(wanted.pair):
+            hub.check_online()
         return self.pulls.start(wanted, hub)
 
     def _joined(self, request: PullRequest) -> Wanted | None:
@@ -411,3 +412,17 @@ def _state(path: Path) -> tuple[str, int, int, int]:
     """What changes when a file does."""
     info = path.stat()
     return str(path), info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _in_cache(pair: Pair | None) -> bool:
+    """Whether the Hugging Face cache has all of it, so that a pull needs no network."""
+    from localspec.registry.found import resolve_in_cache
+    from localspec.registry.model import shard_names
+
+    models = [each for each in (pair.target, pair.draft) if each and each.repo] if pair else []
+    return bool(models) and all(
+        resolve_in_cache(each.repo, f"{folder}{slash}{part}", each.revision)
+        for each in models
+        for folder, slash, name in [each.file.rpartition("/")]
+        for part in shard_names(name)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from localspec.paths import hf_cache
 from localspec.registry import ollama, programs
 from localspec.registry.errors import BadGguf
+from localspec.registry.hub import RemoteFile
 from localspec.registry.model import shard_names
 from localspec.registry.store import Store
 
@@ -19,6 +21,7 @@ from localspec.registry.store import Store
 PATIENCE_S = 60.0
 # Of two files of one size so many pieces are compared; to hash them would take minutes.
 _PIECES, _PIECE = 16, 64 << 10
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NO_MODELS = frozenset({"/proc", "/sys", "/dev"})
 
 
@@ -41,6 +44,24 @@ def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Pa
         except OSError:
             continue
     return None
+
+
+def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile | None:
+    """What the Hugging Face cache knows of a file of the hub, where it is there whole.
+
+    Large files lie there under their SHA-256, `refs` has each revision's commit.
+    """
+    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
+    try:
+        ref = folder / "refs" / revision
+        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+        blob = (folder / "snapshots" / commit / file).resolve(strict=True)
+        size = blob.stat().st_size
+    except (OSError, ValueError, RuntimeError):
+        return None
+    if blob.parent.name != "blobs" or not _SHA256.fullmatch(blob.name):
+        return None
+    return RemoteFile(repo, file, commit, blob.name, size)
 
 
 def find_models(

@@ -13,9 +13,15 @@ from pathlib import Path
 
 from localspec.registry import fit
 from localspec.registry.catalogue import Pair, Weights
-from localspec.registry.errors import DiskFull, FileChanged, PullCancelled
+from localspec.registry.errors import (
+    DiskFull,
+    FileChanged,
+    Offline,
+    PullCancelled,
+    Unreachable,
+)
 from localspec.registry.files import check_cancel, free_sentence, sha256_of
-from localspec.registry.found import cached_file
+from localspec.registry.found import cached_file, resolve_in_cache
 from localspec.registry.gguf import FileSource, Source
 from localspec.registry.hub import Hub, RemoteFile
 from localspec.registry.journal import bytes_there, prefix_there
@@ -32,6 +38,9 @@ from localspec.registry.transfer import Transfer, Tuning
 DISK_RESERVE = 64 << 20
 HEADS_UNUSED = (
     "This model's own heads (MTP) are not run yet: it drafts from the text itself (n-gram)."
+)
+FROM_CACHE = (
+    "Without a network: the files are those of the Hugging Face cache; the hub may have newer ones."
 )
 _TICK = 0.25  # seconds between two reports of progress
 # A person waits for the first word of the hub, and without a network it never comes.
@@ -55,6 +64,7 @@ class PlannedModel:
     header_bytes: int  # of them over the network, this time
     stored: StoredModel | None = None
     flows: tuple[Flow | None, ...] = ()
+    from_cache: bool = False  # what the hub has was not to be learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,6 @@ class Puller:
             RegistryError and below: one sentence; what was fetched is kept for the next try.
         """
         cancel = cancel or threading.Event()
-        self.hub.check_online()
         self.store.prepare()
         with self.store.pulling():
             for change in range(_CHANGES):
@@ -187,7 +196,6 @@ class Puller:
         Raises:
             NotMatched, CannotRollBack, DoesNotFit, DiskFull, BadGguf, HubError and below.
         """
-        self.hub.check_online()
         wanted = [pair.target, pair.draft] if pair.draft else [pair.target]
         with ThreadPoolExecutor(len(wanted), thread_name_prefix="header") as pool:
             models = list(
@@ -198,6 +206,8 @@ class Puller:
         chosen = self._fits(target.model, draft.model if draft else None)
         notes += chosen.notes if chosen else ()
         notes += [note for model in models for note in _differs_from_catalogue(model)]
+        if any(model.from_cache for model in models):
+            notes.append(FROM_CACHE)
         if pair.kind in ("mtp-embedded", "mtp-sidecar"):
             notes.append(HEADS_UNUSED)
         remotes = _distinct(models)
@@ -279,16 +289,7 @@ class Puller:
             path = Path(weights.file)
             stored = self._stored_here(path)
             return PlannedModel(weights, (), read_local_model(path), (), 0, stored)
-        remotes = tuple(
-            patiently(
-                lambda file=file: self.hub.resolve(  # type: ignore[misc]
-                    weights.repo, file, weights.revision
-                ),
-                self.first_contact,
-                cancel,
-            )
-            for file in _files(weights.file)
-        )
+        remotes, from_cache = self._resolve(weights, cancel)
         sources = [self._source(remote, cancel) for remote in remotes]
         model = read_model(sources)
         far = [each if isinstance(each, RemoteSource) else None for each in sources]
@@ -299,7 +300,31 @@ class Puller:
             prefixes=tuple(bytes(each.prefix) if each else b"" for each in far),
             header_bytes=sum(each.fetched for each in far if each),
             flows=tuple(each.flow if each else None for each in far),
+            from_cache=from_cache,
         )
+
+    def _resolve(
+        self, weights: Weights, cancel: threading.Event | None
+    ) -> tuple[tuple[RemoteFile, ...], bool]:
+        """A model's files as the hub has them; without a network as its cache here has all of them."""
+        files = _files(weights.file)
+        try:
+            return tuple(
+                patiently(
+                    lambda file=file: self.hub.resolve(  # type: ignore[misc]
+                        weights.repo, file, weights.revision
+                    ),
+                    self.first_contact,
+                    cancel,
+                )
+                for file in files
+            ), False
+        except (Offline, Unreachable):
+            cached = [resolve_in_cache(weights.repo, each, weights.revision) for each in files]
+            known = tuple(each for each in cached if each)
+            if len(known) < len(files):
+                raise
+            return known, True
 
     def _stored_here(self, path: Path) -> StoredModel:
         """A file of the store with all that is known of it; any other is hashed when it is loaded."""

@@ -1,0 +1,101 @@
+"""Without a network a pull takes what the Hugging Face cache has whole, and says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localspec.registry.catalogue import Pair
+from localspec.registry.errors import HubError, Unreachable
+from localspec.registry.found import resolve_in_cache
+from localspec.registry.hub import Hub
+from localspec.registry.pull import FROM_CACHE, Puller
+from tests.registry.pulling import DRAFT, TARGET
+from tests.support.gguf_files import sha256
+from tests.support.programs import COMMIT, in_hub
+from tests.support.pulling import PullingHome, pulling_home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[PullingHome]:
+    with pulling_home(tmp_path) as home:
+        home.environment["HF_HUB_OFFLINE"] = "1"
+        yield home
+
+
+def cached(home: PullingHome, *roles: str) -> list[Path]:
+    files = dict(zip(("target", "draft"), home.files, strict=True))
+    cache = home.root / "hf" / "hub"
+    return [
+        in_hub(cache, f"own/{role}", f"{role}.gguf", files[role].read_bytes()) for role in roles
+    ]
+
+
+def test_offline_a_pair_is_made_of_what_is_cached(home: PullingHome) -> None:
+    cached(home, "target", "draft")
+    run = home.run("pull", "tiny")
+    assert run.returncode == 0, run.stderr
+    assert f"note: {FROM_CACHE}" in run.stdout
+    assert home.hub.requests == []
+    shown = home.run("show", "tiny").stdout
+    assert f"own/target at {COMMIT[:12]}" in shown
+    assert home.run("verify", "tiny").returncode == 0
+    assert home.run("ask", "-m", "tiny", "-n", "4", "hi").returncode == 0
+
+
+def test_offline_nothing_is_made_of_a_part_or_of_what_is_damaged(home: PullingHome) -> None:
+    cached(home, "target")
+    run = home.run("pull", "tiny")
+    assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
+    (draft,) = cached(home, "draft")
+    data = bytearray(draft.read_bytes())
+    data[-1] ^= 1
+    draft.resolve().write_bytes(data)
+    run = home.run("pull", "tiny")
+    assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
+    names = [each["name"] for each in json.loads(home.run("list", "--json").stdout)["pairs"]]
+    assert names == ["builtin"]
+    assert home.hub.requests == []
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, puller: Puller) -> Puller:
+    """One whose hub nobody answers for."""
+    return replace(puller, hub=Hub("http://127.0.0.1:9", stall=1.0))
+
+
+def test_a_hub_that_is_not_reached_is_done_without(
+    alone: Puller, pair: Pair, tmp_path: Path
+) -> None:
+    cache = tmp_path / "hf-cache"
+    with pytest.raises(Unreachable):
+        alone.pull("p", pair)
+    in_hub(cache, "own/target", "target.gguf", TARGET)
+    with pytest.raises(HubError):
+        alone.pull("p", pair)
+    in_hub(cache, "own/draft", "draft.gguf", DRAFT)
+    record = alone.pull("p", pair)
+    assert FROM_CACHE in record.notes
+    assert record.target.revision == COMMIT
+
+
+def test_only_a_whole_file_under_its_hash_is_known(tmp_path: Path) -> None:
+    cache = tmp_path / "hf-cache"
+    link = in_hub(cache, "a/b", "deep/x.gguf", TARGET)
+    found = resolve_in_cache("a/b", "deep/x.gguf")
+    assert found is not None
+    assert (found.sha256, found.size, found.commit) == (sha256(TARGET), len(TARGET), COMMIT)
+    assert resolve_in_cache("a/b", "deep/x.gguf", COMMIT) == found
+    for repo, file, revision in (
+        ("a/b", "x.gguf", "main"),
+        ("a/c", "deep/x.gguf", "main"),
+        ("a/b", "deep/x.gguf", "other"),
+        ("../b", "deep/x.gguf", "main"),
+    ):
+        assert resolve_in_cache(repo, file, revision) is None
+    link.resolve().unlink()
+    assert resolve_in_cache("a/b", "deep/x.gguf") is None
