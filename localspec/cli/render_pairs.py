@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from typing import Any
@@ -194,6 +195,12 @@ def _fit(fit: dict[str, Any] | None) -> str:
     )
 
 
+def add_line(name: str, target: str, draft: str | None) -> str:
+    """The command that makes such a pair, as a shell takes it."""
+    words = ["localspec", "add", name, "--target", target, *(["--draft", draft] if draft else [])]
+    return render.harmless(shlex.join(words), lines=False)
+
+
 def drafts(found: dict[str, Any]) -> None:
     """Those that match as a table, then why the others do not."""
     possible = [each for each in found["drafts"] if each["matched"]]
@@ -214,6 +221,10 @@ def drafts(found: dict[str, Any]) -> None:
             rows.append([each["name"], size(each["size"]), f"{each['ratio']:.1f}×", each["origin"]])
         table(rows)
         render.line("How much each gains: add --measure.")
+    if possible:
+        render.line("\nTo make a pair of it, with one of them:")
+    for each in possible:
+        render.line(f"  {add_line(found['pair'], found['file'], each['file'])}")
     for each in found["drafts"]:
         if not each["matched"]:
             render.line(f"not {each['name']} ({each['origin']}): {each['reason']}")

@@ -40,7 +40,7 @@ def look(library: Library, folders: list[str], report: Callable[[Disk], None]) -
 
     search = Search(library.store, [Path(each) for each in folders], told=told)
     judged = matches.judge_all(search.models, told)
-    call = _call()
+    call = called()
     models = [
         DiskModel(
             name=each.found.name,
@@ -68,7 +68,7 @@ def taken_names(library: Library) -> set[str]:
     return {*here, *catalogue.pairs, *catalogue.aliases}
 
 
-def _call() -> Callable[[Found], str]:
+def called() -> Callable[[Found], str]:
     """What `add` takes for a model: its name in Ollama where that leads there, else its path."""
     from localspec.registry import ollama
 
@@ -77,8 +77,4 @@ def _call() -> Callable[[Found], str]:
         for each in ollama.tagged(home):
             if each.file:
                 known.setdefault(each.name, each.file)
-    return lambda found: (
-        found.name
-        if found.origin == "Ollama" and known.get(found.name) == found.path
-        else str(found.path)
-    )
+    return lambda found: found.name if known.get(found.name) == found.path else str(found.path)

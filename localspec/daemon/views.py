@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from localspec.config import Config
-from localspec.daemon import pairs
+from localspec.daemon import disk, pairs
 from localspec.daemon.library import Library
 from localspec.daemon.measure import Interrupted, Trials
 from localspec.daemon.memory import Free
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from localspec.registry.catalogue import Pair
     from localspec.registry.details import Details, ModelDetails
     from localspec.registry.drafts import Candidate
+    from localspec.registry.found import Found
     from localspec.registry.gain import Gain, Trial
     from localspec.registry.model import Model
     from localspec.registry.records import Record, StoredModel
@@ -261,15 +262,21 @@ def drafts(
         InvalidRequest: a folder. BadGguf: the target. Conflict: the engine is needed elsewhere.
     """
     from localspec.registry.drafts import rank_drafts
-    from localspec.registry.found import find_models
+    from localspec.registry.found import Found, find_models
+    from localspec.registry.matches import free_name
 
     for folder in folders:
         if not Path(folder).is_dir():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
     models = find_models(library.store, map(Path, folders))
+    own = Path(target).resolve()
+    found = next((each for each in models if each.path.resolve() == own), None)
+    found = found or Found(Path(target), own.name, "")
+    pair, call = free_name(found.name, disk.taken_names(library)), disk.called()
     if trials is None:
         ranked = rank_drafts(Path(target), models)
-        return Drafts(target, drafts=[_draft(each) for each in ranked])
+        views = [_draft(each, call) for each in ranked]
+        return Drafts(target, drafts=views, file=call(found), pair=pair)
     measured = trials
     names = {each.path: each.name for each in models}  # a stored file is named by its hash
 
@@ -284,10 +291,11 @@ def drafts(
     finally:
         measured.end()
     plain = next((each.gain.plain for each in ranked if each.gain), None)
-    return Drafts(target, plain=plain, drafts=[_draft(each) for each in ranked])
+    views = [_draft(each, call) for each in ranked]
+    return Drafts(target, plain=plain, drafts=views, file=call(found), pair=pair)
 
 
-def _draft(each: Candidate) -> DraftView:
+def _draft(each: Candidate, call: Callable[[Found], str]) -> DraftView:
     return DraftView(
         name=each.found.name,
         path=str(each.found.path),
@@ -299,6 +307,7 @@ def _draft(each: Candidate) -> DraftView:
         notes=each.notes,
         gain=_gain(each.gain) if each.gain else None,
         tied=each.tied,
+        file=call(each.found),
     )
 
 

@@ -292,7 +292,7 @@ class DraftView(Struct):
     """A possible draft. `reason` is why not; `ratio` is target / draft in bytes of weights.
 
     `gain` is there where it was measured; `tied`: what was measured does not tell it apart from the one
-    before it.
+    before it. `file` is what `add` takes for it: its name in Ollama, or its path.
     """
 
     name: str
@@ -305,18 +305,22 @@ class DraftView(Struct):
     notes: tuple[str, ...] = ()
     gain: DraftGain | None = None
     tied: bool = False
+    file: str = ""
 
 
 class Drafts(Struct):
     """An event of /drafts: what is being measured, and in the last one the list, best first.
 
-    `plain` is the target's speed alone in tokens per second, where it was measured.
+    `plain` is the target's speed alone in tokens per second, where it was measured. `file` is what `add`
+    takes for the target, `pair` a free name for a pair of it.
     """
 
     target: str
     measuring: str = ""
     plain: float | None = None
     drafts: list[DraftView] | None = None
+    file: str = ""
+    pair: str = ""
 
 
 class DiskModel(Struct):

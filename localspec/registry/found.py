@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.paths import hf_cache
@@ -89,13 +89,18 @@ class Search:
     def __post_init__(self) -> None:
         self._end = time.monotonic() + self.patience
         self._walked: set[tuple[int, int]] = set()
-        self._files: set[tuple[int, int] | Path] = set()
+        self._files: dict[tuple[int, int] | Path, Found] = {}
         self._sizes: dict[int, list[Path]] = {}
         for found in self._everywhere():
             key = _identity(found.path)
-            if key not in self._files and not self._is_copy(found.path):
-                self.models.append(found)
-            self._files.add(key)
+            known = self._files.get(key)
+            if known is None:
+                if not self._is_copy(found.path):
+                    self.models.append(found)
+                self._files[key] = found
+            elif known.name.startswith("sha256-") and known in self.models:
+                # A pair's file that is Ollama's: it has a name there.
+                self.models[self.models.index(known)] = replace(known, name=found.name)
 
     def _is_copy(self, path: Path) -> bool:
         """Whether a model of this size, and with the same bytes wherever one looks, was found already."""

@@ -65,7 +65,10 @@ def add(
         record = msgspec.structs.replace(
             record, notes=(*record.notes, _swapped(record, target, draft))
         )
-    record = msgspec.structs.replace(record, summary=summary)
+    draft_here = _shared(store, record.draft) if record.draft else None
+    record = msgspec.structs.replace(
+        record, target=_shared(store, record.target), draft=draft_here, summary=summary
+    )
     store.put_new(record)
     return record
 
@@ -88,7 +91,7 @@ def refreshed(
     target = Path(record.target.parts[0].path)
     draft = Path(record.draft.parts[0].path) if record.draft else None
     now = describe_files(record.name, target, draft, roles=record.roles)
-    now = msgspec.structs.replace(now, created=record.created)
+    now = msgspec.structs.replace(now, created=record.created, summary=record.summary)
     store.put(now)
     verb = "has" if len(changed) == 1 else "have"
     return now, f"{' and '.join(changed)} {verb} changed since the pair was added or last used."
@@ -115,6 +118,19 @@ def describe_files(
         roles=tuple(roles),
         notes=notes,
         template_sha256=ours.template_hash,
+    )
+
+
+def _shared(store: Store, model: StoredModel) -> StoredModel:
+    """Files that lie in the store already are kept while one pair of those that use them is there."""
+    return msgspec.structs.replace(
+        model,
+        parts=tuple(
+            msgspec.structs.replace(part, path="")
+            if part.sha256 and Path(part.path) == store.blob(part.sha256).absolute()
+            else part
+            for part in model.parts
+        ),
     )
 
 

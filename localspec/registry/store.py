@@ -457,9 +457,9 @@ def local_parts(path: Path, hashes: Hashes | None = None) -> tuple[Part, ...]:
 
 
 def _told_hash(path: Path) -> str:
-    """The SHA-256 by which a file's keeper (Ollama, the Hugging Face cache) names it; "" elsewhere."""
+    """The SHA-256 by which its keeper (Ollama, the Hugging Face cache, a store) names a file, or ""."""
     own = path.resolve()
-    name = own.name.removeprefix("sha256-").removeprefix("sha256:")
+    name = own.name.removeprefix("sha256-").removeprefix("sha256:").removesuffix(".gguf")
     return name if own.parent.name == "blobs" and _SHA256.fullmatch(name) else ""
 
 

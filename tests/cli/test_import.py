@@ -100,3 +100,18 @@ def test_pairs_are_made_when_they_are_asked_for(tmp_path: Path) -> None:
         assert own["checked"] == 0
         assert home.run("ask", "-m", "qwen2.5-7b", "say hello").stdout == "hello\n"
         assert looked(home, str(tmp_path))["pairs"] == []
+
+
+def test_drafts_prints_what_makes_a_pair(tmp_path: Path) -> None:
+    with temporary_home() as home:
+        everywhere(home)
+        printed = home.run("drafts", "qwen2.5:7b").stdout
+        lines = [
+            each.strip() for each in printed.splitlines() if each.startswith("  localspec add")
+        ]
+        assert "localspec add qwen2.5-7b --target qwen2.5:7b --draft qwen2.5:0.5b" in lines
+        assert len(lines) == printed.count("×")  # one for each draft
+        path = next(line for line in lines if "Studio-7B.Q8_0.GGUF" in line)
+        run = home.run(*shlex.split(path)[1:])
+        assert run.returncode == 0, run.stderr
+        assert " qwen2.5-7b-2 " in home.run("drafts", "qwen2.5-7b").stdout

@@ -21,6 +21,7 @@ from localspec.registry.errors import (
     Offline,
     PullCancelled,
 )
+from localspec.registry.own import add
 from localspec.registry.pull import Progress, Puller
 from localspec.registry.pulls import Pulls
 from localspec.registry.store import Store
@@ -301,3 +302,16 @@ def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
     assert len(record.target.parts) == 3
     store.remove("p")
     assert not path.parent.exists()
+
+
+@pytest.mark.usefixtures("faults")
+def test_a_pair_of_files_that_the_store_has_keeps_them(puller: Puller, pair: Pair) -> None:
+    record = puller.pull("p", pair)
+    store = puller.store
+    target, draft = store.paths(record)
+    add(store, "mine", target, draft, hash_now=False)
+    store.remove("p")
+    assert store.collect().files == ()
+    store.ready("mine")
+    assert not any(each.problem for each in store.verify("mine"))
+    assert store.remove("mine").freed > 0

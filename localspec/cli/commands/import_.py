@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from localspec.cli import places, render, suggest
 from localspec.cli.progress import Progress
-from localspec.cli.render_pairs import size, table
+from localspec.cli.render_pairs import add_line, size, table
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError
 
@@ -71,14 +70,7 @@ def show(found: dict[str, Any]) -> None:
     if found["pairs"]:
         render.line("\nTo make pairs of them (with --add it is done):")
         for each in found["pairs"]:
-            line = add_line(each["name"], each["target"], each["draft"])
-            render.line(f"  {render.harmless(line, lines=False)}")
-
-
-def add_line(name: str, target: str, draft: str | None) -> str:
-    """The command that makes such a pair, as a shell takes it."""
-    words = ["localspec", "add", name, "--target", target, *(["--draft", draft] if draft else [])]
-    return shlex.join(words)
+            render.line(f"  {add_line(each['name'], each['target'], each['draft'])}")
 
 
 def _count(number: int, what: str) -> str:
