@@ -224,7 +224,7 @@ def test_whatever_is_pulled_no_secret_gets_about(
     assert not outside.secrets_on_disk()
 
 
-@pytest.mark.parametrize("fault", ["", "gated", "portal", "refused", "untrusted"])
+@pytest.mark.parametrize("fault", ["", "named", "gated", "portal", "refused", "untrusted"])
 def test_nothing_of_a_shells_network_gets_about(
     outside: Outside, tmp_path: Path, fault: str
 ) -> None:
@@ -244,7 +244,10 @@ def test_nothing_of_a_shells_network_gets_about(
             "NO_PROXY": "localhost",
             "SSL_CERT_FILE": str(file),
         }
-        assert outside.pull(network=network) == ("failed" if fault else "done")
+        if fault == "named":
+            network["HF_ENDPOINT"] = f"http://me:{PASSWORD}@hub.invalid"
+        state = "done" if fault in ("", "named") else "failed"
+        assert outside.pull(network=network) == state
     if fault in ("", "gated"):
         assert f"Bearer {IN_A_FILE}" in tokens(outside.other)
     assert tokens(outside.home.hub) == set()
