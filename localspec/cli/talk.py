@@ -71,11 +71,14 @@ class Talk:
                 self.client, self._request(question), printer, hide_reasoning=hidden, seen=self.last
             )
         finally:
-            self.id = (self.last.get("localspec") or {}).get("conversation", self.id)
+            ours = self.last.get("localspec") or {}
+            self.id = ours.get("conversation", self.id)
             if printer.said or self.last.get("timings"):
                 self._said_system = self.system
                 self.messages.append({"role": "user", "content": question})
                 self.messages.append({"role": "assistant", "content": "".join(printer.said)})
+            if ours.get("news"):
+                render.error(ours["news"])
 
     def _request(self, question: str) -> dict[str, Any]:
         given = {"max_tokens": self._options["tokens"], "temperature": self._options["temperature"]}

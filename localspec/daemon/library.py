@@ -220,6 +220,7 @@ class Library:
 
         record, news = own.refreshed(self.store, self.pulled(name), cancel)
         if news:
+            log.info("%s: %s", record.name, news)
             with self._lock:
                 self._news[record.name] = news
         return record

@@ -376,6 +376,15 @@ def test_an_own_file_that_was_replaced_is_used_and_said_once(
     )
     assert home.run("ask", "-m", "mine", "say x").stderr == ""
     assert "is whole" in home.run("verify", "mine").stdout
+    home.run("unload")
+    write_pair(tmp_path / "newest", seed=6)[0].replace(target)
+    with terminal(home.environment, "chat", "-m", "mine") as shown:
+        shown.expect("›")
+        shown.send("say x\r")
+        shown.expect("target.gguf has changed")
+        shown.expect("›")
+        shown.send("\x04")
+        assert shown.wait() == 0
     target.unlink()
     (line,) = (each for each in home.run("list").stdout.splitlines() if "missing" in each)
     assert line.startswith("mine: target.gguf is missing (")
