@@ -16,6 +16,8 @@ def wordings(messages: Messages) -> Iterator[Messages]:
     yield messages
     if not any(each.get("tool_calls") or each["role"] == "tool" for each in messages):
         return
+    # where null is no trouble in small, it may be one beside this chat's tools
+    yield [{**each, "content": each["content"] or ""} for each in messages]
     separate = apart(messages)
     in_calls = [messages, separate, one_each(messages), one_each(separate)]
     yield from in_calls[1:]

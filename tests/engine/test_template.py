@@ -219,3 +219,15 @@ def test_a_call_reaches_the_template_as_the_template_takes_it(
 ) -> None:
     """Null stays null where that is another thing than an empty text, and no template writes it."""
     assert render(template, calls(content, {"b": 1, "a": "é"})) == expected
+
+
+def test_null_that_fails_in_one_chat_only_is_an_empty_text_there(render: Render) -> None:
+    template = (
+        "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
+        "[{{ m.content + '' if tools or m.content is not none }}]{% endfor %}"
+        "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
+    )
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    called = '[Look.]look{"b": 1}[][Seen.]'
+    assert render(template, calls(None, {"b": 1})) == called
+    assert render(template, calls(None, {"b": 1}), tools=tools) == called + "look"
