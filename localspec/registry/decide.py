@@ -113,7 +113,7 @@ class _Deciding:
 
     def _target(self, wanted: Reference, listed: Sequence[Listed]) -> Pair:
         """A pair of this target alone."""
-        found = matching(wanted, choices(listed))
+        found = matching(wanted, choices(listed, everything=bool(wanted.file)))
         kept = [each for each in found if self._here and each.file == self._here.target.file]
         chosen = kept[0] if kept else self._best(wanted, found)
         if not (wanted.quant or wanted.file):
@@ -159,7 +159,8 @@ class _Deciding:
 
     def _draft(self, wanted: Reference) -> Weights:
         """The draft that was named; of several quantizations the usual one of the most bits."""
-        found = matching(wanted, choices(self._list(wanted)))
+        listed = self._list(wanted)
+        found = matching(wanted, choices(listed, everything=bool(wanted.file)))
         return _weights(wanted, best(found, lambda _: "yes"))
 
     def _proposed(self, pair: Pair, listed: Sequence[Listed]) -> tuple[Pair, str]:

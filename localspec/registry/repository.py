@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Literal
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
 
@@ -34,7 +34,7 @@ _QUANT = re.compile(
 )
 # Parts and helpers of models: images, importance matrices, adapters, heads that draft.
 _NO_TARGET = re.compile(
-    r"^mtp[-._]|(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector|eagle3?|dflash\d*)(?:[-._]|$)",
+    r"^mtp[-._]|(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector|eagle3|dflash\d*)(?:[-._]|$)",
     re.IGNORECASE,
 )
 _HEADS = re.compile(r"^mtp[-._]", re.IGNORECASE)
@@ -104,8 +104,8 @@ def reference(text: str, endpoint: str | None = None) -> Reference | None:
     rest = re.sub(r"^hf:(//)?", "", written, flags=re.IGNORECASE)
     query = ""
     if re.match(r"https?://", rest, re.IGNORECASE):
-        address = urlsplit(rest)
-        if address.netloc.rpartition("@")[2].lower() not in _hosts(endpoint):
+        address = _address(rest)
+        if address is None or address.netloc.rpartition("@")[2].lower() not in _hosts(endpoint):
             raise InvalidRequest(
                 f"'{text[:200]}' is not an address of the hub; write OWNER/REPO[:QUANT].",
                 param="name",
@@ -128,7 +128,15 @@ def reference(text: str, endpoint: str | None = None) -> Reference | None:
 
 
 def _hosts(endpoint: str | None) -> tuple[str, ...]:
-    return (*_HOSTS, urlsplit(endpoint).netloc.lower()) if endpoint else _HOSTS
+    address = _address(endpoint) if endpoint else None
+    return (*_HOSTS, address.netloc.rpartition("@")[2].lower()) if address else _HOSTS
+
+
+def _address(text: str) -> SplitResult | None:
+    try:
+        return urlsplit(text)
+    except ValueError:  # of brackets that are no IPv6 address
+        return None
 
 
 def _parsed(path: str, file: str) -> Reference | None:
@@ -188,17 +196,18 @@ def model_name(repo: str) -> str:
     return name.removeprefix("meta-")
 
 
-def choices(files: Iterable[Listed]) -> tuple[Choice, ...]:
+def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choice, ...]:
     """The models of a repository that could be a target or a draft, the largest first.
 
-    The parts of a split file are one, and left out while one is missing. Of two files of one name
-    and quantization the one in fewer parts counts.
+    `everything`: also what by its name is something else; its header says what it is. The parts of
+    a split file are one, and left out while one is missing. Of two files of one name and
+    quantization the one in fewer parts counts.
     """
     sizes = {each.file: each.size for each in files if FILE.fullmatch(each.file)}
     found: dict[tuple[str, str], Choice] = {}
     for file in sorted(sizes):
         folder, slash, name = file.rpartition("/")
-        if _NO_TARGET.search(name):
+        if _NO_TARGET.search(name) and not everything:
             continue
         try:
             parts = [f"{folder}{slash}{part}" for part in shard_names(name)]

@@ -74,6 +74,9 @@ def _without_secrets(endpoint: str) -> str:
     """An address without a user's name and password, and without what may be a key behind it."""
     if not endpoint:
         return ""
-    address = urlsplit(endpoint)
+    try:
+        address = urlsplit(endpoint)
+    except ValueError:
+        return ""
     host = address.netloc.rpartition("@")[2]
     return urlunsplit((address.scheme, host, address.path, "", ""))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.errors import InvalidRequest
-from localspec.registry.catalogue import NAME
+from localspec.registry.catalogue import NAME, REPO
 from localspec.registry.errors import HubError, NotOnHub, WebPage
 from localspec.registry.hub import Hub, Listed
 from localspec.registry.repository import (
@@ -85,6 +85,31 @@ def test_what_is_no_repository_is_refused_in_a_sentence(written: str) -> None:
 
 
 @given(
+    st.one_of(
+        st.text(max_size=80),
+        st.lists(
+            st.sampled_from(
+                "https:// hf: huggingface.co / a b-GGUF : Q4_K_M [ ] @ ? # % .gguf blob main .. ü".split()
+            ),
+            max_size=12,
+        ).map("".join),
+    ),
+    st.sampled_from([None, "", "http://[", "https://user:p@hub.example/x"]),
+)
+def test_nothing_that_is_written_fails_otherwise(written: str, endpoint: str | None) -> None:
+    try:
+        found = reference(written, endpoint)
+    except InvalidRequest:
+        return
+    if found:
+        assert REPO.fullmatch(found.repo)
+        assert not (found.quant and found.file)
+        assert reference(str(found).partition("@")[0]) == Reference(
+            repo=found.repo, quant=found.quant, file=found.file
+        )
+
+
+@given(
     st.from_regex(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", fullmatch=True),
     st.from_regex(r"[A-Za-z0-9_.-]{0,60}", fullmatch=True),
 )
@@ -138,6 +163,8 @@ def test_the_models_of_a_repository() -> None:
     assert {each.stem for each in offered.values()} == {"qwen3-8b"}
     assert (offered["Q6_K"].parts, offered["Q6_K"].size) == (2, 6_700)
     assert offered["Q6_K"].file.endswith("-00001-of-00002.gguf")
+    files = [each.file for each in choices(listed(), everything=True)]
+    assert {"mmproj-Qwen3-8B-F16.gguf", "imatrix.gguf", "mtp-Qwen3-8B.gguf"} <= set(files)
     assert heads(listed(), "Qwen3-8B-Q8_0.gguf") == "mtp-Qwen3-8B.gguf"
     assert heads(listed(("a-Q8_0.gguf", 1)), "a-Q8_0.gguf") == ""
 
