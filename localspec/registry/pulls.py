@@ -7,11 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
 
-from localspec.errors import Conflict, LocalspecError, NotFound
+from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
 from localspec.registry.decide import Decision
 from localspec.registry.errors import (
     DiskFull,
@@ -330,9 +331,11 @@ class Pulls:
         return pull
 
     def of_repository(self, written: str) -> Pull:
-        """The pull of what a person wrote for a repository. Raises NotFound, InvalidRequest."""
-        found = reference(written)
-        return self.get(pair_name(found) if found else written)
+        """The pull of what a person wrote for a repository. Raises NotFound."""
+        with suppress(InvalidRequest, NotFound):
+            found = reference(written)
+            return self.get(pair_name(found) if found else written)
+        return self.get(written)  # which says so
 
     def cancel(self, name: str) -> PullState:
         """Ask a pull to stop. Raises NotFound."""

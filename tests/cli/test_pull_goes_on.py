@@ -108,7 +108,7 @@ def test_what_is_wanted_is_not_collected_and_what_is_cancelled_is(home: PullingH
     assert parts
     assert ".part" not in home.run("gc").stdout
     assert parts == {path.name for path in (home.store / "parts").glob("*.part")}
-    run = home.run("pulls", "cancel", "maker-tiny-8b")
+    run = home.run("pulls", "cancel", REPO)
     assert run.stdout == "The pull is forgotten; what was fetched is kept for the next one.\n"
     assert not journal(home).exists()
     assert ".part" in home.run("gc").stdout
