@@ -20,6 +20,13 @@ from localspec.errors import UnsafePath
 MAX_SOCKET_PATH = 103
 
 
+# The variables that say where other programs keep their models.
+MODEL_PLACES = (
+    *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "LLAMA_CACHE", "OLLAMA_MODELS"),
+    *("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"),
+)
+
+
 class Paths(NamedTuple):
     """The folders of one user. Nothing is created by looking."""
 

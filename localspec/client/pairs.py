@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from localspec.client.api import Client
+from localspec.paths import MODEL_PLACES
 
 
 class PairsClient(Client):
@@ -52,7 +53,9 @@ class PairsClient(Client):
 
     def disk(self, folders: list[str]) -> Generator[dict[str, Any], None, None]:
         """What is being read, and at last the models on this disk; folders by absolute paths."""
-        return self._events("POST", "/localspec/disk", {"folders": folders})
+        told = {name: os.environ[name] for name in MODEL_PLACES if os.environ.get(name)}
+        body = {"folders": folders, "environment": told}
+        return self._events("POST", "/localspec/disk", body)
 
     def start_pull(self, name: str, **options: Any) -> dict[str, Any]:
         """Start a pull or join the running one; its state. `options`: more of PullRequest."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.daemon.library import Library
 from localspec.errors import InvalidRequest
+from localspec.paths import MODEL_PLACES
 from localspec.protocol.pairs import Disk, DiskModel, ProposedPair
 
 if TYPE_CHECKING:
@@ -17,8 +19,15 @@ if TYPE_CHECKING:
 _PAUSE = 0.2  # seconds between two reports of progress
 
 
-def look(library: Library, folders: list[str], report: Callable[[Disk], None]) -> Disk:
+def look(
+    library: Library,
+    folders: list[str],
+    environment: Mapping[str, str],
+    report: Callable[[Disk], None],
+) -> Disk:
     """Every model in the places we know and in `folders`, with the pairs worth making.
+
+    `environment` goes before the daemon's own; of it the names in MODEL_PLACES count.
 
     Raises:
         InvalidRequest: one of `folders` is not there.
@@ -38,7 +47,8 @@ def look(library: Library, folders: list[str], report: Callable[[Disk], None]) -
             said = now
             report(Disk(looking=str(what)))
 
-    search = Search(library.store, [Path(each) for each in folders], told=told)
+    places = {name: environment[name] for name in MODEL_PLACES if name in environment}
+    search = Search(library.store, [Path(each) for each in folders], {**os.environ, **places}, told)
     judged = matches.judge_all(search.models, told)
     call = called()
     models = [

@@ -88,9 +88,13 @@ class AddRequest(Request):
 
 
 class DiskRequest(Request):
-    """`folders`: absolute paths, looked through beside the places where programs keep models."""
+    """`folders`: absolute paths, looked through beside the places where programs keep models.
+
+    `environment`: the variables of the client's shell that say where those are.
+    """
 
     folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
+    environment: OrDefault[dict[str, str]] = field(default_factory=dict)
 
 
 class CollectRequest(Request):

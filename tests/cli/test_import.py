@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.daemons import Home, temporary_home
 from tests.support.gguf_files import STRING, model
-from tests.support.programs import furnish, large
+from tests.support.programs import furnish, in_hub, in_ollama, large
+from tests.support.terminal import terminal
 
 
 def everywhere(home: Home) -> dict[str, str]:
@@ -115,3 +116,29 @@ def test_drafts_prints_what_makes_a_pair(tmp_path: Path) -> None:
         run = home.run(*shlex.split(path)[1:])
         assert run.returncode == 0, run.stderr
         assert " qwen2.5-7b-2 " in home.run("drafts", "qwen2.5-7b").stdout
+
+
+def test_the_shell_says_where_its_programs_keep_models(tmp_path: Path) -> None:
+    with temporary_home() as home:
+        everywhere(home)
+        assert home.run("start").returncode == 0
+        kept = home.environment
+        kept["HF_HOME"], kept["OLLAMA_MODELS"] = str(tmp_path / "hf"), str(tmp_path / "ollama")
+        link = in_hub(tmp_path / "hf/hub", "some/where", "else.gguf", large(94).data())
+        blob = in_ollama(tmp_path / "ollama", "registry.ollama.ai/library/far/7b", large(95).data())
+        seen = looked(home)
+        assert {str(link), str(blob)} <= {each["path"] for each in seen["models"]}
+        # The daemon's own Ollama does not know it by its name.
+        assert str(blob) in {each["target"] for each in seen["pairs"]}
+
+
+def test_on_a_terminal_it_asks_first() -> None:
+    with temporary_home() as home:
+        everywhere(home)
+        for answer, made in (("n", False), ("y", True)):
+            with terminal(home.environment, "import", "--add") as shown:
+                shown.expect("pairs? [y/N]")
+                shown.send(answer + "\r")
+                assert shown.wait() == 0
+            listed = json.loads(home.run("list", "--json").stdout)["pairs"]
+            assert (len(listed) > 1) == made

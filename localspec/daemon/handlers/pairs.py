@@ -173,7 +173,6 @@ async def on_disk(request: Request) -> Response:
     body = await read(request, pairs.DiskRequest)
     if came_by_tcp(request.scope):
         raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")
-    daemon = context(request)
-    return Stream(
-        reported(daemon.errands, lambda report: disk.look(daemon.library, body.folders, report))
-    )
+    library, errands = context(request).library, context(request).errands
+    told = body.environment
+    return Stream(reported(errands, lambda report: disk.look(library, body.folders, told, report)))
