@@ -172,8 +172,8 @@ def test_the_end_of_the_daemon_ends_the_stream_with_a_state(tmp_path: Path) -> N
         ("DELETE", "/localspec/pairs/", None, 404, "model_not_found", "no pair ''."),
         ("POST", "/localspec/pairs/a%2Fb/verify", None, 404, "model_not_found", "no pair 'a/b'."),
         ("POST", "/localspec/pairs//verify", None, 404, "model_not_found", "no pair ''."),
-        ("DELETE", "/localspec/pulls/a%2Fb", None, 404, "not_found", "no pull of 'a/b'"),
-        ("GET", "/localspec/pulls/a%2Fb/events", None, 404, "not_found", "no pull of 'a/b'"),
+        ("DELETE", "/localspec/pulls/a%2Fb", None, 404, "not_found", "no pull of 'a"),
+        ("GET", "/localspec/pulls/a%2Fb/events", None, 404, "not_found", "no pull of 'a"),
         ("DELETE", "/localspec/conversations/a%2Fb", None, 404, "not_found", "no conversation"),
         ("DELETE", "/localspec/pairs/tiny", None, 404, "model_not_found", "not pulled"),
         ("DELETE", "/localspec/pairs/builtin", None, 400, "invalid_request", "installation"),
@@ -235,6 +235,27 @@ def test_a_pair_in_use_is_kept_and_a_free_one_goes(home: PullingHome) -> None:
     assert home.status()["pair"]["state"] == "unloaded"
     assert (removed["name"], removed["kept"]) == ("tiny", [])
     assert removed["freed"] == sum(file.stat().st_size for file in home.files)
+
+
+def test_a_pair_that_is_loaded_and_idle_can_be_replaced(home: PullingHome) -> None:
+    target, draft = map(str, home.files)
+    body = {"name": "mine", "target": target, "draft": draft}
+    assert home.request("POST", "/localspec/pairs", body).status == 201
+    with home.streaming("forever", model="mine") as stream:
+        stream.readline()
+        again = {**body, "draft": None, "replace": True}
+        answer = home.request("POST", "/localspec/pairs", again)
+        assert (answer.status, answer.error["code"]) == (409, "conflict")
+    wait_for(lambda: not home.status()["running"], "the end of the answer")
+    replaced = wait_for(
+        lambda: (
+            (answer := home.request("POST", "/localspec/pairs", again)).status == 201 and answer
+        ),
+        "the other one",
+    )
+    assert replaced.json["draft"] is None
+    assert home.status()["pair"]["state"] == "unloaded"
+    assert home.chat("say x", model="mine").text == "x"
 
 
 def test_verification_reports_progress_and_each_file(home: PullingHome) -> None:
