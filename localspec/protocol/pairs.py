@@ -330,7 +330,7 @@ class Drafts(Struct):
 class DiskModel(Struct):
     """A model on this disk: bytes of weights, who put it there, or in `problem` why it is of no use.
 
-    `drafts`: paths of those that can draft for it, the smallest first.
+    `drafts`: paths of those that can draft for it, the best by what is known without measuring first.
     """
 
     name: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from localspec.compatibility import Tokenizer, compare
+from localspec.compatibility import Compatibility, Tokenizer, compare
 from localspec.errors import LocalspecError
 from localspec.registry.architectures import rollback_sentence
 from localspec.registry.catalogue import reserved
@@ -19,6 +19,7 @@ from localspec.registry.tokenizer import read_vocabulary
 # Target to draft, in bytes of weights. A draft half as large costs half of the target's time for each
 # token it guesses, and is worth that to nobody.
 MIN_RATIO = 2.0
+_NEARLY_ALL = 0.99  # of the tokens in use, as all of one family share; strangers propose less
 PATIENCE_S = 120.0  # headers are read in some 50 ms each; a disk that sleeps takes longer
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _LONGEST_NAME = 64
@@ -27,7 +28,7 @@ _LONGEST_NAME = 64
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A model: bytes of weights, or in `problem` why it is of no use (a sentence), and what can draft
-    for it, the smallest first.
+    for it, the best first.
     """
 
     found: Found
@@ -75,13 +76,20 @@ def judge_all(
         except LocalspecError as error:
             read.append(Judged(found, problem=error.message))
     good = sorted((each for each in read if isinstance(each, _Model)), key=lambda m: m.weights)
-    known: dict[tuple[int, int], bool] = {}
+    known: dict[tuple[int, int], Compatibility] = {}
 
-    def speaks(target: _Model, draft: _Model) -> bool:
-        pair = target.kind, draft.kind
-        if pair not in known:
-            known[pair] = compare(tokenizers[pair[0]], tokenizers[pair[1]]).usable
-        return known[pair]
+    def drafts(target: _Model) -> Iterator[tuple[bool, int, bool, str, Found]]:
+        """In their order: what shares nearly all tokens, the smaller, of the same program."""
+        for draft in good:
+            if draft.weights * MIN_RATIO > target.weights or not draft.can_pair:
+                continue
+            pair = target.kind, draft.kind
+            if pair not in known:
+                known[pair] = compare(tokenizers[pair[0]], tokenizers[pair[1]])
+            if known[pair].usable:
+                other, apart = draft.found, known[pair].coverage < _NEARLY_ALL
+                away = other.origin != target.found.origin
+                yield apart, draft.weights, away, other.name, other
 
     return [
         each
@@ -90,12 +98,7 @@ def judge_all(
             each.found,
             each.weights,
             drafts=tuple(
-                other.found
-                for other in good
-                if other.weights * MIN_RATIO <= each.weights
-                and each.can_pair
-                and other.can_pair
-                and speaks(each, other)
+                draft for *_, draft in sorted(drafts(each), key=lambda it: it[:4]) if each.can_pair
             ),
         )
         for each in read
@@ -119,7 +122,7 @@ def _read(
 
 
 def propose(judged: Sequence[Judged], taken: Iterable[str]) -> list[Proposal]:
-    """The pairs worth making of models that are in none: each with its smallest draft, and those that
+    """The pairs worth making of models that are in none: each with its best draft, and those that
     have none and are nobody's draft alone. `taken`: names that mean something already.
     """
     sizes = {each.found.path: each.weights for each in judged}

@@ -16,7 +16,6 @@ LLAMA = "llama.cpp"
 _SETTINGS_LIMIT = 1 << 20
 # Files of every repository are called this, so they go by the folder they are in.
 _NAMELESS = re.compile(r"(model|ggml-model.*)\.gguf", re.IGNORECASE)
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _FLAT = re.compile(r"[^_]+_.+?-GGUF_(?P<file>.+\.gguf)", re.IGNORECASE)
 _GPT4ALL_PATH = re.compile(r"^modelPath=(?P<path>.+)$", re.MULTILINE)
 _JAN_PATH = re.compile(r"^model_path:\s*[\"']?(?P<path>.+?)[\"']?\s*$", re.MULTILINE)
@@ -59,8 +58,9 @@ def name_of(path: Path, root: Path, origin: str) -> str:
     """What to call a file: its own name, or the model's where the file's says nothing."""
     folder = path.parent
     if _NAMELESS.fullmatch(path.name):
-        if _COMMIT.fullmatch(folder.name) and folder.parent.name == "snapshots":
-            return folder.parent.parent.name.removeprefix("models--").rpartition("--")[2]
+        for each in path.parents:
+            if each.name.startswith("models--"):  # of the hub, OWNER--NAME
+                return each.name.rpartition("--")[2]
         return path.name if folder == root else folder.name
     if origin == LLAMA and folder == root:
         return _flat_name(path)

@@ -77,7 +77,7 @@ def furnish(home: Path) -> dict[str, str]:
     found[str(in_hub(hub, "Qwen/Q-7B-GGUF", "q-7b.gguf", large(20).data()))] = "q-7b.gguf"
     in_hub(hub, "Qwen/Q-7B-GGUF", "q-7b.gguf", large(20).data(), commit="f" * 40)
     link = in_hub(hub, "ggml-org/tiny-GGUF", "Q8_0/ggml-model-q8_0.gguf", small(21).data())
-    found[str(link)] = "Q8_0"
+    found[str(link)] = "tiny-GGUF"
     link = in_hub(hub, "ggml-org/only-GGUF", "model.gguf", small(22).data())
     found[str(link)] = "only-GGUF"
     for part, data in shards(small(23), 2, "split").items():
