@@ -25,7 +25,7 @@ from localspec.protocol.http import Hashing
 from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
-    from localspec.registry.catalogue import Catalogue, LiveCatalogue, Pair
+    from localspec.registry.catalogue import Catalogue, LiveCatalogue
     from localspec.registry.files import Hashes
     from localspec.registry.network import Network
     from localspec.registry.pulls import Pull, Pulls
@@ -273,7 +273,7 @@ class Library:
                 param="endpoint",
             )
         wanted = self._joined(request) or self._wanted(request, hub.endpoint, whole_disk)
-        if not _in_cache(wanted.pair):
+        if not _in_cache(wanted):
             hub.check_online()
         return self.pulls.start(wanted, hub)
 
@@ -415,11 +415,14 @@ def _state(path: Path) -> tuple[str, int, int, int]:
     return str(path), info.st_ino, info.st_size, info.st_mtime_ns
 
 
-def _in_cache(pair: Pair | None) -> bool:
-    """Whether the Hugging Face cache has all of it, so that a pull needs no network."""
-    from localspec.registry.found import resolve_in_cache
+def _in_cache(wanted: Wanted) -> bool:
+    """Whether the Hugging Face cache has what a pull needs, so that it may do without a network."""
+    from localspec.registry.found import list_in_cache, resolve_in_cache
     from localspec.registry.model import shard_names
 
+    pair = wanted.pair
+    if pair is None and wanted.target:
+        return bool(list_in_cache(wanted.target.repo, wanted.target.revision))
     models = [each for each in (pair.target, pair.draft) if each and each.repo] if pair else []
     return bool(models) and all(
         resolve_in_cache(each.repo, f"{folder}{slash}{part}", each.revision)

@@ -13,8 +13,8 @@ import msgspec
 from localspec.errors import LocalspecError, ModelNotFound, RegistryError
 from localspec.registry import fit
 from localspec.registry.catalogue import Catalogue, Pair, Weights
-from localspec.registry.errors import PullCancelled
-from localspec.registry.found import find_models
+from localspec.registry.errors import Offline, PullCancelled, Unreachable
+from localspec.registry.found import find_models, list_in_cache
 from localspec.registry.hub import Listed
 from localspec.registry.model import Model, read_local_model
 from localspec.registry.pairing import check_pair
@@ -64,7 +64,6 @@ def decide(
     """
     if wanted.pair and (wanted.decided or not (wanted.draft or wanted.no_draft)):
         return Decision(wanted.pair)
-    puller.hub.check_online()
     return _Deciding(puller, wanted, catalogue, cancel).run()
 
 
@@ -105,11 +104,18 @@ class _Deciding:
     # ------------------------------------------------------------------ which file
 
     def _list(self, wanted: Reference) -> tuple[Listed, ...]:
-        return patiently(
-            lambda: self._puller.hub.files(wanted.repo, wanted.revision),
-            self._puller.first_contact,
-            self._cancel,
-        )
+        """What the hub has; without a network what its cache here has of it."""
+        try:
+            return patiently(
+                lambda: self._puller.hub.files(wanted.repo, wanted.revision),
+                self._puller.first_contact,
+                self._cancel,
+            )
+        except (Offline, Unreachable):
+            cached = list_in_cache(wanted.repo, wanted.revision)
+            if not cached:
+                raise
+            return cached
 
     def _target(self, wanted: Reference, listed: Sequence[Listed]) -> Pair:
         """A pair of this target alone."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from localspec.paths import hf_cache
 from localspec.registry import ollama, programs
 from localspec.registry.errors import BadGguf
-from localspec.registry.hub import RemoteFile
+from localspec.registry.hub import Listed, RemoteFile
 from localspec.registry.model import shard_names
 from localspec.registry.store import Store
 
@@ -62,6 +62,20 @@ def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile
     if blob.parent.name != "blobs" or not _SHA256.fullmatch(blob.name):
         return None
     return RemoteFile(repo, file, commit, blob.name, size)
+
+
+def list_in_cache(repo: str, revision: str = "main") -> tuple[Listed, ...]:
+    """The models of a repository that the Hugging Face cache has whole."""
+    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
+    try:
+        ref = folder / "refs" / revision
+        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+        snapshot = folder / "snapshots" / commit
+        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
+    except (OSError, ValueError):
+        return ()
+    known = [resolve_in_cache(repo, name, revision) for name in sorted(names)]
+    return tuple(Listed(each.file, each.size) for each in known if each)
 
 
 def find_models(

@@ -47,6 +47,16 @@ def test_offline_a_pair_is_made_of_what_is_cached(home: PullingHome) -> None:
     assert home.run("ask", "-m", "tiny", "-n", "4", "hi").returncode == 0
 
 
+def test_offline_a_repository_is_what_is_cached_of_it(home: PullingHome) -> None:
+    cached(home, "target", "draft")
+    run = home.run("pull", "own/target", "--draft", "own/draft")
+    assert run.returncode == 0, run.stderr
+    assert "own-target is here" in run.stdout
+    assert home.hub.requests == []
+    run = home.run("pull", "own/elsewhere")
+    assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
+
+
 def test_offline_nothing_is_made_of_a_part_or_of_what_is_damaged(home: PullingHome) -> None:
     cached(home, "target")
     run = home.run("pull", "tiny")
