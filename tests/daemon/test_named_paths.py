@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -112,10 +113,23 @@ def test_over_tcp_all_that_cannot_be_used_is_one_answer(home: Home, tmp_path: Pa
         assert b"no model at the path" in text
 
 
+def test_over_tcp_to_show_or_verify_it_tells_as_little(home: Home, tmp_path: Path) -> None:
+    answers = set()
+    for what, name in unusable(tmp_path).items():
+        if what != "long":
+            path = f"/localspec/pairs/{quote(name, safe='')}"
+            for method, target in (("GET", path), ("POST", f"{path}/verify")):
+                answer = over_tcp(home, method, target, None)
+                answers.add((answer.status, answer.body))
+    ((status, text),) = answers
+    assert (status, b"no model at the path" in text) == (404, True)
+
+
 def test_over_tcp_no_folder_is_looked_through(home: Home) -> None:
     body = {"target": "builtin", "folders": ["/"]}
-    answer = over_tcp(home, "POST", "/localspec/drafts", body)
-    assert (answer.status, answer.error["code"]) == (403, "forbidden")
+    for path in ("/localspec/drafts", "/localspec/disk"):
+        answer = over_tcp(home, "POST", path, body)
+        assert (answer.status, answer.error["code"]) == (403, "forbidden")
 
 
 def test_a_good_one_is_found_right_once_and_again_when_it_changes(tmp_path: Path) -> None:
