@@ -386,11 +386,13 @@ def test_what_was_measured_is_kept_for_the_next_load(
     child.send(Shutdown())
     assert child.process.wait(PATIENCE) == 0
     (stored,) = tmp_path.glob("profile-*.json")
+    # As of a quiet day: what a busy one measured would be measured again.
+    kept = json.loads(stored.read_text(encoding="utf-8")) | {"noise": 0.0}
+    stored.write_text(json.dumps(kept), encoding="utf-8")
     again = Child()
     try:
         told = again.load(cycle_files, settings).info.profile["target_ms"]
-        kept = json.loads(stored.read_text(encoding="utf-8"))["target_ms"]
-        assert {str(width): ms for width, ms in told.items()} == kept
+        assert {str(width): ms for width, ms in told.items()} == kept["target_ms"]
     finally:
         again.close()
 
