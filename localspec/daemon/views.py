@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from localspec.config import Config
 from localspec.daemon import disk, pairs
 from localspec.daemon.library import Library
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from localspec.registry.details import Details, ModelDetails
     from localspec.registry.drafts import Candidate
     from localspec.registry.found import Found
-    from localspec.registry.gain import Gain, Trial
+    from localspec.registry.gain import Trial
     from localspec.registry.model import Model
     from localspec.registry.records import Record, StoredModel
     from localspec.registry.traits import Template
@@ -305,19 +307,7 @@ def _draft(each: Candidate, call: Callable[[Found], str]) -> DraftView:
         matched=each.matched,
         reason=each.reason,
         notes=each.notes,
-        gain=_gain(each.gain) if each.gain else None,
+        gain=msgspec.convert(each.gain, DraftGain, from_attributes=True) if each.gain else None,
         tied=each.tied,
         file=call(each.found),
-    )
-
-
-def _gain(gain: Gain) -> DraftGain:
-    return DraftGain(
-        gain.acceptance,
-        gain.acceptance_low,
-        gain.acceptance_high,
-        gain.speed_up,
-        gain.low,
-        gain.high,
-        gain.depth,
     )
