@@ -84,6 +84,7 @@ class Conversations:
         self._typed_lines = typed_lines
         # Called in the thread, for an engine may have begun with a conversation after its removal.
         self.removed_meanwhile: Callable[[str], object] = lambda _: None
+        self._under_way: dict[asyncio.Event, str] = {}  # turns that are not stored yet
         self._opened: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
@@ -102,6 +103,26 @@ class Conversations:
 
         with contextlib.suppress(RuntimeError):  # the daemon has ended
             self._thread.submit(logged)
+
+    @contextlib.contextmanager
+    def answering(self, name: str) -> Iterator[None]:
+        """A turn of conversation `name` is under way meanwhile; at the end it is stored or dropped."""
+        over = asyncio.Event()
+        self._under_way[over] = name
+        try:
+            yield
+        finally:
+            del self._under_way[over]
+            over.set()
+
+    async def settled(self, name: str) -> None:
+        """Wait for the turns under way of the conversation that `name` is, or is the beginning, of.
+
+        A client knows the name with the first word of an answer. It may leave and ask again before
+        the daemon has seen it leave and stored what it got.
+        """
+        while turns := [over for over, each in self._under_way.items() if each.startswith(name)]:
+            await turns[0].wait()
 
     def _safely(self, work: Callable[[Conversations], Result]) -> Result:
         """SQLite's errors as one of ours; a full disk must not look like a bug."""

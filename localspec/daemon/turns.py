@@ -67,18 +67,19 @@ class Turn:
         """`events` as they are; when they end, in whatever way, what the client got is stored."""
         self.said = composer.said[0]
         composer.when_done = lambda: self._store(store)  # it may ask again at once
-        try:
-            async with contextlib.aclosing(events):
-                async for index, event in events:
-                    if index == 0:
-                        self._note(event)
-                    yield index, event
-        except LocalspecError:
-            self.failed = True
-            raise
-        finally:
-            if self._answered:  # a request that was refused leaves nothing
-                self._store(store)
+        with store.answering(self.id):
+            try:
+                async with contextlib.aclosing(events):
+                    async for index, event in events:
+                        if index == 0:
+                            self._note(event)
+                        yield index, event
+            except LocalspecError:
+                self.failed = True
+                raise
+            finally:
+                if self._answered:  # a request that was refused leaves nothing
+                    self._store(store)
 
     def _note(self, event: Event) -> None:
         match event:
@@ -145,6 +146,7 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     goes_on = bool(translate.continued(request))
     if wanted == NEW:
         return Turn(secrets.token_hex(4), request.model or model, asked, begun=goes_on)
+    await store.settled(wanted)
     found = await store.run(lambda each: each.get(wanted))
     request.model = request.model or found.model
     kept = [_to_send(each) for each in found.messages]

@@ -98,6 +98,32 @@ def test_an_answer_whose_reader_left_is_kept_and_marked(api: Home) -> None:
     assert reply["content"].startswith("0 ")
 
 
+def test_a_question_after_one_that_was_interrupted_goes_on_with_it_however_soon(api: Home) -> None:
+    """The client knows the conversation's name before the daemon knows that it has left."""
+    for _ in range(10):
+        with api.streaming("forever", localspec={"conversation": "new"}) as stream:
+            first = json.loads(stream.readline().removeprefix(b"data: "))
+            name = first["localspec"]["conversation"]
+            for _ in range(4):
+                stream.readline()
+        for question in ("echo", "echo again"):
+            ask(api, question, name)
+        roles = [role for role, _ in said(api, name)]
+        assert roles == ["user", "assistant"] * 3
+        assert said(api, name)[0] == ("user", "forever")
+
+
+def test_taking_back_a_question_at_once_takes_back_the_one_that_was_interrupted(api: Home) -> None:
+    name = ask(api, "say hello")["localspec"]["conversation"]
+    for _ in range(10):
+        with api.streaming("forever", localspec={"conversation": name}) as stream:
+            for _ in range(5):
+                stream.readline()
+        undone = api.request("POST", f"/localspec/conversations/{name}/undo", {})
+        assert undone.json["question"] == "forever"
+    assert said(api, name) == [("user", "say hello"), ("assistant", "hello")]
+
+
 LOOK = {
     "type": "function",
     "function": {

@@ -12,7 +12,7 @@ from localspec.daemon import tools, translate, turns
 from localspec.daemon.answers import Composer, TextComposer
 from localspec.daemon.chat import ChatComposer
 from localspec.daemon.context import Context, context, read
-from localspec.daemon.generation import EventStream, events_of, whole_answer
+from localspec.daemon.generation import EventStream, events_of, unless_gone, whole_answer
 from localspec.protocol.frames import Generate
 from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -21,7 +21,9 @@ async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
     daemon = context(request)
     tools.check(body)
-    turn = await turns.begin(daemon.conversations, body, daemon.config.pair)
+    turn = await unless_gone(
+        request.receive, turns.begin(daemon.conversations, body, daemon.config.pair)
+    )
     template = None
     if translate.uses_tools(body):  # how a call is written is the model's own matter
         template = (

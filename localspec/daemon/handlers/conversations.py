@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.context import answer, context
+from localspec.daemon.generation import unless_gone
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import ConversationList, Forgotten
 
@@ -45,4 +46,6 @@ async def remove_all(request: Request) -> Response:
 
 async def undo(request: Request) -> Response:
     name = request.path_params["name"]
-    return answer(await context(request).conversations.run(lambda each: each.undo(name)))
+    store = context(request).conversations
+    await unless_gone(request.receive, store.settled(name))
+    return answer(await store.run(lambda each: each.undo(name)))
