@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure(options: argparse.Namespace) -> int:
     from localspec.bench.workloads import SIZES
-    from localspec.engine.models import physical_cores
+    from localspec.engine.pair.models import physical_cores
 
     parts = options.parts or PARTS
     if unknown := set(parts) - set(PARTS):

@@ -190,7 +190,7 @@ def _free_memory() -> list[int]:
 
 
 def _widths(runner: Runner) -> Widths:
-    from localspec.engine import profile
+    from localspec.engine.pair import profile
 
     target, draft = runner.pair.passes()
     deadline = time.monotonic() + 60

@@ -27,7 +27,7 @@ from localspec.bench.workloads import (
     build,
     text,
 )
-from localspec.engine.models import physical_cores
+from localspec.engine.pair.models import physical_cores
 from localspec.protocol.frames import EngineSettings
 
 

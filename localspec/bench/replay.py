@@ -18,11 +18,11 @@ import numpy as np
 from localspec.bench.runs import BenchError
 from localspec.bench.simulated import SimulatedClock, SimulatedPair
 from localspec.bench.trace import Trace
-from localspec.engine.depth import MAX_DEPTH, Calibration, Floats
 from localspec.engine.engine import Engine
-from localspec.engine.generation import Prepared
-from localspec.engine.profile import CostProfile
-from localspec.engine.sampling import Sampler, resolve
+from localspec.engine.pair.profile import CostProfile
+from localspec.engine.sampling.sampler import Sampler, resolve
+from localspec.engine.sequence import Prepared
+from localspec.engine.speculation.depth import MAX_DEPTH, Calibration, Floats
 from localspec.protocol.frames import (
     Delta,
     Done,

@@ -12,12 +12,12 @@ import msgspec
 
 from localspec.bench.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
 from localspec.bench.workloads import Text
-from localspec.engine.depth import Calibration
 from localspec.engine.engine import Engine
-from localspec.engine.generation import Prepared
-from localspec.engine.pair import Pair
-from localspec.engine.profile import CostProfile, CostTable
-from localspec.engine.sampling import Sampler, resolve
+from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.profile import CostProfile, CostTable
+from localspec.engine.sampling.sampler import Sampler, resolve
+from localspec.engine.sequence import Prepared
+from localspec.engine.speculation.depth import Calibration
 from localspec.protocol.frames import (
     Delta,
     Done,

@@ -15,15 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from localspec.bench.trace import Trace
-from localspec.engine.depth import CONFIDENCE_EDGES, MAX_DEPTH, MAX_LIMIT, Calibration
-from localspec.engine.drafters.model import DraftModel
-from localspec.engine.drafters.shared import SharedTokens
-from localspec.engine.lane import Lane
+from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Model, Vocab
-from localspec.engine.pair import Pair
-from localspec.engine.profile import CostProfile, CostTable
-from localspec.engine.sampling import Logits
-from localspec.engine.slots import Slots
+from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.profile import CostProfile, CostTable
+from localspec.engine.sampling.sampler import Logits
+from localspec.engine.speculation.depth import CONFIDENCE_EDGES, MAX_DEPTH, MAX_LIMIT, Calibration
+from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.protocol.frames import EngineSettings
 
 _OTHERS = (

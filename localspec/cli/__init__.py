@@ -59,7 +59,7 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except LocalspecError as error:
-        from localspec.cli import render
+        from localspec.cli.terminal import render
 
         if debug:
             render.traceback()
@@ -67,7 +67,7 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
             render.error(error.message)
         return error.exit_code
     except OSError as error:
-        from localspec.cli import render
+        from localspec.cli.terminal import render
 
         if debug:
             render.traceback()
@@ -76,7 +76,7 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
             render.error(f"{name}{error.strerror or error}. `localspec doctor` may say more.")
         return 1
     except Exception as error:
-        from localspec.cli import render
+        from localspec.cli.terminal import render
 
         if debug:
             render.traceback()

@@ -12,27 +12,39 @@ import localspec
 COMMANDS = {
     "ask": ("localspec.cli.commands.ask", "Ask one question; stdin comes first."),
     "chat": ("localspec.cli.commands.chat", "Talk, with history and commands."),
-    "list": ("localspec.cli.commands.list", "List the pairs that are here."),
-    "catalogue": ("localspec.cli.commands.catalogue", "List what can be pulled and fits here."),
-    "pull": ("localspec.cli.commands.pull", "Fetch a pair."),
-    "pulls": ("localspec.cli.commands.pulls", "Show or cancel the pulls that run."),
-    "show": ("localspec.cli.commands.show", "Show all about one pair."),
-    "verify": ("localspec.cli.commands.verify", "Check a pair's files by their hashes."),
-    "rm": ("localspec.cli.commands.rm", "Remove a pair."),
-    "gc": ("localspec.cli.commands.gc", "Delete files that no pair needs."),
-    "add": ("localspec.cli.commands.add", "Make a pair of your own files."),
-    "import": ("localspec.cli.commands.import_", "Find models that are here, make pairs of them."),
-    "drafts": ("localspec.cli.commands.drafts", "Find drafts for a target on this disk."),
-    "unload": ("localspec.cli.commands.unload", "Give the loaded pair's memory back."),
-    "start": ("localspec.cli.commands.start", "Start the daemon."),
-    "service": ("localspec.cli.commands.service", "Let the system start the daemon."),
+    "list": ("localspec.cli.commands.models.list", "List the pairs that are here."),
+    "catalogue": (
+        "localspec.cli.commands.models.catalogue",
+        "List what can be pulled and fits here.",
+    ),
+    "pull": ("localspec.cli.commands.models.pull", "Fetch a pair."),
+    "pulls": ("localspec.cli.commands.models.pulls", "Show or cancel the pulls that run."),
+    "show": ("localspec.cli.commands.models.show", "Show all about one pair."),
+    "verify": ("localspec.cli.commands.models.verify", "Check a pair's files by their hashes."),
+    "rm": ("localspec.cli.commands.models.rm", "Remove a pair."),
+    "gc": ("localspec.cli.commands.models.gc", "Delete files that no pair needs."),
+    "add": ("localspec.cli.commands.models.add", "Make a pair of your own files."),
+    "import": (
+        "localspec.cli.commands.models.import_",
+        "Find models that are here, make pairs of them.",
+    ),
+    "drafts": ("localspec.cli.commands.models.drafts", "Find drafts for a target on this disk."),
+    "unload": ("localspec.cli.commands.daemon.unload", "Give the loaded pair's memory back."),
+    "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
+    "service": ("localspec.cli.commands.daemon.service", "Let the system start the daemon."),
     "complete": ("localspec.cli.commands.complete", "Fill in code at a place in a file."),
     "history": ("localspec.cli.commands.history", "What was asked and answered."),
     "config": ("localspec.cli.commands.config", "Show and change the configuration."),
-    "logs": ("localspec.cli.commands.logs", "Show the daemon's log."),
-    "status": ("localspec.cli.commands.status", "Show what the daemon is doing."),
-    "stop": ("localspec.cli.commands.stop", "End the daemon when it has finished its answers."),
-    "doctor": ("localspec.cli.commands.doctor", "Find what keeps it from working well here."),
+    "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
+    "status": ("localspec.cli.commands.daemon.status", "Show what the daemon is doing."),
+    "stop": (
+        "localspec.cli.commands.daemon.stop",
+        "End the daemon when it has finished its answers.",
+    ),
+    "doctor": (
+        "localspec.cli.commands.daemon.doctor",
+        "Find what keeps it from working well here.",
+    ),
     "completion": ("localspec.cli.commands.completion", "Complete commands in bash, zsh or fish."),
 }
 
@@ -86,7 +98,7 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as error:
         import io
 
-        from localspec.cli import render
+        from localspec.cli.terminal import render
 
         shown = io.StringIO()
         error.show(shown)

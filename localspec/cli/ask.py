@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from localspec.cli import render
+from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, UsageError
 
@@ -79,7 +79,7 @@ def run(options: dict[str, Any]) -> int:
     if options["usage"]:
         render.statistics(last)
     if last.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:
-        from localspec.cli import hints
+        from localspec.cli.terminal import hints
 
         hints.real_pair(client)
     return 0
@@ -106,7 +106,7 @@ def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) 
         render.record(answer)
         return answer
     if options["extract"] or options["extract_last"]:
-        from localspec.cli import extract
+        from localspec.cli.terminal import extract
 
         answer = client.chat(request)
         render.text(extract.code(answer, last=options["extract_last"], kept="localspec" in request))
@@ -178,7 +178,7 @@ def _spinner(client: Client) -> Any:
     """Something that turns on stderr until `stop()`; None where nobody would see it."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         return None
-    from localspec.cli import spinner
+    from localspec.cli.terminal import spinner
 
     return spinner.Spinner(client)
 

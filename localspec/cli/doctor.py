@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import localspec
 from localspec import machine
-from localspec.cli import render
-from localspec.cli.render_pairs import size
+from localspec.cli.terminal import render
+from localspec.cli.terminal.pairs import size
 from localspec.client.api import Client
 from localspec.config import load_config
 from localspec.errors import LocalspecError, NoDaemon

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.cli import ask
-from localspec.cli.render_pairs import size
+from localspec.cli.terminal.pairs import size
 from localspec.errors import UsageError
 
 # What a file is when it is no text, by how it begins.

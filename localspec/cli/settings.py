@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from localspec import config
-from localspec.cli import places, render
-from localspec.cli.render_pairs import table
+from localspec.cli import places
+from localspec.cli.terminal import render
+from localspec.cli.terminal.pairs import table
 from localspec.client.pairs import PairsClient
 from localspec.errors import NoDaemon, UsageError
 from localspec.paths import default_paths, read_file

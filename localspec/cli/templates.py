@@ -11,7 +11,8 @@ from typing import Any
 
 from localspec import paths
 from localspec.cli import options as table
-from localspec.cli import places, render
+from localspec.cli import places
+from localspec.cli.terminal import render
 from localspec.errors import UsageError
 
 # Options of `ask` that a template may hold, beside `prompt`.

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from localspec import paths
-from localspec.daemon import lock, systemd
+from localspec.daemon.http import lock, systemd
 from localspec.errors import LocalspecError, visible
 
 
@@ -44,7 +44,7 @@ def _serve(locations: paths.Paths) -> None:
     from localspec.config import load_config
     from localspec.daemon import logs
     from localspec.daemon.lifecycle import Daemon
-    from localspec.daemon.worker import DEFAULT_COMMAND
+    from localspec.daemon.worker.process import DEFAULT_COMMAND
 
     logs.start(locations.log)
     config = load_config(locations.config_file, flags=_flags(sys.argv[1:]))

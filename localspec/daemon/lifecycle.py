@@ -16,14 +16,15 @@ import uvicorn
 
 from localspec import errors
 from localspec.config import Config
-from localspec.daemon import listener, routes, systemd, tcp, watch
-from localspec.daemon.connection import ClientConnection, allow_more_files
-from localspec.daemon.context import Context
-from localspec.daemon.conversations import Conversations
-from localspec.daemon.library import Library
-from localspec.daemon.safe_mode import Memory
-from localspec.daemon.supervisor import Supervisor
-from localspec.daemon.worker import DEFAULT_COMMAND
+from localspec.daemon import routes, watch
+from localspec.daemon.history.store import Conversations
+from localspec.daemon.http import listener, systemd, tcp
+from localspec.daemon.http.connection import ClientConnection, allow_more_files
+from localspec.daemon.pairs.library import Library
+from localspec.daemon.state import Context
+from localspec.daemon.worker.process import DEFAULT_COMMAND
+from localspec.daemon.worker.safe_mode import Memory
+from localspec.daemon.worker.supervisor import Supervisor
 from localspec.paths import Paths
 
 log = logging.getLogger("localspec.daemon")

@@ -10,7 +10,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from localspec.paths import open_file, read_file
-from localspec.registry.files import write_whole
+from localspec.registry.store.files import write_whole
 
 log = logging.getLogger("localspec.prompts")
 

@@ -12,9 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import localspec
-from localspec.daemon import faults
-from localspec.daemon.context import Context
-from localspec.daemon.generation import ClientGone
+from localspec.daemon.completion.run import ClientGone
 from localspec.daemon.handlers import (
     completions,
     control,
@@ -27,7 +25,9 @@ from localspec.daemon.handlers import (
     pulls,
     tokens,
 )
-from localspec.daemon.tcp import Doorkeeper
+from localspec.daemon.http import errors
+from localspec.daemon.http.tcp import Doorkeeper
+from localspec.daemon.state import Context
 from localspec.errors import LocalspecError, VersionMismatch
 from localspec.protocol.http import BadBody
 
@@ -86,7 +86,7 @@ class SameVersion:
                     f"This daemon is localspec {localspec.__version__} with API "
                     f"{localspec.API_VERSION}, not {theirs.decode('latin-1')}."
                 )
-                await faults.response(refusal)(scope, receive, send)
+                await errors.response(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -100,13 +100,13 @@ def application(context: Context) -> ASGIApp:
     app = Starlette(
         routes=[_route(*each) for each in ROUTES],
         exception_handlers={
-            LocalspecError: faults.on_ours,
-            BadBody: faults.on_body,
-            ClientGone: faults.on_gone,
-            HTTPException: faults.on_http,
+            LocalspecError: errors.on_ours,
+            BadBody: errors.on_body,
+            ClientGone: errors.on_gone,
+            HTTPException: errors.on_http,
         },
         middleware=[
-            Middleware(faults.LastResort),
+            Middleware(errors.LastResort),
             Middleware(Doorkeeper, lambda: context.door),
             Middleware(SameVersion),
         ],

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from localspec.config import load_config
-from localspec.daemon.context import Context
+from localspec.daemon.state import Context
 from localspec.errors import UsageError
 
 log = logging.getLogger("localspec.watch")

@@ -9,7 +9,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from localspec.engine.depth import (
+from localspec.engine.cache.room import fits
+from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot, NotFinite
+from localspec.engine.pair.lane import EXACT_CHUNK, Lane
+from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.profile import Clock
+from localspec.engine.sequence import Generation, Prepared
+from localspec.engine.speculation.commit import commit
+from localspec.engine.speculation.controller import Planner, Turn
+from localspec.engine.speculation.depth import (
     LOOK_GAP,
     LOOK_LEFT,
     MAX_LIMIT,
@@ -18,14 +26,6 @@ from localspec.engine.depth import (
     FixedDepth,
     MeasuredDepth,
 )
-from localspec.engine.generation import Generation, Prepared
-from localspec.engine.lane import EXACT_CHUNK, Lane
-from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot, NotFinite
-from localspec.engine.pair import Pair
-from localspec.engine.planner import Planner, Turn
-from localspec.engine.profile import Clock
-from localspec.engine.room import fits
-from localspec.engine.verifying import commit
 from localspec.errors import Cancelled, ContextExceeded, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Started
 

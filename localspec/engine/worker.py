@@ -21,10 +21,10 @@ import msgspec
 
 from localspec.engine import llama
 from localspec.engine.engine import Engine
-from localspec.engine.generation import Prepared
-from localspec.engine.pair import Pair
-from localspec.engine.prepare import Preparer
-from localspec.engine.template import TemplateRenderer
+from localspec.engine.pair.pair import Pair
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.sequence import Prepared
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol import frames
 from localspec.protocol.frames import (

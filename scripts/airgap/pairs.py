@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 from localspec.paths import default_paths
-from localspec.registry.model import shard_names
-from localspec.registry.records import Record, StoredModel
-from localspec.registry.store import Store
+from localspec.registry.header.model import shard_names
+from localspec.registry.store.records import Record, StoredModel
+from localspec.registry.store.store import Store
 
 
 def add_pair(name: str, folder: Path) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localspec.cli import extract
+from localspec.cli.terminal import extract
 from tests.support.daemons import Home
 
 

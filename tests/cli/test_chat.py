@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.cli.chat import complete, unquoted
+from localspec.cli.chat.chat import complete, unquoted
 from tests.support.daemons import Home, wait_for
 from tests.support.terminal import Terminal, terminal
 

@@ -17,7 +17,7 @@ import click
 import pytest
 
 from localspec.cli.app import app
-from localspec.cli.markdown import Markdown
+from localspec.cli.terminal.markdown import Markdown
 from localspec.errors import visible
 from tests.support.daemons import Home, UnixConnection, scripted_home, temporary_home
 from tests.support.many import Job, in_a_terminal, in_pipes

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from localspec.cli import ask, hints, inputs, render
+from localspec.cli import ask, inputs
+from localspec.cli.terminal import hints, render
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.terminal import terminal
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.cli import extract
+from localspec.cli.terminal import extract
 from tests.support.daemons import Home, temporary_home
 from tests.support.terminal import terminal
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localspec.cli import markdown
+from localspec.cli.terminal import markdown
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.terminal import ESCAPES, terminal
 

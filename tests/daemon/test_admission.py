@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from localspec.daemon.admission import Admission
+from localspec.daemon.worker.admission import Admission
 from localspec.errors import QueueFull, Unavailable
 
 

@@ -20,13 +20,13 @@ sys.exit(main())
 
 # Where the wall clock is read, and why it does no harm there.
 WALL_CLOCK = {
-    "daemon/answers.py": "`created` of an answer",
-    "daemon/conversations.py": "when something was said",
-    "daemon/turns.py": "when something was said",
+    "daemon/completion/answer.py": "`created` of an answer",
+    "daemon/history/store.py": "when something was said",
+    "daemon/history/turn.py": "when something was said",
     "daemon/handlers/models.py": "`created` of a model",
-    "engine/template_child.py": "the date that a chat template may ask for",
-    "registry/own.py": "when a pair was added",
-    "registry/pull.py": "when a pair was added",
+    "engine/prompt/template_child.py": "the date that a chat template may ask for",
+    "registry/store/own.py": "when a pair was added",
+    "registry/pulls/pull.py": "when a pair was added",
 }
 
 

@@ -16,14 +16,14 @@ from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection,
 # The daemon, with the patience of a test.
 IMPATIENT = """
 import sys
-from localspec.daemon import connection
+from localspec.daemon.http import connection
 connection.HEAD_SECONDS = connection.BODY_SECONDS = connection.STALL_SECONDS = 0.3
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """
 STRANGER = """
 import os, sys
-from localspec.daemon import connection
+from localspec.daemon.http import connection
 connection.peer = lambda connected: (os.getuid() + 1, 1)
 from localspec.daemon.__main__ import main
 sys.exit(main())

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import localspec
-from localspec.engine.infill import infill_tokens
 from localspec.engine.llama import Model
+from localspec.engine.prompt.infill import infill_tokens
 from localspec.protocol.frames import InfillPrompt
 from tests.support.daemons import Answer, Home, RunningDaemon, UnixConnection, temporary_home
 from tests.support.daemons import wait_for as until

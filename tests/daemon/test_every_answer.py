@@ -277,8 +277,9 @@ def test_what_is_hardly_http_is_answered_in_the_same_shape(api: Home, sent: byte
 
 BUGGY = """
 import sys
-from localspec.daemon import answers, tcp
-from localspec.daemon.supervisor import Supervisor
+from localspec.daemon.completion import answer as answers
+from localspec.daemon.http import tcp
+from localspec.daemon.worker.supervisor import Supervisor
 
 def feed(self, index, event):
     if type(event).__name__ == "Done":
@@ -336,7 +337,7 @@ def test_what_hangs_while_the_daemon_ends_is_told_so(home: Home) -> None:
     hanging = """
 import asyncio, sys
 from localspec.daemon import lifecycle
-from localspec.daemon.supervisor import Supervisor
+from localspec.daemon.worker.supervisor import Supervisor
 
 async def hang(self):
     await asyncio.sleep(3600)

@@ -188,7 +188,7 @@ def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
     """Killed between the deletion and the cleaning, which other threads then never come to."""
     program = (
         "import os, sys\n"
-        "from localspec.daemon.conversations import Conversations\n"
+        "from localspec.daemon.history.store import Conversations\n"
         "Conversations._clean = lambda self, db: os._exit(9) if self._opened else None\n"
         "from localspec.daemon.__main__ import main\n"
         "sys.exit(main())"
@@ -210,7 +210,7 @@ def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
 SLOW_SAVING = """
 import sys, time
 from pathlib import Path
-from localspec.engine import states
+from localspec.engine.cache import sessions as states
 real, mark = states.States._fill, Path({mark!r})
 def slowly(self, file, prefix, deadline):
     mark.touch()

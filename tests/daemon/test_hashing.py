@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from localspec.errors import LocalspecError
-from localspec.registry import files
 from localspec.registry.errors import PullCancelled
-from localspec.registry.files import Hashes
+from localspec.registry.store import files
+from localspec.registry.store.files import Hashes
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home, wait_for
 from tests.support.pairs import cycle_pair
 from tests.support.pulling import CATALOGUE
@@ -24,7 +24,7 @@ from tests.support.pulling import CATALOGUE
 # file "read-only" lies, it can write no records.
 SLOW = """
 import os, sys, time
-from localspec.registry import files
+from localspec.registry.store import files
 from localspec.registry.errors import StoreReadOnly
 home = os.environ["LOCALSPEC_HOME"]
 real = files.sha256_of
@@ -48,7 +48,7 @@ def slow(path, *, progress=None, cancel=None):
     return found
 
 files.sha256_of = slow
-from localspec.registry.store import Store
+from localspec.registry.store.store import Store
 put = Store.put
 def refusing(self, record):
     if os.path.exists(f"{home}/read-only"):

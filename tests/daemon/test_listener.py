@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from localspec.daemon import listener
+from localspec.daemon.http import listener
 from localspec.errors import AlreadyRunning, UnsafePath
 from tests.support.daemons import Home
 

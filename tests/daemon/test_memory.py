@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localspec.daemon.memory import free_memory
+from localspec.daemon.worker.memory import free_memory
 from localspec.machine import Host, Ran
 
 GIB = 1 << 30

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon.metrics import Histogram, Metrics
+from localspec.daemon.worker.metrics import Histogram, Metrics
 from localspec.protocol import frames
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.pairs import cycle_pair

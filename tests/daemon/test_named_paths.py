@@ -133,7 +133,7 @@ def test_over_tcp_no_folder_is_looked_through(home: Home) -> None:
 
 
 def test_a_good_one_is_found_right_once_and_again_when_it_changes(tmp_path: Path) -> None:
-    from localspec.daemon.library import Library
+    from localspec.daemon.pairs.library import Library
     from localspec.errors import RegistryError
     from localspec.paths import Paths
 

@@ -16,7 +16,7 @@ from tests.support.daemons import Home, RunningDaemon, UnixConnection, alive, wa
 # The daemon, with less patience for an engine that does not end.
 IMPATIENT = """
 import sys
-from localspec.daemon import worker
+from localspec.daemon.worker import process as worker
 worker._GRACE, worker._SAVING = 0.2, 0.2
 from localspec.daemon.__main__ import main
 sys.exit(main())

@@ -77,7 +77,7 @@ def test_a_pull_is_accepted_watched_by_many_and_transferred_once(home: PullingHo
 # The daemon, which hashes half of a file and goes on when the file "go" appears.
 HALF = """
 import os, sys, time
-from localspec.registry import files
+from localspec.registry.store import files
 real = files.sha256_of
 
 def half(path, *, progress=None, cancel=None):

@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.json_calls import Arguments, Call, JsonCalls, new_call
-from localspec.daemon.parsing import AnswerParser, Text
-from localspec.daemon.tools import GEMMA, GRANITE, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, Format
+from localspec.daemon.completion.reply.json_calls import Arguments, Call, JsonCalls, new_call
+from localspec.daemon.completion.reply.parser import AnswerParser, Text
+from localspec.daemon.completion.reply.tools import (
+    GEMMA,
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    Format,
+)
 
 TOOLS = {
     "weather": {

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from localspec.bench.synthetic import Shape, write_pair
-from localspec.daemon.memory import MIB, Free
-from localspec.daemon.plan import plan
+from localspec.daemon.worker.memory import MIB, Free
+from localspec.daemon.worker.plan import plan
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.registry import fit
-from localspec.registry.model import read_local_model
+from localspec.registry.header import fit
+from localspec.registry.header.model import read_local_model
 
 TARGET = Shape(8, 256, 512, 4, 2048, n_ctx=16384)
 DRAFT = Shape(1, 64, 128, 2, 2048, n_ctx=16384)

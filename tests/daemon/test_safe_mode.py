@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon.safe_mode import Memory, _build, _cpu
+from localspec.daemon.worker.safe_mode import Memory, _build, _cpu
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon import systemd
+from localspec.daemon.http import systemd
 from tests.support.daemons import PATIENCE, Home, RunningDaemon
 
 # What systemd does between fork and exec: the socket becomes descriptor 3.

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from localspec.daemon import tcp
+from localspec.daemon.http import tcp
 from localspec.errors import UnsafePath
 from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, temporary_home
 

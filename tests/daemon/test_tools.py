@@ -11,9 +11,18 @@ import httpx
 import openai
 import pytest
 
-from localspec.daemon import tools, translate
-from localspec.daemon.tools import GEMMA, GRANITE, HERMES, LLAMA, MISTRAL_ARGS, TOLD, Format
-from localspec.engine.template import TemplateRenderer
+from localspec.daemon.completion import request as translate
+from localspec.daemon.completion.reply import tools
+from localspec.daemon.completion.reply.tools import (
+    GEMMA,
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL_ARGS,
+    TOLD,
+    Format,
+)
+from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.http import ChatRequest, decode

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon import translate
+from localspec.daemon.completion import request as translate
 from localspec.errors import InvalidRequest
 from localspec.protocol.http import ChatRequest, CompletionRequest, decode
 

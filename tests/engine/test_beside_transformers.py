@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon import translate
-from localspec.engine import template_child
-from localspec.engine.habits import Refused
-from localspec.engine.template import TemplateRenderer
+from localspec.daemon.completion import request as translate
+from localspec.engine.prompt import template_child
+from localspec.engine.prompt.habits import Refused
+from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 from localspec.protocol.http import TemplateRequest, decode

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localspec.engine.sampling import Logits, Sampler, Settings
+from localspec.engine.sampling.sampler import Logits, Sampler, Settings
 
 N = 40
 SETTINGS = st.fixed_dictionaries(

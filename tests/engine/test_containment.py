@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec.engine.generation import Generation
 from localspec.engine.llama import BadBatch, NoKvSlot
+from localspec.engine.sequence import Generation
 from localspec.protocol.frames import Constraint, Done, PairFiles, Sampling, Speculative
 from tests.support.pairs import N_VOCAB
 from tests.support.rescoring import NEAR_TIE, worst_gap

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from localspec.bench.replay import Replay, fixed_ms
 from localspec.bench.trace import Trace
-from localspec.engine.depth import (
+from localspec.engine.pair.profile import CostTable
+from localspec.engine.speculation.depth import (
     BUCKETS,
     GRID,
     MAX_DEPTH,
@@ -29,7 +30,6 @@ from localspec.engine.depth import (
     keep_drafting,
     worth_verifying,
 )
-from localspec.engine.profile import CostTable
 from tests.support.replay import (
     COSTS,
     DRAFT_MS,

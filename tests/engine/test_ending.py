@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import localspec
 from localspec.engine import llama
-from localspec.engine.ending import weigh_endings
 from localspec.engine.llama import Model, Vocab
-from localspec.engine.sampling import Distribution, Sampler, Settings
+from localspec.engine.sampling.infill import weigh_endings
+from localspec.engine.sampling.sampler import Distribution, Sampler, Settings
 
 
 @pytest.fixture(scope="module")

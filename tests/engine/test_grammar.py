@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec.engine.grammar import Grammars
-from localspec.engine.sampling import Sampler, Settings, resolve
+from localspec.engine.prompt.grammar import Grammars
+from localspec.engine.sampling.sampler import Sampler, Settings, resolve
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint, PairFiles, Sampling
 from tests.support.pairs import N_VOCAB, contextual_pair

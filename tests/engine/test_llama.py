@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from localspec.engine.llama import BadBatch, Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.errors import InvalidRequest, LoadFailed
 from localspec.protocol.frames import PairFiles
-from localspec.registry import architectures
+from localspec.registry.header import architectures
 from tests.support import gguf_files
 from tests.support.gguf_files import STRING, U32
 from tests.support.pairs import BOS, END, EOS, N_VOCAB

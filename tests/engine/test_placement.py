@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from localspec.bench.synthetic import TINY_DRAFT, TINY_TARGET, follow, target_cycle, write_pair
-from localspec.engine import llama, placement
+from localspec.engine import llama
 from localspec.engine.llama import library
-from localspec.engine.pair import Pair
+from localspec.engine.pair import placement
+from localspec.engine.pair.pair import Pair
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, Speculative
 from tests.support.running import running

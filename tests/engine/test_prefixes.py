@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.lane import EXACT_CHUNK
-from localspec.engine.prefixes import (
+from localspec.engine.cache.prefixes import (
     MIN_TOKENS,
     RESERVE,
     Exchange,
@@ -21,6 +20,7 @@ from localspec.engine.prefixes import (
     Prefixes,
     common_prefix,
 )
+from localspec.engine.pair.lane import EXACT_CHUNK
 from localspec.protocol.frames import PairFiles
 from tests.support.recurrent import lfm2_pair, mamba_pair
 from tests.support.rescoring import assert_alike

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.company import Company, used_s
-from localspec.engine.profile import (
+from localspec.engine.pair.company import Company, used_s
+from localspec.engine.pair.profile import (
     QUIET,
     REPEATS,
     VERSION,
@@ -164,14 +164,14 @@ def disturbed(runs: random.Random, share: float) -> Measured:
 
 
 def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.profile.Company", lambda: Alone(0.0))
+    monkeypatch.setattr("localspec.engine.pair.profile.Company", lambda: Alone(0.0))
     for seed in range(30):
         assert disturbed(random.Random(seed), 0.05).noise <= QUIET
         assert disturbed(random.Random(seed), 0.65).noise > QUIET
 
 
 def test_or_by_others_who_disturb_all_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.profile.Company", lambda: Alone(0.5))
+    monkeypatch.setattr("localspec.engine.pair.profile.Company", lambda: Alone(0.5))
     assert disturbed(random.Random(1), 0.0).noise == 0.5
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from localspec.engine.cache.slots import OPENING, Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
-from localspec.engine.slots import OPENING, Slots
 from localspec.protocol.frames import Failed, PairFiles, Sampling
 from tests.support import architectures
 from tests.support.architectures import N_VOCAB, WINDOW
@@ -225,7 +225,7 @@ def worst_of(files: PairFiles, states: Path, steps: int, seed: int = 0) -> float
 def quick_profile() -> Iterator[None]:
     """What passes cost is not what these tests ask."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("localspec.engine.profile.BUDGET_S", 0.01)
+        patch.setattr("localspec.engine.pair.profile.BUDGET_S", 0.01)
         yield
 
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localspec.engine.sampling import (
+from localspec.engine.sampling.sampler import (
     METADATA_KEYS,
     Distribution,
     Logits,

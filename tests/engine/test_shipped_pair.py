@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import localspec
-from localspec.engine.pair import Pair
-from localspec.engine.prepare import Preparer
-from localspec.engine.template import TemplateRenderer
+from localspec.engine.pair.pair import Pair
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.template import TemplateRenderer
 from localspec.protocol.frames import ChatPrompt, Message, PairFiles, Sampling, Speculative
 from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 from tests.support.running import PLAIN, Running, drafting, running

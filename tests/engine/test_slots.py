@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.engine.cache.prefixes import common_prefix
+from localspec.engine.cache.slots import Slot, Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
-from localspec.engine.prefixes import common_prefix
-from localspec.engine.slots import Slot, Slots
 from localspec.protocol.frames import PairFiles
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting

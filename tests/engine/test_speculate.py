@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import localspec.engine.speculate as speculate
-from localspec.engine.sampling import Distribution, Logits, Sampler, Settings
-from localspec.engine.speculate import verify_match, verify_rejection
+import localspec.engine.speculation.verify as speculate
+from localspec.engine.sampling.sampler import Distribution, Logits, Sampler, Settings
+from localspec.engine.speculation.verify import verify_match, verify_rejection
 from tests.support.statistics import chi_square_z
 
 N = 5

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine import states as states_module
-from localspec.engine.prefixes import Mark, Prefix
-from localspec.engine.states import MIN_TOKENS, VERSION, States
+from localspec.engine.cache import sessions as states_module
+from localspec.engine.cache.prefixes import Mark, Prefix
+from localspec.engine.cache.sessions import MIN_TOKENS, VERSION, States
 from localspec.protocol.frames import PairFiles
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting

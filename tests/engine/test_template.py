@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localspec.engine.template import TemplateRenderer
+from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import TemplateFailed
 from localspec.protocol.frames import ChatPrompt, Message
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from localspec.registry.catalogue import Pair, Weights
-from localspec.registry.hub import Hub
-from localspec.registry.pull import Puller
-from localspec.registry.retry import Patience
-from localspec.registry.store import Store
-from localspec.registry.transfer import Tuning
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.retry import Patience
+from localspec.registry.hub.transfer import Tuning
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.store.store import Store
 from tests.registry.pulling import DRAFT, TARGET
 from tests.support.hub import Faults, TestHub
 

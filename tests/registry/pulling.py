@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localspec.errors import ModelNotFound
-from localspec.registry.store import Store
+from localspec.registry.store.store import Store
 from tests.support.gguf_files import model
 
 TARGET = model(filler=3 << 20, seed=1).data()

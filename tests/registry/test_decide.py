@@ -9,14 +9,14 @@ import pytest
 
 from localspec.bench.synthetic import Shape, target_cycle, write_model
 from localspec.errors import ModelNotFound
-from localspec.registry import fit
 from localspec.registry.catalogue import Catalogue, Pair, Weights
-from localspec.registry.decide import decide
-from localspec.registry.pull import Puller
-from localspec.registry.records import Part, Record, StoredModel
-from localspec.registry.repository import Reference
-from localspec.registry.wanted import Wanted
-from localspec.registry.wanted import wanted as read_wanted
+from localspec.registry.header import fit
+from localspec.registry.hub.repository import Reference
+from localspec.registry.pulls.decide import decide
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.wanted import Wanted
+from localspec.registry.pulls.wanted import wanted as read_wanted
+from localspec.registry.store.records import Part, Record, StoredModel
 from tests.support.gguf_files import model
 from tests.support.hub import TestHub
 

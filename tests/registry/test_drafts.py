@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.errors import LocalspecError
-from localspec.registry.drafts import rank_drafts
-from localspec.registry.found import Found, find_models
-from localspec.registry.gain import Trial, acceptance_interval, weigh
-from localspec.registry.own import add
-from localspec.registry.store import Store
+from localspec.registry.disk.drafts import rank_drafts
+from localspec.registry.disk.found import Found, find_models
+from localspec.registry.disk.gain import Trial, acceptance_interval, weigh
+from localspec.registry.store.own import add
+from localspec.registry.store.store import Store
 from tests.support.gguf_files import BOOL, model, sha256
 
 

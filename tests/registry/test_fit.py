@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry import fit
 from localspec.registry.errors import DoesNotFit
-from localspec.registry.fit import Memory
-from localspec.registry.model import Model, read_local_model
+from localspec.registry.header import fit
+from localspec.registry.header.fit import Memory
+from localspec.registry.header.model import Model, read_local_model
 from tests.support.gguf_files import model
 
 GIB = 1 << 30

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from localspec.registry.errors import BadGguf
-from localspec.registry.gguf import TENSOR_TYPES, FileSource, NumberArray, StringArray, read_header
-from localspec.registry.model import read_local_model
+from localspec.registry.header.gguf import (
+    TENSOR_TYPES,
+    FileSource,
+    NumberArray,
+    StringArray,
+    read_header,
+)
+from localspec.registry.header.model import read_local_model
 from tests.support.gguf_files import ARRAY, I32, STRING, U32, U64, model, mutants
 
 VOCABULARIES = Path(__file__).parents[2].parent / "shared" / "vocabs"

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.registry.catalogue import NAME, reserved
-from localspec.registry.found import Found
-from localspec.registry.matches import free_name, judge_all, propose
+from localspec.registry.disk.found import Found
+from localspec.registry.disk.matches import free_name, judge_all, propose
 from tests.support.gguf_files import BOOL, Gguf, model
 
 

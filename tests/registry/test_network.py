@@ -28,11 +28,11 @@ from localspec.registry.errors import (
     Untrusted,
     WebPage,
 )
-from localspec.registry.hub import Hub
-from localspec.registry.network import Network
-from localspec.registry.pull import Puller
-from localspec.registry.retry import Interrupted
-from localspec.registry.store import Store
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.network import Network
+from localspec.registry.hub.retry import Interrupted
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, TARGET, assert_whole
 from tests.support.hub import Faults, TestHub

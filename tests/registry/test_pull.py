@@ -10,8 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localspec.registry import files as files_module
-from localspec.registry import fit
 from localspec.registry.catalogue import Pair
 from localspec.registry.errors import (
     CannotRollBack,
@@ -21,11 +19,13 @@ from localspec.registry.errors import (
     Offline,
     PullCancelled,
 )
-from localspec.registry.own import add
-from localspec.registry.pull import Progress, Puller
-from localspec.registry.pulls import Pulls
-from localspec.registry.store import Store
-from localspec.registry.wanted import Wanted
+from localspec.registry.header import fit
+from localspec.registry.pulls.pull import Progress, Puller
+from localspec.registry.pulls.running import Pulls
+from localspec.registry.pulls.wanted import Wanted
+from localspec.registry.store import files as files_module
+from localspec.registry.store.own import add
+from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole
 from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
@@ -145,7 +145,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
     request: pytest.FixtureRequest,
 ) -> None:
     """No socket is opened."""
-    from localspec.registry.details import show
+    from localspec.registry.store.details import show
 
     puller.pull("p", pair)
     asked = len(hub.requests)

@@ -26,10 +26,10 @@ from localspec.registry.errors import (
     Unreachable,
     WebPage,
 )
-from localspec.registry.hub import Hub
-from localspec.registry.pull import Puller
-from localspec.registry.retry import Patience, Waiting
-from localspec.registry.store import Store
+from localspec.registry.hub.hub import Hub
+from localspec.registry.hub.retry import Patience, Waiting
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import SIZE, TARGET, assert_absent, assert_whole
 from tests.support.gguf_files import sha256

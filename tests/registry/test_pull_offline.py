@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from localspec.registry.catalogue import Pair
+from localspec.registry.disk.found import resolve_in_cache
 from localspec.registry.errors import HubError, Unreachable
-from localspec.registry.found import resolve_in_cache
-from localspec.registry.hub import Hub
-from localspec.registry.pull import FROM_CACHE, Puller
+from localspec.registry.hub.hub import Hub
+from localspec.registry.pulls.pull import FROM_CACHE, Puller
 from tests.registry.pulling import DRAFT, TARGET
 from tests.support.gguf_files import sha256
 from tests.support.programs import COMMIT, in_hub

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from localspec.engine.llama import initialise
-from localspec.engine.models import open_model
+from localspec.engine.pair.models import open_model
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
 from localspec.registry.errors import UnsafeModel
-from localspec.registry.model import read_local_model
+from localspec.registry.header.model import read_local_model
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, with_key
 
 SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "draft.gguf"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from localspec.errors import InvalidRequest
 from localspec.registry.catalogue import NAME, REPO
 from localspec.registry.errors import HubError, NotOnHub, WebPage
-from localspec.registry.hub import Hub, Listed
-from localspec.registry.repository import (
+from localspec.registry.hub.hub import Hub, Listed
+from localspec.registry.hub.repository import (
     Choice,
     Reference,
     best,
@@ -21,7 +21,7 @@ from localspec.registry.repository import (
     pair_name,
     reference,
 )
-from localspec.registry.retry import Interrupted
+from localspec.registry.hub.retry import Interrupted
 from tests.support.hub import TestHub
 
 R = "Qwen/Qwen3-8B-GGUF"

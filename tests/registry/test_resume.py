@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry import journal as journal_module
-from localspec.registry.journal import Journal, bytes_there, prefix_there
-from localspec.registry.store import Store
+from localspec.registry.hub import journal as journal_module
+from localspec.registry.hub.journal import Journal, bytes_there, prefix_there
+from localspec.registry.store.store import Store
 from tests.support.gguf_files import model, sha256
 from tests.support.hub import TestHub
 
@@ -22,9 +22,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from localspec.registry.catalogue import Pair, Weights
-from localspec.registry.hub import Hub
-from localspec.registry.pull import Puller
-from localspec.registry.store import Store
+from localspec.registry.hub.hub import Hub
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.store.store import Store
 pair = Pair(
     summary="a test",
     target=Weights(repo="own/target", file="target.gguf"),

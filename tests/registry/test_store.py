@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, UnsafePath
-from localspec.registry import files
-from localspec.registry.details import show
 from localspec.registry.errors import (
     BadGguf,
     Damaged,
@@ -23,12 +21,14 @@ from localspec.registry.errors import (
     StoreError,
     UnsafeModel,
 )
-from localspec.registry.gguf import FileSource, read_header
-from localspec.registry.model import read_local_model
-from localspec.registry.own import add, refreshed
-from localspec.registry.records import Part, Record, StoredModel, encode
-from localspec.registry.store import Store
-from localspec.registry.traits import Template, Traits, traits
+from localspec.registry.header.gguf import FileSource, read_header
+from localspec.registry.header.model import read_local_model
+from localspec.registry.header.traits import Template, Traits, traits
+from localspec.registry.store import files
+from localspec.registry.store.details import show
+from localspec.registry.store.own import add, refreshed
+from localspec.registry.store.records import Part, Record, StoredModel, encode
+from localspec.registry.store.store import Store
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
 TARGET = model(layers=4, seed=1)

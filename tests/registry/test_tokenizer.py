@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry import tokenizer
-from localspec.registry.gguf import FileSource, read_header
-from localspec.registry.tokenizer import Verdict, read_vocabulary
+from localspec.registry.header import tokenizer
+from localspec.registry.header.gguf import FileSource, read_header
+from localspec.registry.header.tokenizer import Verdict, read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
 
 VOCABULARIES = Path(__file__).parents[2].parent / "shared" / "vocabs"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from localspec.registry.catalogue import Pair, Weights
-from localspec.registry.pull import Puller
-from localspec.registry.pulls import Pulls
-from localspec.registry.repository import Reference
-from localspec.registry.unfinished import Unfinished
-from localspec.registry.wanted import Wanted
+from localspec.registry.hub.repository import Reference
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.running import Pulls
+from localspec.registry.pulls.unfinished import Unfinished
+from localspec.registry.pulls.wanted import Wanted
 from tests.registry.pulling import SIZE
 from tests.support.daemons import wait_for
 from tests.support.hub import Faults, TestHub

@@ -15,11 +15,13 @@ from typing import Any
 
 from llama_cpp import llama_cpp
 
-from localspec.engine import llama, pair, states
+from localspec.engine import llama
 from localspec.engine.__main__ import main
-from localspec.engine.drafters.model import DraftModel
+from localspec.engine.cache import sessions
 from localspec.engine.engine import Engine
-from localspec.engine.sampling import Sampler
+from localspec.engine.pair import pair
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.speculation.drafters.model import DraftModel
 
 FILE = Path(sys.argv.pop(1))
 
@@ -89,7 +91,7 @@ after(pair.Pair, "info", "loaded")
 before(llama_cpp, "llama_tokenize", lambda *_: "tokenize" if serving else "load-tokenize")
 before(DraftModel, "propose", "draft")
 before(Sampler, "adjusted", "sample")
-before(states.States, "_write", "save")
+before(sessions.States, "_write", "save")
 before(pair.Pair, "close", "close")
 after(pair.Pair, "close", "closed")
 submit = Engine.__init__

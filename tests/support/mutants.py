@@ -19,15 +19,16 @@ from collections import Counter
 from pathlib import Path
 from typing import BinaryIO
 
-from localspec.engine import environment, llama, profile
+from localspec.engine import environment, llama
 from localspec.engine.engine import Engine
-from localspec.engine.pair import Pair
-from localspec.engine.prepare import Preparer
-from localspec.engine.template import TemplateRenderer
+from localspec.engine.pair import profile
+from localspec.engine.pair.pair import Pair
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import LocalspecError
 from localspec.protocol.frames import EngineSettings, Generate, PairFiles, Sampling, TextPrompt
-from localspec.registry.gguf import FileSource, Header, StringArray, read_header
-from localspec.registry.model import check_weights, read_local_model
+from localspec.registry.header.gguf import FileSource, Header, StringArray, read_header
+from localspec.registry.header.model import check_weights, read_local_model
 from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, mutants, with_key
 from tests.support.pairs import contextual_pair
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localspec.engine.engine import Engine
-from localspec.engine.generation import Generation
-from localspec.engine.pair import Pair
-from localspec.engine.prepare import Preparer
-from localspec.engine.template import TemplateRenderer
+from localspec.engine.pair.pair import Pair
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.sequence import Generation
 from localspec.protocol.frames import (
     Constraint,
     Delta,

@@ -9,7 +9,7 @@ from localspec.cli.commands.ask import click_option
 
 
 def _run(**values: object) -> int:
-    from localspec.cli import chat
+    from localspec.cli.chat import chat
 
     return chat.run(values)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from localspec.cli import inputs, places, render, suggest
+from localspec.cli import inputs, places, suggest
+from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import UsageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import render
+from localspec.cli.terminal import render
 
 
 @click.command(

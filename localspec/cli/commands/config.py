@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import render, settings, suggest
+from localspec.cli import settings, suggest
+from localspec.cli.terminal import render
 from localspec.paths import default_paths
 
 

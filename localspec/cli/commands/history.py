@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import render, render_history, suggest
+from localspec.cli import suggest
+from localspec.cli.terminal import history, render
 from localspec.client.conversations import ConversationsClient
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
@@ -30,7 +31,7 @@ def _listed(limit: int, search: str, *, as_json: bool) -> int:
     elif not found:
         render.dim("Nothing was found." if search else "Nothing was asked yet.")
     else:
-        render_history.listing(found)
+        history.listing(found)
     return 0
 
 
@@ -64,7 +65,7 @@ def search(text: str, limit: int, as_json: bool) -> int:
 @_JSON
 def show(name: str, as_json: bool) -> int:
     found = ConversationsClient().conversation(name)
-    (render.record if as_json else render_history.conversation)(found)
+    (render.record if as_json else history.conversation)(found)
     return 0
 
 

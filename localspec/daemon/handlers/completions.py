@@ -8,11 +8,13 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import tools, translate, turns
-from localspec.daemon.answers import Composer, TextComposer
-from localspec.daemon.chat import ChatComposer
-from localspec.daemon.context import Context, context, read
-from localspec.daemon.generation import EventStream, events_of, unless_gone, whole_answer
+from localspec.daemon.completion import request as translate
+from localspec.daemon.completion.answer import Composer, TextComposer
+from localspec.daemon.completion.chat import ChatComposer
+from localspec.daemon.completion.reply import tools
+from localspec.daemon.completion.run import EventStream, events_of, unless_gone, whole_answer
+from localspec.daemon.history import turn as turns
+from localspec.daemon.state import Context, context, read
 from localspec.protocol.frames import Generate
 from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRequest
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import localspec
-from localspec.daemon.context import Context, answer, context, read
-from localspec.daemon.stream import Stream
+from localspec.daemon.http.sse import Stream
+from localspec.daemon.state import Context, answer, context, read
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.http import LoadRequest, PairStatus, Status
 

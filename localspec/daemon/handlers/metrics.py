@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.context import Context, context
-from localspec.daemon.metrics import by_position, counter, counters, gauge
+from localspec.daemon.state import Context, context
+from localspec.daemon.worker.metrics import by_position, counter, counters, gauge
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -9,8 +9,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.context import answer, context
-from localspec.daemon.pairs import BUILTIN
+from localspec.daemon.pairs.names import BUILTIN
+from localspec.daemon.state import answer, context
 from localspec.protocol.http import Model, ModelList
 
 

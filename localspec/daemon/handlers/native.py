@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import native
-from localspec.daemon.connection import UNIX
-from localspec.daemon.context import context, read
-from localspec.daemon.editors import Place
-from localspec.daemon.generation import EventStream, events_of, whole_answer
+from localspec.daemon.completion import llama_server
+from localspec.daemon.completion.run import EventStream, events_of, whole_answer
+from localspec.daemon.completion.takeover import Place
+from localspec.daemon.http.connection import UNIX
+from localspec.daemon.state import context, read
 from localspec.errors import ModelNotFound
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
@@ -19,14 +19,14 @@ _OUR_CLIENT = "x-localspec-api"  # the header by which routes.py knows it
 
 async def complete(request: Request) -> Response:
     body = await read(request, NativeCompletionRequest)
-    return await _respond(request, body, native.completion(body))
+    return await _respond(request, body, llama_server.completion(body))
 
 
 async def infill(request: Request) -> Response:
     body = await read(request, InfillRequest)
     # A warm-up takes over from nobody, and a completion waits behind no warm-up.
     editor = None if body.n_predict == 0 or (body.n or 1) > 1 else _place(request, body)
-    return await _respond(request, body, native.infill(body), editor)
+    return await _respond(request, body, llama_server.infill(body), editor)
 
 
 def _place(request: Request, body: InfillRequest) -> Place:
@@ -52,7 +52,9 @@ async def _respond(
 ) -> Response:
     daemon = context(request)
     pair = await _pair(request, body.model, strict=_OUR_CLIENT in request.headers)
-    composer = native.NativeComposer(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
+    composer = llama_server.NativeComposer(
+        pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note
+    )
     composer.request = body
     composer.n_ctx = lambda: daemon.supervisor.info.n_ctx if daemon.supervisor.info else 0
     events = events_of(daemon.supervisor, pair, wanted)

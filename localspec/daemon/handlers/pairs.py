@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import disk, measure, views
-from localspec.daemon.context import answer, context, read
-from localspec.daemon.library import Library
-from localspec.daemon.pairs import names_files, unseen
-from localspec.daemon.stream import Stream, reported
-from localspec.daemon.tcp import came_by_tcp
+from localspec.daemon.http.sse import Stream, reported
+from localspec.daemon.http.tcp import came_by_tcp
+from localspec.daemon.pairs import disk, measure, views
+from localspec.daemon.pairs.library import Library
+from localspec.daemon.pairs.names import names_files, unseen
+from localspec.daemon.state import answer, context, read
 from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
-    from localspec.registry.records import Record
-    from localspec.registry.store import PartReport
+    from localspec.registry.store.records import Record
+    from localspec.registry.store.store import PartReport
 
 _PAUSE = 0.2  # seconds between two reports of progress
 
@@ -94,7 +94,7 @@ def _verify(
         raise InvalidRequest(
             "The pair 'builtin' comes with the package; only pulled ones are hashed."
         )
-    from localspec.registry.store import remedy
+    from localspec.registry.store.store import remedy
 
     record = library.refreshed(name)
     progress = _progress(record, report)
@@ -103,7 +103,7 @@ def _verify(
 
 
 def _verify_files(found: PairFiles, report: Callable[[pairs.Verifying], None]) -> pairs.Verifying:
-    from localspec.registry import own
+    from localspec.registry.store import own
 
     draft = Path(found.draft) if found.draft else None
     record = own.describe_files(found.name, Path(found.target), draft)

@@ -11,15 +11,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.context import answer, context, read
-from localspec.daemon.library import Library
-from localspec.daemon.stream import Stream
-from localspec.daemon.tcp import came_by_tcp
+from localspec.daemon.http.sse import Stream
+from localspec.daemon.http.tcp import came_by_tcp
+from localspec.daemon.pairs.library import Library
+from localspec.daemon.state import answer, context, read
 from localspec.errors import Forbidden, ModelNotFound, Unavailable
 from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
-    from localspec.registry.pulls import Pull
+    from localspec.registry.pulls.running import Pull
 
 # A pull takes stock four times a second; looking more often shows nothing new.
 _LOOK = 0.1
@@ -79,7 +79,7 @@ async def events(request: Request) -> Response:
 
 
 async def _states(pull: Pull) -> AsyncGenerator[msgspec.Struct, None]:
-    from localspec.registry.pulls import RUNNING
+    from localspec.registry.pulls.running import RUNNING
 
     shown = None
     while True:

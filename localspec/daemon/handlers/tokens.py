@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon import translate
-from localspec.daemon.context import answer, context, read
+from localspec.daemon.completion import request as translate
+from localspec.daemon.state import answer, context, read
 from localspec.protocol import frames
 from localspec.protocol.http import DetokenizeRequest, TemplateRequest, TokenizeRequest
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.depth import BUCKETS
-from localspec.engine.drafters.lookup import GRAM, Lookup, length_bucket
+from localspec.engine.speculation.depth import BUCKETS
+from localspec.engine.speculation.drafters.ngram import GRAM, Lookup, length_bucket
 
 # Few different tokens, so that grams repeat.
 texts = st.lists(st.integers(0, 3), max_size=40)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localspec.engine.depth import Belief, Calibration
-from localspec.engine.drafters.model import LOOK_CONTEXT, PROBE_ROWS, Ask, DraftModel
-from localspec.engine.sampling import Sampler, Settings
-from localspec.engine.slots import Slot, Slots
+from localspec.engine.cache.slots import Slot, Slots
+from localspec.engine.sampling.sampler import Sampler, Settings
+from localspec.engine.speculation.depth import Belief, Calibration
+from localspec.engine.speculation.drafters.model import LOOK_CONTEXT, PROBE_ROWS, Ask, DraftModel
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair
 from tests.support.recurrent import lfm2_pair

@@ -1,0 +1,1 @@
+"""`localspec chat`: lines, commands and the conversation."""

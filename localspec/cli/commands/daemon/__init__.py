@@ -1,0 +1,1 @@
+"""The commands about the daemon itself."""

@@ -1,0 +1,70 @@
+"""`localspec service install|uninstall|status`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import services
+from localspec.cli.terminal import render
+from localspec.client import autostart
+from localspec.client.api import Client
+from localspec.config import load_config
+from localspec.errors import NoDaemon
+from localspec.paths import default_paths
+
+
+@click.group(
+    help="Let the system start the daemon: systemd by its socket, launchd at login.",
+    epilog="Examples:\n\n\b\n  localspec service install\n  localspec service install --print\n"
+    "  localspec service uninstall",
+)
+def command() -> None:
+    pass
+
+
+def _manager() -> services.Manager:
+    paths = default_paths()
+    # Nobody can start it over TCP, so with `listen` it has to be there already.
+    return services.manager(paths.socket, always=bool(load_config(paths.config_file).listen))
+
+
+@command.command(
+    help="Install and start it. A daemon that runs is ended first, as `stop` does.",
+    epilog="Example: localspec service install",
+)
+@click.option("--print", "only_print", is_flag=True, help="Show what would be written, no more.")
+def install(only_print: bool) -> int:
+    chosen = _manager()
+    if only_print:
+        for path, text in chosen.files().items():
+            render.line(f"# {path}\n{text}")
+        return 0
+    chosen.require()
+    client = Client(autostart=False)
+    try:
+        client.shutdown()
+        autostart.wait_gone()
+    except NoDaemon:
+        pass
+    chosen.install()
+    render.line(chosen.state())
+    return 0
+
+
+@command.command(
+    help="Stop and remove it; models, history and configuration stay.",
+    epilog="Example: localspec service uninstall",
+)
+def uninstall() -> int:
+    removed = _manager().uninstall()
+    render.line("The service was removed." if removed else "There was no service.")
+    return 0
+
+
+@command.command(
+    help="Show whether it is installed and active.",
+    epilog="Example: localspec service status",
+)
+def status() -> int:
+    render.line(_manager().state())
+    return 0

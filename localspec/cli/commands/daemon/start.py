@@ -1,0 +1,42 @@
+"""`localspec start`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli.terminal import render
+from localspec.client import autostart
+from localspec.client.api import Client
+from localspec.config import load_config
+from localspec.errors import Conflict
+from localspec.paths import default_paths
+
+
+@click.command(
+    help="Start the daemon, unless it is running.",
+    epilog="Examples:\n\n\b\n  localspec start\n  localspec start --listen 127.0.0.1:8080",
+)
+@click.option("--reset", is_flag=True, help="Try again a pair that was set aside after crashes.")
+@click.option(
+    "--listen",
+    metavar="ADDRESS:PORT",
+    help="Serve TCP there too, with a bearer token; `listen` in config.toml keeps it so.",
+)
+@click.option("--listen-anywhere", is_flag=True, help="Allow an address that other machines reach.")
+def command(reset: bool, listen: str | None, listen_anywhere: bool) -> int:
+    client = Client()
+    if listen:
+        load_config(default_paths().config_file, flags={"listen": listen})  # a typo is told here
+        arguments = ["--listen", listen, *(["--listen-anywhere"] if listen_anywhere else [])]
+        if not autostart.start(client.socket_path, arguments):
+            raise Conflict(
+                "A daemon is running already, and only a new one can be told where to listen: "
+                f"localspec stop && localspec start --listen {listen}"
+            )
+    status = client.status()
+    if reset:
+        client.reset()
+    render.line(f"The daemon is running (pid {status['pid']}).")
+    if status["listen"]:
+        render.line(f"It listens on {status['listen']}; the token is in {status['token_file']}.")
+    return 0

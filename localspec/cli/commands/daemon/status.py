@@ -1,0 +1,57 @@
+"""`localspec status`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+
+import click
+
+from localspec.cli.terminal import render
+from localspec.client.api import Client
+from localspec.errors import NoDaemon
+
+_EVERY = 1.0  # seconds
+
+
+@click.command(
+    help="Show what the daemon is doing. Exit code 3 when none is running.",
+    epilog="Examples:\n\n\b\n  localspec status\n  localspec status --watch\n"
+    "  localspec status --json",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+@click.option("-w", "--watch", is_flag=True, help="Again every second, until Ctrl-C.")
+def command(as_json: bool, watch: bool) -> int:
+    client = Client(autostart=False)
+    if watch:
+        _watch(client, as_json)
+    else:
+        (render.record if as_json else render.status)(client.status())
+    return 0
+
+
+def _watch(client: Client, as_json: bool) -> None:
+    """On a terminal in place; in a pipe one after the other."""
+    in_place = sys.stdout.isatty() and not as_json
+    while True:
+        try:
+            status = client.status()
+        except NoDaemon as error:
+            status = None
+            reason = error.message
+        if in_place:
+            _redraw(render.status_rows(status) if status is not None else [render.harmless(reason)])
+        elif status is not None:
+            (render.record if as_json else render.status)(status)
+        elif not as_json:
+            render.line(reason)
+        sys.stdout.flush()
+        time.sleep(_EVERY)
+
+
+def _redraw(rows: list[str]) -> None:
+    """The window holds what fits; a longer line would push the first ones out of it."""
+    window = shutil.get_terminal_size()
+    shown = "\n".join(row[: window.columns] for row in rows[: window.lines - 1])
+    sys.stdout.write(f"\x1b[H\x1b[J{shown}\n")

@@ -1,0 +1,36 @@
+"""`localspec stop`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from localspec.cli.terminal import render
+from localspec.client import autostart
+from localspec.client.api import Client
+from localspec.errors import NoDaemon
+
+
+@click.command(
+    help="End the daemon. Answers that are being written are finished first, for a few seconds.",
+    epilog="Example: localspec stop",
+)
+def command() -> int:
+    client = Client(autostart=False)
+    try:
+        pulls = client.shutdown().get("pulls", [])
+    except NoDaemon:
+        # Perhaps it hangs, or has lost its socket: then it still holds its lock.
+        ended = autostart.end_unresponsive()
+        render.line(
+            "The daemon did not answer and was ended." if ended else "No daemon is running."
+        )
+        return 0
+    autostart.wait_gone()
+    render.line("The daemon has ended.")
+    for name in pulls:
+        render.line(f"The pull of {name} goes on when the daemon starts again: localspec start")
+    if Path(client.socket_path).exists():  # a daemon removes its own
+        render.line("systemd starts it again when it is asked something: localspec service status")
+    return 0

@@ -1,0 +1,1 @@
+"""The commands about pairs, models and files."""

@@ -1,0 +1,33 @@
+"""`localspec catalogue`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli.terminal import pairs, render
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="List what can be pulled, and which of it this machine's free memory holds: 'partly' "
+    "means that the GPU's memory is too small and main memory helps out. What drafts is a model "
+    "of its own, or the text itself (n-gram). (MTP): the target has heads that predict several "
+    "tokens; they are not run yet.",
+    epilog="Example: localspec catalogue --fits",
+)
+@click.option("--fits", is_flag=True, help="Only what fits here.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+def command(fits: bool, as_json: bool) -> int:
+    listed = PairsClient().pairs(everything=True)
+    listed["pairs"] = [
+        each
+        for each in listed["pairs"]
+        if each["memory"] and not (fits and each["fits"] not in ("yes", "partly"))
+    ]
+    if as_json:
+        render.record(listed)
+        return 0
+    pairs.catalogue(listed["pairs"])
+    render.line(f"\n{pairs.memory(listed)}. To fetch one: localspec pull NAME")
+    pairs.problems(listed)
+    return 0

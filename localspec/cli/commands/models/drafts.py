@@ -1,0 +1,38 @@
+"""`localspec drafts`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from localspec.cli import places, suggest
+from localspec.cli.terminal import pairs, render
+from localspec.cli.terminal.progress import Progress
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="Look through every model on this disk (the store, the Hugging Face cache, LM Studio, "
+    "Ollama, FOLDERs) for drafts that match TARGET, a file or a pair.",
+    epilog="Examples:\n\n\b\n  localspec drafts big.gguf ~/models\n"
+    "  localspec drafts coder-7b --measure",
+)
+@click.argument("target")
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...", shell_complete=suggest.files)
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Load each with TARGET and measure what it gains; the best first.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+def command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
+    client = PairsClient()
+    wanted, where = places.pair(target), [places.absolute(each) for each in folders]
+    found: dict[str, Any] = {}
+    with Progress(target) as progress:
+        for found in client.drafts(wanted, where, measure=measure):
+            if found["measuring"] and not as_json:
+                progress.show(f"measuring {found['measuring']}", 0, 0)
+    (render.record if as_json else pairs.drafts)(found)
+    return 0

@@ -1,0 +1,30 @@
+"""`localspec gc`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli.terminal import render
+from localspec.cli.terminal.pairs import size
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="Delete files that no pair and no conversation needs, those of cancelled pulls among them.",
+    epilog="Example: localspec gc --dry-run",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one line of JSON.")
+def command(dry_run: bool, as_json: bool) -> int:
+    found = PairsClient().collect(dry_run=dry_run)
+    if as_json:
+        render.record(found)
+        return 0
+    for file in found["files"]:
+        render.line(file)
+    if not found["files"]:
+        render.line("Nothing to delete.")
+    else:
+        verb = "would be freed" if dry_run else "freed"
+        render.line(f"{size(found['freed'])} {verb}.")
+    return 0

@@ -1,0 +1,33 @@
+"""`localspec list`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli.terminal import pairs, render
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="List the pairs that are here.",
+    epilog="Examples:\n\n\b\n  localspec list\n  localspec list --all",
+)
+@click.option("-a", "--all", "everything", is_flag=True, help="Those that can be pulled, too.")
+@click.option(
+    "--disk", is_flag=True, help="Models other programs keep here; as `localspec import`."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+def command(everything: bool, disk: bool, as_json: bool) -> int:
+    if disk:
+        from localspec.cli.commands.models import import_
+
+        found = import_.look(())
+        (render.record if as_json else import_.show)(found)
+        return 0
+    listed = PairsClient().pairs(everything=everything)
+    if as_json:
+        render.record(listed)
+        return 0
+    (pairs.catalogue if everything else pairs.pairs)(listed["pairs"])
+    pairs.problems(listed)
+    return 0

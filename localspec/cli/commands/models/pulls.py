@@ -1,0 +1,41 @@
+"""`localspec pulls`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import suggest
+from localspec.cli.terminal import pairs, render
+from localspec.client.pairs import PairsClient
+
+
+@click.group(
+    invoke_without_command=True,
+    help="Show the pulls that run or ended lately, or cancel one. Those that the end of the daemon "
+    "interrupts go on by themselves when it starts again.",
+    epilog="Examples:\n\n\b\n  localspec pulls\n  localspec pulls cancel coder-7b",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> int:
+    if context.invoked_subcommand:
+        return 0
+    states = PairsClient().pulls()
+    if as_json:
+        render.record(states)
+    elif states:
+        pairs.pulls(states)
+    else:
+        render.line("No pull is running. To start one: localspec pull NAME")
+    return 0
+
+
+@command.command(
+    help="Stop a pull, and forget it. What was fetched is kept for the next one.",
+    epilog="Example: localspec pulls cancel coder-7b",
+)
+@click.argument("name", shell_complete=suggest.catalogue)
+def cancel(name: str) -> int:
+    state = PairsClient().cancel_pull(name)
+    render.line(state["message"] or f"The pull of {state['name']} is {state['state']}.")
+    return 0

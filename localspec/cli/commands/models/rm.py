@@ -1,0 +1,33 @@
+"""`localspec rm`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import suggest
+from localspec.cli.terminal import render
+from localspec.cli.terminal.pairs import size
+from localspec.client.pairs import PairsClient
+from localspec.errors import LocalspecError, NoDaemon
+
+
+@click.command(
+    help="Remove pairs. Files that another pair needs stay, and so do your own files.",
+    epilog="Example: localspec rm coder-7b",
+)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=suggest.pairs)
+def command(names: tuple[str, ...]) -> int:
+    client, code = PairsClient(), 0
+    for name in dict.fromkeys(names):
+        try:
+            removed = client.remove(name)
+        except NoDaemon:
+            raise
+        except LocalspecError as error:  # the others can go all the same
+            render.error(error.message)
+            code = error.exit_code
+            continue
+        render.line(f"{removed['name']} is removed; {size(removed['freed'])} freed.")
+        for kept in removed["kept"]:
+            render.line(f"kept: {kept}")
+    return code

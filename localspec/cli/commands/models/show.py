@@ -1,0 +1,31 @@
+"""`localspec show`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import places, suggest
+from localspec.cli.terminal import pairs, render
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="Show a pair: its models, whether they match, the memory they need.",
+    epilog="Examples:\n\n\b\n  localspec show builtin\n  localspec show coder-7b --context 16384\n"
+    "  localspec show coder-7b --template",
+)
+@click.argument("name", shell_complete=suggest.pairs)
+@click.option("--context", type=click.IntRange(min=0), default=0, help="Count for so many tokens.")
+@click.option("--template", is_flag=True, help="Print the target's chat template and nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+def command(name: str, context: int, template: bool, as_json: bool) -> int:
+    view = PairsClient().pair(places.pair(name), context)
+    if template:
+        found = view["target"]["template"]
+        if found is None:
+            render.error(f"{view['target']['file']} has no chat template.")
+            return 1
+        render.line(render.harmless(found["text"]).removesuffix("\n"))
+        return 0
+    (render.record if as_json else pairs.pair)(view)
+    return 0

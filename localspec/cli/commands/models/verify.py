@@ -1,0 +1,44 @@
+"""`localspec verify`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from localspec.cli import places, suggest
+from localspec.cli.terminal import render
+from localspec.cli.terminal.progress import Progress
+from localspec.client.pairs import PairsClient
+
+
+@click.command(
+    help="Hash every file of a pair and compare. Exit code 1 when one is damaged or missing.",
+    epilog="Example: localspec verify coder-7b",
+)
+@click.argument("name", shell_complete=suggest.pairs)
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one line of JSON.")
+def command(name: str, as_json: bool) -> int:
+    event: dict[str, Any] = {}
+    with Progress(name) as progress:
+        for event in PairsClient().verify(places.pair(name)):
+            if event["files"] is None and not as_json:
+                progress.show("hashing", event["done"], event["size"])
+    files = event["files"]
+    bad = [each for each in files if each["problem"]]
+    if as_json:
+        render.record(event)
+    else:
+        for each in files:
+            render.line(f"{each['role']:7} {each['problem'] or _whole(each)}")
+        if event["news"]:
+            render.line(event["news"])
+    if bad:
+        render.error(f"{len(bad)} of {len(files)} files cannot be used. {event['remedy']}")
+    return 1 if bad else 0
+
+
+def _whole(file: dict[str, Any]) -> str:
+    if file["hashed"]:
+        return f"{file['file']} is whole."
+    return f"{file['file']} can be read; no hash is known to compare it with."

@@ -1,0 +1,1 @@
+"""All that is drawn on a terminal."""

@@ -1,0 +1,229 @@
+"""llama-server's /completion and /infill: its requests into frames, frames into its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from localspec.daemon.completion import request as translate
+from localspec.daemon.completion.answer import Composer
+from localspec.protocol import frames
+from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
+
+# Samplers in the names of `samplers`, and the field values that switch each off.
+_OFF: dict[str, dict[str, Any]] = {
+    "top_k": {"top_k": 0},
+    "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0},
+    "typ_p": {"typical_p": 1.0},
+    "temperature": {"temperature": 1.0},
+    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
+    "dry": {"dry_multiplier": 0.0},
+}
+# Older names and the one-letter form of llama-server's --sampling-seq.
+_ALSO = {"typical_p": "typ_p", "k": "top_k", "p": "top_p", "m": "min_p", "y": "typ_p"}
+_ALSO |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
+
+
+def completion(request: NativeCompletionRequest) -> list[frames.Generate]:
+    """One Generate per prompt and choice."""
+    _use_samplers(request)
+    wanted = translate.choices(
+        request, translate.prompts(request.prompt), _logprobs(request), **_limits(request)
+    )
+    return _ending_early(request, wanted)
+
+
+def infill(request: InfillRequest) -> list[frames.Generate]:
+    """An editor's request: it goes ahead of chat."""
+    _use_samplers(request)
+    prompt = frames.InfillPrompt(
+        request.input_prefix,
+        request.input_suffix,
+        [(each.filename, each.text) for each in request.input_extra],
+        request.prompt,
+        max(request.n_predict or request.max_tokens or 0, 0),
+    )
+    wanted = translate.choices(
+        request, [prompt], _logprobs(request), priority="editor", **_limits(request)
+    )
+    return _ending_early(request, wanted)
+
+
+def _limits(request: NativeRequest) -> dict[str, Any]:
+    return {
+        "max_prompt_ms": _milliseconds(request.t_max_prompt_ms),
+        "max_predict_ms": _milliseconds(request.t_max_predict_ms),
+        "single_line_indent": request.n_indent or None,
+    }
+
+
+def _milliseconds(value: float | None) -> int | None:
+    return round(value) if value and value > 0 else None
+
+
+def _logprobs(request: NativeRequest) -> int | None:
+    return request.n_probs if request.n_probs or request.return_tokens else None
+
+
+def _named(request: NativeRequest) -> set[str] | None:
+    if request.samplers is None:
+        return None
+    return {_ALSO.get(name, name) for name in request.samplers}
+
+
+def _use_samplers(request: NativeRequest) -> None:
+    """Switch off what `samplers` leaves out.
+
+    Where "infill" comes without a temperature, as editors send it, llama-server draws from the few
+    tokens it leaves. The likeliest of them says the same thing again while somebody types.
+    """
+    named = _named(request)
+    if named is None:
+        return
+    for name, fields in _OFF.items():
+        if name not in named:
+            for field, value in fields.items():
+                setattr(request, field, value)
+    if "infill" in named and "temperature" not in named:
+        request.temperature = 0.0
+
+
+def _ending_early(request: NativeRequest, wanted: list[frames.Generate]) -> list[frames.Generate]:
+    """The same with the "infill" sampler, where it is asked for."""
+    if "infill" not in (_named(request) or ()):
+        return wanted
+    replace = msgspec.structs.replace
+    return [replace(each, sampling=replace(each.sampling, infill=True)) for each in wanted]
+
+
+class NativeComposer(Composer):
+    """Answers as llama-server gives them, with its paths of `response_fields` as keys."""
+
+    says_done = False
+    request: NativeRequest
+    n_ctx: Callable[[], int]
+
+    def opening(self, index: int) -> Sequence[object]:
+        return ()
+
+    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
+        return [
+            {
+                "index": index,
+                "content": delta.text,
+                "tokens": self._tokens(delta.logprobs),
+                "stop": False,
+                "id_slot": 0,
+                "tokens_predicted": delta.tokens,
+                "tokens_evaluated": self.choices[index].prompt_tokens,
+                **self._probabilities(delta.logprobs),
+            }
+        ]
+
+    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
+        return [self._final(index, done, "", [])]
+
+    def whole(self) -> object:
+        answers = [
+            self._final(index, choice.done, "".join(choice.texts), choice.logprobs)
+            for index, choice in enumerate(self.choices)
+            if choice.done
+        ]
+        return answers[0] if len(answers) == 1 else answers
+
+    def _final(
+        self, index: int, done: frames.Done, text: str, logprobs: list[frames.TokenLogprob]
+    ) -> dict[str, Any]:
+        answer = {
+            "index": index,
+            "content": text,
+            "tokens": self._tokens(logprobs),
+            "id_slot": 0,
+            "stop": True,
+            "model": self.model,
+            "tokens_predicted": done.completion_tokens,
+            "tokens_evaluated": done.prompt_tokens,
+            "generation_settings": {"n_ctx": self.n_ctx(), **settings(self.request)},
+            "prompt": _prompt(self.request),
+            "has_new_line": "\n" in "".join(self.choices[index].texts),
+            "truncated": done.truncated,
+            "stop_type": _stop_type(done),
+            "stopping_word": done.stop_string or "",
+            "tokens_cached": done.prompt_tokens + done.completion_tokens,
+            "timings": msgspec.to_builtins(done.timings),
+            **self._probabilities(logprobs),
+            "localspec": {"speculation": msgspec.to_builtins(done.speculation)},
+        }
+        if self.note():
+            answer["localspec"]["note"] = self.note()
+        wanted = self.request.response_fields
+        return answer if not wanted else _picked(answer, wanted)
+
+    def _tokens(self, logprobs: list[frames.TokenLogprob]) -> list[int]:
+        return [each.id for each in logprobs] if self.request.return_tokens else []
+
+    def _probabilities(self, logprobs: list[frames.TokenLogprob]) -> dict[str, Any]:
+        if not self.request.n_probs or not logprobs:
+            return {}
+        tops = [[_probability(*top) for top in each.top] for each in logprobs]
+        entries = [
+            {**_probability(each.id, each.piece, each.logprob), "top_logprobs": top}
+            for each, top in zip(logprobs, tops, strict=True)
+        ]
+        return {"completion_probabilities": entries}
+
+
+def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
+    text = piece.decode("utf-8", "replace")
+    return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
+
+
+def settings(request: NativeRequest) -> dict[str, Any]:
+    """What was asked for, in llama-server's names; what the model itself decides is left out."""
+    names = [
+        name for name in frames.Sampling.__struct_fields__ if name not in ("logit_bias", "infill")
+    ]
+    asked = {name: getattr(request, name) for name in names}
+    predict = translate.max_tokens(request)
+    return {
+        **{name: value for name, value in asked.items() if value is not None},
+        "n_predict": -1 if predict is None else predict,
+        "stream": request.stream,
+        "stop": [request.stop] if isinstance(request.stop, str) else request.stop or [],
+        "samplers": request.samplers or [],
+        "n_probs": request.n_probs,
+        "n_indent": request.n_indent or 0,
+    }
+
+
+def _prompt(request: NativeRequest) -> str:
+    prompt = getattr(request, "prompt", "")
+    return prompt if isinstance(prompt, str) else ""
+
+
+def _stop_type(done: frames.Done) -> str:
+    match done.finish_reason:
+        case "length":
+            return "limit"
+        case "stop":
+            return "word" if done.stop_string else "eos"
+        case _:
+            return "none"
+
+
+def _picked(answer: dict[str, Any], paths: list[str]) -> dict[str, Any]:
+    """The values at those paths that lead somewhere; [""] is how llama.vim asks for none."""
+    found = {}
+    for path in paths:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+        if value is not _MISSING:
+            found[path] = value
+    return found
+
+
+_MISSING = object()

@@ -1,0 +1,1 @@
+"""What a model wrote, taken apart: thoughts, text and tool calls."""

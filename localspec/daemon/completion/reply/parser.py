@@ -1,0 +1,240 @@
+"""A model's raw answer into what a client reads: reasoning, text, tool calls. Works on a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from localspec.daemon.completion.reply.json_calls import Arguments, Call, CallPiece
+from localspec.daemon.completion.reply.tools import Format
+from localspec.daemon.completion.reply.written_calls import reader_for
+
+THOUGHTS = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>thought\n", "<channel|>"),
+)
+# Control tokens in some vocabularies: their text is needed to see where thinking begins and ends.
+SHOWN = ["<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>"]
+
+
+@dataclass(slots=True)
+class Text:
+    """More of the answer's text, or of the thoughts before it."""
+
+    kind: Literal["content", "reasoning"]
+    text: str
+
+
+Piece = Text | Call | Arguments
+
+
+class Reader(Protocol):
+    """Reads what follows a marker: one or more calls."""
+
+    over: bool
+    broken: bool
+    raw: str
+
+    def feed(self, text: str) -> tuple[list[CallPiece], str]: ...
+    def end(self) -> list[CallPiece]: ...
+
+
+class AnswerParser:
+    """One answer. `form` None: there are no tools; `reasoning` False: thoughts stay in the text."""
+
+    def __init__(
+        self,
+        form: Format | None = None,
+        tools: dict[str, Any] | None = None,
+        *,
+        reasoning: bool = True,
+        parallel: bool = True,
+        forced: Reader | None = None,
+    ) -> None:
+        self.calls = 0
+        self._form = form
+        self._tools = tools or {}
+        self._parallel = parallel
+        self._reasoning = reasoning
+        self._held = ""  # text that may be the beginning of a marker
+        self._state: Literal["start", "thinking", "content", "call"] = "start"
+        self._closing = ""  # of the thoughts, or of the call that is being read
+        self._opening = ""  # the marker of the call that is being read
+        self._reader: Reader | None = forced
+        self._blank = False  # blanks are dropped until other text comes
+        if forced is not None:
+            self._state, self._closing = "call", form.close if form else ""
+
+    def begin(self, tail: str) -> None:
+        """`tail` is the end of the prompt; a template may have opened the thoughts already."""
+        if not self._reasoning or self._state == "call":
+            return
+        for opening, closing in THOUGHTS:
+            if tail.rstrip().endswith(opening.rstrip()):
+                self._state, self._closing, self._blank = "thinking", closing, True
+
+    def push(self, text: str) -> list[Piece]:
+        self._held += text
+        return self._run(final=False)
+
+    def finish(self) -> list[Piece]:
+        """What was held back, once the answer is over."""
+        pieces = self._run(final=True)
+        if self._state == "call" and self._reader is not None:
+            pieces += self._kept(self._reader.end())
+            if self._reader.broken:
+                pieces.append(Text("content", self._opening + self._reader.raw))
+        return pieces
+
+    def _run(self, final: bool) -> list[Piece]:
+        pieces: list[Piece] = []
+        while True:
+            before = (self._state, len(self._held), len(pieces))
+            match self._state:
+                case "start":
+                    self._start(final)
+                case "thinking":
+                    self._think(pieces, final)
+                case "content":
+                    self._say(pieces, final)
+                case "call":
+                    self._call(pieces)
+            if before == (self._state, len(self._held), len(pieces)):
+                return _merged(pieces)
+
+    def _start(self, final: bool) -> None:
+        """Does the answer begin with thoughts, or with a call that has no marker?"""
+        text = self._held.lstrip()
+        for opening, closing in THOUGHTS if self._reasoning else ():
+            if text.startswith(opening):
+                self._held = text[len(opening) :]
+                self._state, self._closing, self._blank = "thinking", closing, True
+                return
+            if opening.startswith(text) and not final:
+                return
+        if not text and not final:
+            return
+        if self._form is not None and self._form.bare and text.startswith("{"):
+            self._held = text
+            self._begin_call("")
+        else:
+            self._state = "content"
+
+    def _think(self, pieces: list[Piece], final: bool) -> None:
+        at = self._held.find(self._closing)
+        if at >= 0:
+            self._emit(pieces, "reasoning", self._held[:at].rstrip())
+            self._held = self._held[at + len(self._closing) :]
+            self._state, self._blank, self._reasoning = "start", True, False
+            return
+        keep = 0 if final else _partial(self._held, [self._closing], blanks=True)
+        self._emit(pieces, "reasoning", self._held[: len(self._held) - keep])
+        self._held = self._held[len(self._held) - keep :]
+
+    def _say(self, pieces: list[Piece], final: bool) -> None:
+        openings = self._form.opens if self._form is not None else ()
+        found = [(at, mark) for mark in openings if (at := self._held.find(mark)) >= 0]
+        if found:
+            at, mark = min(found, key=lambda each: (each[0], -len(each[1])))
+            self._emit(pieces, "content", self._held[:at].rstrip())
+            self._held = self._held[at + len(mark) :]
+            self._begin_call(mark)
+            return
+        keep = 0 if final else _partial(self._held, openings, blanks=bool(openings))
+        text = self._held[: len(self._held) - keep]
+        if not (self.calls and final and not text.strip()):  # blanks after the last call
+            self._emit(pieces, "content", text)
+        self._held = self._held[len(self._held) - keep :]
+
+    def _begin_call(self, mark: str) -> None:
+        assert self._form is not None
+        names: Collection[str] | None = self._tools if self._form.bare and not mark else None
+        self._reader = reader_for(self._form.kind, self._tools, names)
+        self._state, self._opening, self._closing = "call", mark, self._form.close
+
+    def _call(self, pieces: list[Piece]) -> None:
+        if self._reader is None:
+            self._close_call()
+            return
+        reader = self._reader
+        found, self._held = reader.feed(self._held)
+        pieces += self._kept(found)
+        if reader.broken:
+            pieces.append(Text("content", self._opening + reader.raw))
+            self._state, self._reader = "content", None
+        elif reader.over:
+            self._reader, self._blank = None, True
+
+    def _close_call(self) -> None:
+        """After a call: its closing marker, or the next call of a format without markers."""
+        text = self._held.lstrip()
+        if self._closing and text.startswith(self._closing):
+            self._held, self._state = text[len(self._closing) :], "content"
+        elif self._closing.startswith(text) and (self._closing or not text):
+            return  # more of it may come
+        elif self._form is not None and self._form.bare and text.lstrip("; ").startswith("{"):
+            self._held = text.lstrip("; ")
+            self._begin_call("")
+        elif not (self._form is not None and self._form.bare and not text.strip("; ")):
+            self._state = "content"
+
+    def _kept(self, found: Sequence[CallPiece]) -> list[Piece]:
+        """Counted; of several calls only the first, where the client wants no more."""
+        kept: list[Piece] = []
+        for piece in found:
+            self.calls += isinstance(piece, Call)
+            piece.index = self.calls - 1
+            if self._parallel or self.calls == 1:
+                kept.append(piece)
+        return kept
+
+    def _emit(self, pieces: list[Piece], kind: Literal["content", "reasoning"], text: str) -> None:
+        if self._blank:
+            text = text.lstrip()
+        if text:
+            self._blank = False
+            pieces.append(Text(kind, text))
+
+
+def split_thoughts(text: str) -> tuple[str, str]:
+    """The thoughts at the beginning of a whole answer, and the rest of it."""
+    parser = AnswerParser()
+    pieces = [*parser.push(text), *parser.finish()]
+    parts = {"reasoning": "", "content": ""}
+    for piece in pieces:
+        if isinstance(piece, Text):
+            parts[piece.kind] += piece.text
+    return parts["reasoning"], parts["content"]
+
+
+def _partial(text: str, marks: Sequence[str], *, blanks: bool) -> int:
+    """How many characters at the end of `text` may begin a marker (and the blanks before it)."""
+    keep = max(
+        (
+            size
+            for mark in marks
+            for size in range(min(len(mark) - 1, len(text)), 0, -1)
+            if text.endswith(mark[:size])
+        ),
+        default=0,
+    )
+    if blanks:
+        keep = len(text) - len(text[: len(text) - keep].rstrip())
+    return keep
+
+
+def _merged(pieces: list[Piece]) -> list[Piece]:
+    """Neighbours of one kind as one piece."""
+    merged: list[Piece] = []
+    for piece in pieces:
+        last = merged[-1] if merged else None
+        if isinstance(piece, Text) and isinstance(last, Text) and piece.kind == last.kind:
+            last.text += piece.text
+        elif isinstance(piece, Arguments) and isinstance(last, Arguments):
+            # two calls' arguments never touch: a call stands between them
+            last.text += piece.text
+        else:
+            merged.append(piece)
+    return merged

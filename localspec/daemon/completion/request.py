@@ -1,0 +1,356 @@
+"""From HTTP requests to frames: the one place where field names of the two worlds meet."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import msgspec
+
+from localspec.daemon.completion.reply import tools
+from localspec.daemon.completion.reply.json_calls import JsonCalls, new_call
+from localspec.daemon.completion.reply.parser import SHOWN, AnswerParser
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+from localspec.protocol.http import (
+    MAX_PROMPTS,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    ContentPart,
+    GenerationRequest,
+    SpeculativeOptions,
+    TemplateRequest,
+)
+from localspec.protocol.weight import TooHeavy, Weight
+
+# llama.cpp's seeds are 32 bits wide, and the highest one means "draw one".
+_SEEDS = (1 << 32) - 1
+# Names that are the same on both sides.
+_SAMPLING = tuple(
+    field
+    for field in frames.Sampling.__struct_fields__
+    if field not in ("seed", "logit_bias", "infill")
+)
+
+
+def chat(request: ChatRequest, template: str | None = None) -> list[frames.Generate]:
+    """One Generate per choice; `template` matters where there are tools.
+
+    Raises:
+        InvalidRequest: fields that are right alone and wrong together.
+    """
+    top = request.top_logprobs
+    if top and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    prompt = chat_prompt(request)
+    prompt.tools = None
+    offer = tools.offer(request, template)
+    shown = SHOWN if request.reasoning_format != "none" else []
+    if uses_tools(request) and tools.format_of(template).told:
+        prompt.messages = tools.told(prompt.messages, offer.tools if offer else [])
+    elif offer is not None:
+        prompt.tools = offer.tools
+    if offer is not None:
+        prompt.answer_prefix += offer.answer_prefix
+        shown = [*shown, *offer.form.markers]
+    wanted = choices(request, [prompt], (top or 0) if request.logprobs else None, shown=shown)
+    if offer is not None and offer.constraint is not None:
+        for each in wanted:
+            each.constraint = offer.constraint
+    return wanted
+
+
+def template_prompt(request: TemplateRequest, template: str | None) -> frames.ChatPrompt:
+    """What /apply-template shows: what a chat with these fields would read."""
+    prompt = chat_prompt(request)
+    if uses_tools(request) and tools.format_of(template).told:
+        prompt.messages = tools.told(prompt.messages, prompt.tools or [])
+        prompt.tools = None
+    return prompt
+
+
+def uses_tools(request: ChatRequest | TemplateRequest) -> bool:
+    """Whether tools are offered, or were called before."""
+    return bool(request.tools) or any(
+        message.role == "tool" or message.tool_calls for message in request.messages
+    )
+
+
+def parser(request: ChatRequest, template: str | None) -> AnswerParser:
+    """Takes the answer to `request` apart."""
+    reasoning = request.reasoning_format != "none"
+    offer = tools.offer(request, template)
+    if offer is None:
+        return AnswerParser(reasoning=reasoning)
+    forced = None
+    if offer.forced:
+        forced = JsonCalls(call=new_call(offer.forced_name) if offer.forced_name else None)
+    return AnswerParser(
+        offer.form, offer.schemas, reasoning=reasoning, parallel=offer.parallel, forced=forced
+    )
+
+
+def completion(request: CompletionRequest) -> list[frames.Generate]:
+    """One Generate per prompt and choice; all choices of the first prompt come first.
+
+    Raises:
+        InvalidRequest: what is asked for would change the answer, and is not to be had here.
+    """
+    if request.echo:
+        raise InvalidRequest("'echo' must be false: the prompt is not repeated here.", param="echo")
+    if (request.best_of or 1) > (request.n or 1):
+        raise InvalidRequest(
+            "'best_of' may not be more than 'n': every choice is given back.", param="best_of"
+        )
+    return choices(request, prompts(request.prompt, request.suffix), request.logprobs)
+
+
+def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
+    inner = Weight()  # of the JSON that is written in strings
+    messages = [_message(message, index, inner) for index, message in enumerate(request.messages)]
+    goes_on = continued(request)
+    prefix = ""
+    if goes_on == "content":
+        prefix = messages[-1].content or ""
+    elif goes_on:
+        prefix = messages[-1].extra["reasoning_content"]
+    return frames.ChatPrompt(
+        messages,
+        add_generation_prompt=request.add_generation_prompt is not False,
+        tools=[each.shown() for each in request.tools or []] or None,
+        template_kwargs=request.chat_template_kwargs,
+        answer_prefix=prefix,
+        continued=goes_on,
+    )
+
+
+def continued(
+    request: ChatRequest | TemplateRequest,
+) -> Literal["", "content", "reasoning_content"]:
+    """Which part of the last message the answer goes on with, by llama-server's rules.
+
+    Raises:
+        InvalidRequest: the last message is none to go on with.
+    """
+    wanted, last = request.continue_final_message, request.messages[-1]
+    if wanted is False or (wanted is None and last.role != "assistant"):
+        return ""
+    param = "continue_final_message" if wanted else "messages"
+    if wanted and request.add_generation_prompt:
+        raise InvalidRequest(
+            "'add_generation_prompt' and 'continue_final_message' exclude each other.", param=param
+        )
+    if last.role != "assistant":
+        raise InvalidRequest(
+            f"The last message cannot be continued: its role is '{last.role}', not 'assistant'.",
+            param=param,
+        )
+    if last.tool_calls:
+        raise InvalidRequest(
+            "The last message, of the role 'assistant', cannot be continued: it holds 'tool_calls', "
+            "whose results must follow.",
+            param=param,
+        )
+    if wanted is None and len(request.messages) > 1 and request.messages[-2].role == "assistant":
+        raise InvalidRequest(
+            "Two messages of the role 'assistant' at the end cannot be continued; join them.",
+            param=param,
+        )
+    if isinstance(wanted, str):
+        part = wanted
+    else:
+        part = "reasoning_content" if last.reasoning_content and not last.content else "content"
+    if part == "reasoning_content" and not last.reasoning_content:
+        raise InvalidRequest(
+            "The last message has no 'reasoning_content' to continue.", param=param
+        )
+    return part
+
+
+def choices(
+    request: GenerationRequest,
+    prompts: Sequence[frames.Prompt],
+    top_logprobs: int | None,
+    **more: Any,
+) -> list[frames.Generate]:
+    """One Generate per prompt and choice; `more` are further fields of all of them."""
+    shared: dict[str, Any] = {
+        **more,
+        "max_tokens": max_tokens(request),
+        "stop": [request.stop] if isinstance(request.stop, str) else list(request.stop or []),
+        "constraint": _constraint(request),
+        "speculative": _speculative(request),
+        "top_logprobs": top_logprobs,
+        "exact": request.exact,
+        "cache_prompt": request.cache_prompt,
+        "reveal_draft": request.reveal_draft,
+    }
+    shared["stop"] = [text for text in shared["stop"] if text]  # "" would stop at once
+    return [
+        frames.Generate(id=0, prompt=prompt, sampling=_sampling(request, choice), **shared)
+        for prompt in prompts
+        for choice in range(request.n or 1)
+    ]
+
+
+def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:
+    """The sampling fields; later choices get seeds of their own, or all would be equal."""
+    seed = request.seed
+    if seed is not None:
+        seed = None if seed == -1 else (seed + choice) % _SEEDS
+    bias = {_token(key): value for key, value in (request.logit_bias or {}).items()}
+    same = {name: getattr(request, name) for name in _SAMPLING}
+    return frames.Sampling(seed=seed, logit_bias=bias, **same)
+
+
+def _token(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 10):
+        raise InvalidRequest(
+            f"'logit_bias': the keys are token ids, not {key[:40]!r}.", param="logit_bias"
+        )
+    return int(key)
+
+
+def max_tokens(request: GenerationRequest) -> int | None:
+    for value in (request.max_completion_tokens, request.max_tokens, request.n_predict):
+        if value is not None:
+            return None if value < 0 else value
+    return None
+
+
+def _constraint(request: GenerationRequest) -> frames.Constraint | None:
+    found: list[tuple[str, frames.Constraint]] = []
+    wanted = request.response_format
+    if wanted and wanted.type == "json_object" and wanted.schema is None:
+        found.append(("response_format", frames.Constraint("json_object")))
+    elif wanted and wanted.type != "text":
+        schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
+        if schema is None:
+            raise InvalidRequest(
+                "'response_format.json_schema' is missing.", param="response_format.json_schema"
+            )
+        # as in llama-server, one that says nothing means an object
+        found.append(("response_format", _schema(schema or {"type": "object"})))
+    if request.json_schema is not None:
+        found.append(("json_schema", _schema(request.json_schema)))
+    if request.grammar:
+        found.append(("grammar", frames.Constraint("grammar", request.grammar)))
+    if request.regex:
+        found.append(("regex", frames.Constraint("regex", request.regex)))
+    if len(found) > 1:
+        names = " and ".join(f"'{name}'" for name, _ in found)
+        raise InvalidRequest(f"{names} exclude each other.", param=found[1][0])
+    return found[0][1] if found else None
+
+
+def _schema(schema: dict[str, Any]) -> frames.Constraint:
+    return frames.Constraint("json_schema", msgspec.json.encode(schema).decode())
+
+
+def _speculative(request: GenerationRequest) -> frames.Speculative:
+    wanted = request.speculative or SpeculativeOptions()
+    prediction = None
+    if request.prediction:
+        prediction = _text(request.prediction.content, "prediction.content")
+    return frames.Speculative(
+        enabled=wanted.enabled,
+        depth=None if wanted.depth == "auto" else wanted.depth,
+        kind=wanted.kind,
+        verification=wanted.verification,
+        prediction=prediction,
+    )
+
+
+def _message(message: ChatMessage, index: int, inner: Weight) -> frames.Message:
+    extra = {
+        name: value
+        for name in ("name", "tool_call_id", "reasoning_content")
+        if (value := getattr(message, name)) is not None
+    }
+    if message.tool_calls:
+        extra["tool_calls"] = [_called(call, index, inner) for call in message.tool_calls]
+    # OpenAI's newer name for the same thing; the models' templates know the old one.
+    role = "system" if message.role == "developer" else message.role
+    content = message.content
+    if content is not None:
+        content = _text(content, f"messages[{index}].content")
+    elif not message.tool_calls and not message.reasoning_content:
+        raise InvalidRequest(
+            f"'messages[{index}].content' is missing.", param=f"messages[{index}].content"
+        )
+    if content is None and not message.tool_calls:
+        content = ""  # templates look into the text without asking whether there is one
+    return frames.Message(role, content, extra)
+
+
+def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
+    """An earlier call as templates want it: the arguments as an object, not as its JSON."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        path = f"messages[{index}].tool_calls"
+        raise InvalidRequest(
+            f"'{path}' must hold calls with a 'function' and its name.", param=path
+        )
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            inner.add(arguments.encode())
+        except TooHeavy as error:
+            raise InvalidRequest(str(error), param=f"messages[{index}].tool_calls") from None
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            arguments = msgspec.json.decode(arguments)
+    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+
+
+def _text(content: str | list[ContentPart], path: str) -> str:
+    """Multi-part content as one text, a part a line as in llama-server; one that is no text is refused."""
+    if isinstance(content, str):
+        return content
+    text = ""
+    for index, part in enumerate(content):
+        if part.type != "text" or part.text is None:
+            raise InvalidRequest(
+                f"'{path}[{index}]' must be a part of type \"text\" with a 'text'; "
+                "this model reads nothing else.",
+                param=f"{path}[{index}].type",
+            )
+        text += f"\n{part.text}" if text else part.text
+    return text
+
+
+def prompts(
+    prompt: str | list[str | int | list[int]], suffix: str | None = None
+) -> list[frames.Prompt]:
+    """OpenAI's `prompt` in all its forms."""
+    if isinstance(prompt, str):
+        return [_text_prompt(prompt, suffix)]
+    if set(map(type, prompt)) == {int}:  # of a million ids too, while nobody else is served
+        prompt = [cast(list[int], prompt)]
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(
+            f"'prompt' may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt"
+        )
+    return [_one_prompt(item, index, suffix) for index, item in enumerate(prompt)]
+
+
+def _one_prompt(item: str | int | list[int], index: int, suffix: str | None) -> frames.Prompt:
+    if isinstance(item, str):
+        return _text_prompt(item, suffix)
+    if isinstance(item, int):
+        raise InvalidRequest("'prompt' mixes token ids with other prompts.", param="prompt")
+    if not item or min(item) < 0 or max(item) >= 1 << 31:
+        raise InvalidRequest(
+            f"'prompt[{index}]' must hold token ids, whole numbers from 0.",
+            param=f"prompt[{index}]",
+        )
+    if suffix is not None:
+        raise InvalidRequest("'suffix' needs a 'prompt' of text.", param="suffix")
+    return frames.TokenPrompt(item)
+
+
+def _text_prompt(text: str, suffix: str | None) -> frames.Prompt:
+    if suffix is None:
+        return frames.TextPrompt(text)
+    return frames.InfillPrompt(text, suffix)

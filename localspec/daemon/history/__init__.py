@@ -1,0 +1,1 @@
+"""Conversations that clients asked to keep."""

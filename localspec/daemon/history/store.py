@@ -1,0 +1,391 @@
+"""Conversations that clients asked to keep: SQLite in the data folder, one thread that owns it.
+
+A request says `"localspec": {"conversation": "new" | "last" | ID}`; its messages are added to that
+conversation's, and question and answer are stored when the answer ends, however it ends. Nothing is
+stored for a request that does not ask. The thread makes the order of writes and reads that of the
+requests, so a question that follows at once finds its conversation whole, and no answer waits for
+the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from localspec.daemon import logs
+from localspec.daemon.completion.reply.parser import split_thoughts
+from localspec.daemon.history import typed
+from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
+from localspec.paths import open_file, remove_tree
+from localspec.protocol.conversations import (
+    Conversation,
+    ConversationEntry,
+    StoredMessage,
+    Undone,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from localspec.daemon.history.turn import Turn
+
+log = logging.getLogger("localspec.daemon")
+Result = TypeVar("Result")
+
+VERSION = 2
+# The file's application_id while no page of it holds remains of what was deleted.
+_CLEAN = 0x4C535043
+LAST = "last"
+_TABLES = """
+CREATE TABLE conversations (
+    id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
+    model TEXT NOT NULL, title TEXT NOT NULL
+) STRICT;
+CREATE INDEX conversations_updated ON conversations (updated);
+CREATE TABLE messages (
+    conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+    position INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, created REAL NOT NULL,
+    finish TEXT, model TEXT, tokens INTEGER, tokens_per_second REAL, drafted INTEGER,
+    accepted INTEGER, speed_up REAL, reasoning_content TEXT, tool_calls TEXT, tool_call_id TEXT,
+    name TEXT,
+    PRIMARY KEY (conversation, position)
+) STRICT;
+"""
+_ENTRY = (
+    "SELECT id, title, model, created, updated,"
+    " (SELECT count(*) FROM messages WHERE conversation = id AND role != 'system')"
+    " FROM conversations "
+)
+_MESSAGE = (
+    "SELECT role, content, created, finish, model, tokens, tokens_per_second, drafted, accepted,"
+    " speed_up, reasoning_content, tool_calls, tool_call_id, name"
+    " FROM messages WHERE conversation = ? ORDER BY position"
+)
+
+
+class Conversations:
+    """The store. Every method but `run` blocks: call it through `run`."""
+
+    def __init__(self, file: Path, states: Path, typed_lines: Path) -> None:
+        """`states`: where the engine saves what it remembers, in a folder for each by its id;
+        `typed_lines`: what people typed in chats (typed.py).
+        """
+        self._file = file
+        self._states = states
+        self._typed_lines = typed_lines
+        # Called in the thread, for an engine may have begun with a conversation after its removal.
+        self.removed_meanwhile: Callable[[str], object] = lambda _: None
+        self._under_way: dict[asyncio.Event, str] = {}  # turns that are not stored yet
+        self._opened: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
+
+    async def run(self, work: Callable[[Conversations], Result]) -> Result:
+        """`work(self)` in the thread, after everything that was asked for before."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._safely, work)
+
+    def soon(self, work: Callable[[Conversations], object]) -> None:
+        """As `run`, with nobody waiting; a failure is in the log."""
+
+        def logged() -> None:
+            try:
+                self._safely(work)
+            except LocalspecError as error:
+                log.error("a conversation was not stored: %s", error.message)
+
+        with contextlib.suppress(RuntimeError):  # the daemon has ended
+            self._thread.submit(logged)
+
+    @contextlib.contextmanager
+    def answering(self, name: str) -> Iterator[None]:
+        """A turn of conversation `name` is under way meanwhile; at the end it is stored or dropped."""
+        over = asyncio.Event()
+        self._under_way[over] = name
+        try:
+            yield
+        finally:
+            del self._under_way[over]
+            over.set()
+
+    async def settled(self, name: str) -> None:
+        """Wait for the turns under way of the conversation that `name` is, or is the beginning, of.
+
+        A client knows the name with the first word of an answer. It may leave and ask again before
+        the daemon has seen it leave and stored what it got.
+        """
+        while turns := [over for over, each in self._under_way.items() if each.startswith(name)]:
+            await turns[0].wait()
+
+    def _safely(self, work: Callable[[Conversations], Result]) -> Result:
+        """SQLite's errors as one of ours; a full disk must not look like a bug."""
+        import sqlite3
+
+        try:
+            return work(self)
+        except sqlite3.Error as error:
+            raise Conflict(f"The history {self._file} cannot be used: {error}.") from error
+        except OSError as error:
+            file = error.filename or self._file
+            raise Conflict(
+                f"{file} of the history cannot be used ({error.strerror}); make it a file that you "
+                "can write, or remove it."
+            ) from error
+
+    def close(self) -> None:
+        """Store what is still to be stored, and close the file."""
+        self._thread.submit(self._close).result()
+        self._thread.shutdown()
+
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+    # ------------------------------------------------------------------ reading
+
+    def listing(self, limit: int = 50, search: str = "") -> list[ConversationEntry]:
+        """The newest first; with `search` those where a message has that text, in any case."""
+        if not self._file.exists():
+            return []
+        where = (
+            "WHERE ? = '' OR EXISTS (SELECT 1 FROM messages WHERE conversation = id"
+            " AND instr(folded(content), ?)) "
+        )
+        wanted = search.casefold()
+        rows = self._db.execute(
+            f"{_ENTRY}{where}ORDER BY updated DESC, rowid DESC LIMIT ?", (wanted, wanted, limit)
+        )
+        return [ConversationEntry(*row) for row in rows]
+
+    def get(self, name: str) -> Conversation:
+        """One conversation by its id, the beginning of it, or "last"."""
+        entry = self._find(name)
+        messages = [_from_row(row) for row in self._db.execute(_MESSAGE, (entry.id,))]
+        return Conversation(
+            entry.id, entry.title, entry.model, entry.created, entry.updated, messages
+        )
+
+    def _find(self, name: str) -> ConversationEntry:
+        if not self._file.exists():
+            raise NotFound("There is no conversation yet; `localspec ask` begins one.")
+        if name == LAST:
+            rows = self._db.execute(f"{_ENTRY}ORDER BY updated DESC, rowid DESC LIMIT 1").fetchall()
+        else:
+            begins = f"{_ENTRY}WHERE substr(id, 1, length(?)) = ? LIMIT 2"
+            rows = self._db.execute(begins, (name, name)).fetchall()
+        if not rows and name == LAST:
+            raise NotFound("There is no conversation yet; `localspec ask` begins one.")
+        if not rows or not name:
+            raise NotFound(f"There is no conversation '{name}'; `localspec history` lists them.")
+        if len(rows) > 1:
+            raise InvalidRequest(f"More than one conversation begins with '{name}'.")
+        return ConversationEntry(*rows[0])
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, turn: Turn) -> None:
+        """Store what was asked and answered.
+
+        Raises:
+            NotFound: the conversation was removed while its answer was being written.
+        """
+        now = time.time()
+        with self._db as db:
+            known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (turn.id,)).fetchone()
+            if turn.continues and not known:
+                logs.forget_prompts(turn.id)
+                self.removed_meanwhile(turn.id)
+                raise NotFound(f"conversation {turn.id} was removed meanwhile.")
+            db.execute(
+                "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
+                (turn.id, turn.began, now, turn.model, turn.title),
+            )
+            if any(message.role == "system" for message in turn.asked):
+                db.execute(
+                    "DELETE FROM messages WHERE conversation = ? AND role = 'system'", (turn.id,)
+                )
+            (last,) = db.execute(
+                "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (turn.id,)
+            ).fetchone()
+            asked, answer = turn.to_store()
+            for position, message in enumerate([*asked, answer], last + 1):
+                # The system message comes first, whenever it was said.
+                place = 0 if message.role == "system" else position
+                values = _to_row(message)
+                marks = ", ".join("?" * (len(values) + 2))
+                db.execute(f"INSERT INTO messages VALUES ({marks})", (turn.id, place, *values))
+
+    def remove(self, name: str) -> str:
+        """Forget one, with all that was written of it; its id. The engine is told apart."""
+        entry = self._find(name)
+        asked = self._asked(entry.id)
+        with contextlib.ExitStack() as also:  # each is tried, whatever goes wrong with another
+            also.callback(self.remove_states, entry.id)
+            also.callback(logs.forget_prompts, entry.id)
+            also.callback(typed.forget, self._typed_lines, asked)
+            with self._deleting() as db:
+                db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
+        return entry.id
+
+    def remove_all(self) -> int:
+        """Forget everything; how many there were. The engine is told apart."""
+        count = 0
+        with contextlib.ExitStack() as also:
+            also.callback(self.remove_states, None)
+            also.callback(logs.forget_prompts, None)
+            also.callback(typed.forget_all, self._typed_lines)
+            if self._file.exists():
+                with self._deleting() as db:
+                    count = db.execute("DELETE FROM conversations").rowcount
+        return count
+
+    def remove_states(self, name: str | None) -> None:
+        """Delete what the engine saved of a conversation, with None of all."""
+        for each in [self._states / name] if name else self._states.glob("*"):
+            remove_tree(each)
+
+    def collect(self, *, dry_run: bool) -> list[tuple[str, int]]:
+        """Delete saved states of conversations that are gone; names and bytes."""
+        known = set()
+        if self._file.exists():
+            known = {row[0] for row in self._db.execute("SELECT id FROM conversations")}
+        found = []
+        for path in sorted(self._states.glob("*/*")):
+            if path.parent.name not in known:
+                found.append((f"{path.parent.name}/{path.name}", path.lstat().st_size))
+                if not dry_run:
+                    path.unlink(missing_ok=True)
+        return found
+
+    def undo(self, name: str) -> Undone:
+        """Take back the last question and all that came after it."""
+        entry = self._find(name)
+        with self._db as db:
+            row = db.execute(
+                "SELECT position, content FROM messages WHERE conversation = ? AND role = 'user'"
+                " ORDER BY position DESC LIMIT 1",
+                (entry.id,),
+            ).fetchone()
+            if row is None:
+                raise NotFound(f"Conversation {entry.id} has no question left to take back.")
+        with self._deleting() as db:
+            db.execute(
+                "DELETE FROM messages WHERE conversation = ? AND position >= ?", (entry.id, row[0])
+            )
+        typed.forget(self._typed_lines, [row[1]])
+        return Undone(entry.id, row[1])
+
+    def _asked(self, name: str) -> list[str]:
+        """What people said in a conversation."""
+        rows = self._db.execute(
+            "SELECT content FROM messages WHERE conversation = ? AND role != 'assistant'", (name,)
+        )
+        return [row[0] for row in rows]
+
+    @contextlib.contextmanager
+    def _deleting(self) -> Iterator[sqlite3.Connection]:
+        """A transaction after which what it deletes is in no page of the file nor beside it."""
+        with self._db as db:
+            yield db
+            db.execute("PRAGMA application_id = 0")  # until it is clean again, also by the next run
+        self._clean(db)
+
+    def _clean(self, db: sqlite3.Connection) -> None:
+        """Write the file anew: balanced pages keep remains, whatever secure_delete says.
+
+        Raises:
+            Conflict: another program reads the file, so that its log cannot be emptied now.
+        """
+        db.execute("VACUUM")
+        (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise Conflict(
+                f"It is removed, but another program reads {self._file}, so traces of it may be left "
+                "until that ends and the daemon is started anew."
+            )
+        db.execute(f"PRAGMA application_id = {_CLEAN}")
+
+    # ------------------------------------------------------------------ the file
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        if self._opened is None:
+            self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> sqlite3.Connection:
+        """Open, or create for this user alone; a link is refused, as for every file of ours."""
+        import sqlite3
+
+        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._file.is_symlink():
+            raise UnsafePath(f"{self._file} is a link; remove it and try again.")
+        os.close(open_file(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
+        db = sqlite3.connect(self._file)
+        try:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > VERSION:
+                raise Conflict(
+                    f"{self._file} was written by a newer localspec; upgrade, or move it away."
+                )
+            db.execute("PRAGMA foreign_keys = ON")
+            db.execute("PRAGMA secure_delete = ON")
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA temp_store = MEMORY")  # writing the file anew leaves none elsewhere
+            db.create_function("folded", 1, str.casefold, deterministic=True)
+            if version == 0:
+                db.executescript(
+                    f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};"
+                    f"PRAGMA application_id = {_CLEAN};COMMIT;"
+                )
+            if version == 1:
+                _upgrade(db)
+            if db.execute("PRAGMA application_id").fetchone() != (_CLEAN,):
+                with contextlib.suppress(Conflict):
+                    self._clean(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+def _to_row(message: StoredMessage) -> list[Any]:
+    calls = message.tool_calls
+    message = msgspec.structs.replace(message, tool_calls=None)
+    values = msgspec.structs.asdict(message)
+    values["tool_calls"] = json.dumps(calls, ensure_ascii=False) if calls else None
+    return list(values.values())
+
+
+def _from_row(row: Sequence[Any]) -> StoredMessage:
+    message = StoredMessage(*row)
+    if isinstance(message.tool_calls, str):
+        message.tool_calls = json.loads(message.tool_calls)
+    return message
+
+
+def _upgrade(db: sqlite3.Connection) -> None:
+    """From version 1, which kept answers as the model wrote them, thoughts and all in one text."""
+    db.execute("BEGIN IMMEDIATE")
+    with db:
+        for name in ("reasoning_content", "tool_calls", "tool_call_id", "name"):
+            db.execute(f"ALTER TABLE messages ADD COLUMN {name} TEXT")
+        answers = db.execute("SELECT rowid, content FROM messages WHERE role = 'assistant'")
+        for row, content in answers.fetchall():
+            reasoning, text = split_thoughts(content)
+            if reasoning:
+                db.execute(
+                    "UPDATE messages SET content = ?, reasoning_content = ? WHERE rowid = ?",
+                    (text, reasoning, row),
+                )
+        db.execute("PRAGMA user_version = 2")

@@ -1,0 +1,204 @@
+"""The TCP listener, off by default: where it may listen, and who may speak there.
+
+A web page can send requests to any port of the machine its reader sits at, and a name of its own can
+be made to point there (DNS rebinding). So a request must name the host it means by a name that only
+this machine has, come from no foreign page, and carry the token.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from localspec.config import Config, host_and_port
+from localspec.daemon.http import errors
+from localspec.daemon.http.connection import UNIX
+from localspec.errors import Forbidden, Unauthorized, UnsafePath, UsageError
+
+_OPEN = frozenset({"/health"})  # as llama-server's: whoever waits for the daemon has no token yet
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where TCP clients come in, and by which token."""
+
+    url: str
+    address: str
+    token: str
+
+    def check(self, headers: Headers, path: str) -> None:
+        """Raise Forbidden or Unauthorized unless the request may come in."""
+        host = headers.get("host", "")
+        if not self._is_here(host):
+            raise Forbidden(f"The Host header names {host!r}, which is not this daemon's address.")
+        # The port may differ from ours, through an SSH tunnel; then it does in both.
+        origin = headers.get("origin")
+        if origin not in (None, f"http://{host}"):
+            raise Forbidden(f"Requests of web pages from {origin!r} are not served.")
+        if path in _OPEN:
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = f"{scheme.lower()} {token.strip()}".encode()
+        if not hmac.compare_digest(given, f"bearer {self.token}".encode()):
+            raise Unauthorized(
+                "The bearer token is missing or wrong; `localspec status` says where it lies."
+            )
+
+    def _is_here(self, host: str) -> bool:
+        name, colon, port = host.rpartition(":")
+        if not colon or not port.isdigit():
+            name = host
+        if name.lower() == "localhost":
+            return True
+        try:
+            named = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        bound = ipaddress.ip_address(self.address)
+        # Listening everywhere, any number will do: rebinding needs a name.
+        return named.is_loopback or named == bound or bound.is_unspecified
+
+
+def came_by_tcp(scope: Scope) -> bool:
+    """Whether a request came from a holder of the token and not from the owner's own socket."""
+    client = scope.get("client")
+    return client is None or client[0] != UNIX
+
+
+_by_tcp: ContextVar[bool] = ContextVar("by_tcp", default=False)
+
+
+def answers_tcp() -> bool:
+    """Whether what runs now, also in a thread, runs for a request that came by TCP."""
+    return _by_tcp.get()
+
+
+class Doorkeeper:
+    """Checks requests that did not come over the Unix socket, where the kernel has done so."""
+
+    def __init__(self, app: ASGIApp, door: Callable[[], Door | None]) -> None:
+        """`door`: the one there is at the time of the request."""
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and came_by_tcp(scope):
+            try:
+                if (door := self._door()) is None:
+                    raise Forbidden("The daemon does not serve TCP.")
+                door.check(Headers(scope=scope), scope["path"])
+            except (Forbidden, Unauthorized) as error:
+                answer = errors.response(error)
+                if isinstance(error, Unauthorized):
+                    answer.headers["www-authenticate"] = "Bearer"
+                await answer(scope, receive, send)
+                return
+        _by_tcp.set(scope["type"] == "http" and came_by_tcp(scope))
+        await self._app(scope, receive, send)
+
+
+def bind(config: Config) -> socket.socket:
+    """Listen where `config.listen` says.
+
+    Raises:
+        UsageError: it is reachable from other machines and `listen_anywhere` is not set, or the port
+            is taken or not allowed.
+    """
+    host, port = host_and_port(config.listen)
+    address = ipaddress.ip_address(host)
+    if not address.is_loopback and not config.listen_anywhere:
+        raise UsageError(
+            f"{config.listen} can be reached from other machines, and what is said there is not "
+            "encrypted. Use 127.0.0.1, or add --listen-anywhere if that is what you want."
+        )
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind((host, port))
+        # Here and not when serving begins: two may be bound to a port that nobody listens on.
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"Port {port} of {host} is in use by another program; choose another one "
+                "(`listen` in config.toml, or --listen)."
+            ) from error
+        raise UsageError(f"Cannot listen on {config.listen}: {error.strerror}.") from error
+    return listening
+
+
+def opened(listening: socket.socket, token: str) -> Door:
+    """The door of a bound socket; its port is the one that 0 stood for."""
+    host, port = listening.getsockname()[:2]
+    return Door(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, token)
+
+
+def kept_token(file: Path) -> str:
+    """The bearer token, made at the first use and kept, readable by its owner only.
+
+    Raises:
+        UnsafePath: others may read the file, it is a link, or it holds no token.
+    """
+    try:
+        if found := _read(file):
+            return found
+    except FileNotFoundError:
+        pass
+    new = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        new.unlink(missing_ok=True)
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as opened:
+                opened.write(os.urandom(_TOKEN_BYTES).hex() + "\n")
+                opened.flush()
+                os.fsync(handle)
+            new.replace(file)  # whole or not at all: a disk that is full leaves no half of one
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UnsafePath(
+            f"The token {file} cannot be made ({error.strerror}); make room for it there, or start "
+            "without `listen`."
+        ) from error
+    return _read(file)
+
+
+def _read(file: Path) -> str:
+    """The token; "" of an empty file, which a full disk has left."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnsafePath(f"The token {file} cannot be read: {error.strerror}.") from error
+    with os.fdopen(handle, "rb") as opened:
+        info = os.fstat(opened.fileno())
+        if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
+            raise UnsafePath(f"The token {file} is not a file of yours; remove it and try again.")
+        if info.st_mode & 0o077:
+            raise UnsafePath(
+                f"The token {file} was open to other users; remove it, and a new one is made."
+            )
+        found = opened.read(1024).decode("ascii", "replace").strip()
+    if found and len(found) < _TOKEN_BYTES:
+        raise UnsafePath(f"The token {file} is too short; remove it, and a new one is made.")
+    return found

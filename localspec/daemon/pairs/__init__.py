@@ -1,0 +1,1 @@
+"""From a name to files, and what is told of them."""

@@ -1,0 +1,90 @@
+"""The models on this disk and the pairs that can be made of them, as they go over the socket. Blocks."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localspec.daemon.pairs.library import Library
+from localspec.errors import InvalidRequest
+from localspec.paths import MODEL_PLACES
+from localspec.protocol.pairs import Disk, DiskModel, ProposedPair
+
+if TYPE_CHECKING:
+    from localspec.registry.disk.found import Found
+
+_PAUSE = 0.2  # seconds between two reports of progress
+
+
+def look(
+    library: Library,
+    folders: list[str],
+    environment: Mapping[str, str],
+    report: Callable[[Disk], None],
+) -> Disk:
+    """Every model in the places we know and in `folders`, with the pairs worth making.
+
+    `environment` goes before the daemon's own; of it the names in MODEL_PLACES count.
+
+    Raises:
+        InvalidRequest: one of `folders` is not there.
+    """
+    from localspec.registry.disk import matches
+    from localspec.registry.disk.found import Search
+
+    for folder in folders:
+        if not Path(folder).exists():
+            raise InvalidRequest(f"There is no folder {folder}.", param="folders")
+    said = 0.0
+
+    def told(what: object) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= _PAUSE:
+            said = now
+            report(Disk(looking=str(what)))
+
+    places = {name: environment[name] for name in MODEL_PLACES if name in environment}
+    search = Search(library.store, [Path(each) for each in folders], {**os.environ, **places}, told)
+    judged = matches.judge_all(search.models, told)
+    call = called()
+    models = [
+        DiskModel(
+            name=each.found.name,
+            path=str(each.found.path),
+            origin=each.found.origin,
+            size=each.weights,
+            problem=each.problem,
+            drafts=tuple(str(draft.path) for draft in each.drafts),
+        )
+        for each in judged
+    ]
+    pairs = [
+        ProposedPair(
+            each.name, call(each.target), call(each.draft) if each.draft else None, each.ratio
+        )
+        for each in matches.propose(judged, taken_names(library))
+    ]
+    return Disk(models=models, pairs=pairs, problems=search.problems)
+
+
+def taken_names(library: Library) -> set[str]:
+    """What a new pair of the person's own is not to be called."""
+    catalogue = library.catalogue
+    here = {record.name for record in library.store.listing().records}
+    return {*here, *catalogue.pairs, *catalogue.aliases}
+
+
+def called() -> Callable[[Found], str]:
+    """What `add` takes for a model: its name in Ollama where that leads there, else its path."""
+    from localspec.registry.disk import ollama
+
+    known: dict[str, Path | None] = {}
+    for home in ollama.homes():
+        for each in ollama.tagged(home):
+            if each.file:
+                known.setdefault(each.name, each.file)
+    return lambda found: found.name if known.get(found.name) == found.path else str(found.path)

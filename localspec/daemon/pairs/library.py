@@ -1,0 +1,432 @@
+"""The registry as the daemon uses it. Everything here blocks: call it in a thread.
+
+Nothing of the registry is imported before somebody asks for it, so that an idle daemon stays small
+and starts quickly.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from localspec import machine
+from localspec.daemon.pairs import names as pairs
+from localspec.daemon.worker.memory import Free, free_memory
+from localspec.errors import InvalidRequest, ModelNotFound, RegistryError
+from localspec.paths import Paths
+from localspec.protocol.http import Hashing
+from localspec.protocol.pairs import PullRequest
+
+if TYPE_CHECKING:
+    from localspec.registry.catalogue import Catalogue, LiveCatalogue
+    from localspec.registry.hub.network import Network
+    from localspec.registry.pulls.running import Pull, Pulls
+    from localspec.registry.pulls.unfinished import Unfinished
+    from localspec.registry.pulls.wanted import Wanted
+    from localspec.registry.store.files import Hashes
+    from localspec.registry.store.records import Record
+    from localspec.registry.store.store import Removed, Store
+
+log = logging.getLogger("localspec.daemon")
+
+_REMEMBERED = 32  # files named by paths that were found right
+
+
+class Library:
+    """Store, catalogue and pulls of one user."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        in_use: Callable[[str], bool],
+        worker: Callable[[], int | None],
+        host: machine.Host | None = None,
+        *,
+        checks: bool = True,
+    ) -> None:
+        """`in_use`: whether a pair is loaded; `worker`: the engine's pid.
+
+        `checks` False: an engine of somebody else's decides itself what it can read.
+        """
+        self._paths = paths
+        self.in_use = in_use
+        self._worker = worker
+        self._host = host or machine.Host.here()
+        self._lock = threading.Lock()
+        self._checks = checks
+        self._checking = threading.Lock()
+        self._checked: set[tuple[tuple[str, int, int, int], ...]] = set()
+        self._catalogue: LiveCatalogue | None = None
+        self._pulls: Pulls | None = None
+        self._hashes: Hashes | None = None
+        self._news: dict[str, str] = {}  # by pair, until somebody has been told
+        self._kept: Unfinished | None = None
+        self._ending = False
+
+    # ------------------------------------------------------------------ parts
+
+    @property
+    def store(self) -> Store:
+        from localspec.registry.store.store import Store
+
+        return Store(self._paths.store, self._known_hashes(), self._unfinished().files)
+
+    def _unfinished(self) -> Unfinished:
+        from localspec.registry.pulls.unfinished import Unfinished
+
+        with self._lock:
+            self._kept = self._kept or Unfinished(self._paths.unfinished_pulls)
+            return self._kept
+
+    def _known_hashes(self) -> Hashes:
+        from localspec.registry.store.files import Hashes
+
+        with self._lock:
+            self._hashes = self._hashes or Hashes()
+            return self._hashes
+
+    @property
+    def catalogue(self) -> Catalogue:
+        return self._live().current
+
+    def _live(self) -> LiveCatalogue:
+        from localspec.registry.catalogue import LiveCatalogue
+
+        with self._lock:
+            if self._catalogue is None:
+                self._catalogue = LiveCatalogue(self._paths.user_catalogue)
+            return self._catalogue
+
+    @property
+    def pulls(self) -> Pulls:
+        from localspec.registry.header.fit import Memory
+        from localspec.registry.hub.hub import Hub
+        from localspec.registry.pulls.decide import decide
+        from localspec.registry.pulls.pull import Puller
+        from localspec.registry.pulls.running import Pulls
+
+        store, unfinished = self.store, self._unfinished()
+        with self._lock:
+            if self._pulls is None:
+                puller = Puller(store, Hub(), memory=lambda: Memory(*self.memory()))
+                self._pulls = Pulls(
+                    puller,
+                    decide=lambda puller, wanted, cancel: decide(
+                        puller, wanted, self.catalogue, cancel
+                    ),
+                    unfinished=unfinished,
+                )
+                if self._ending:
+                    self._pulls.close(timeout=0)
+            return self._pulls
+
+    def memory(self) -> Free:
+        """What a pair could have if it were loaded instead of the present one."""
+        return free_memory(self._host, self._worker())
+
+    # ------------------------------------------------------------------ without loading anything
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the catalogue, as far as it was read; never blocks."""
+        return self._catalogue.problem if self._catalogue else ""
+
+    @property
+    def pulling(self) -> tuple[str, ...]:
+        """The pairs that are being pulled."""
+        if self._pulls is None:
+            return ()
+        from localspec.registry.pulls.running import RUNNING
+
+        return tuple(state.name for state in self._pulls.states() if state.state in RUNNING)
+
+    @property
+    def hashing(self) -> Hashing | None:
+        """How far the file is that is hashed before its pair is loaded or added."""
+        reading = self._hashes.reading if self._hashes else None
+        return Hashing(reading.file, reading.done, reading.size) if reading else None
+
+    def reload(self) -> None:
+        """Read models.toml again, if anybody has read it yet."""
+        if self._catalogue:
+            self._catalogue.reload()
+
+    def resume(self) -> None:
+        """Go on with the pulls that the last daemon did not finish."""
+        if self._paths.unfinished_pulls.exists():
+            log.info("pulls of the last daemon go on: %d", len(self.pulls.states()))
+
+    def stop(self) -> None:
+        """Ask every pull to stop; what they fetched is kept, and they go on at the next start."""
+        self._ending = True
+        if self._pulls:
+            self._pulls.close(timeout=0)
+
+    def close(self) -> None:
+        """Stop the pulls and wait for them a little."""
+        if self._pulls:
+            self._pulls.close()
+
+    # ------------------------------------------------------------------ names
+
+    def pulled(self, name: str) -> Record:
+        """The record of a pair that is here, by its name or an alias of the catalogue.
+
+        Raises:
+            ModelNotFound: saying how to get it, or which names are near.
+        """
+        wanted = self.called(name).strip().lower()
+        record = self._record(wanted)
+        if record:
+            return record
+        try:
+            own, _ = self.catalogue.find(wanted)
+        except ModelNotFound:
+            raise self.unknown(name) from None
+        record = self._record(own) if own != wanted else None
+        if record:
+            return record
+        raise ModelNotFound(
+            f"The pair '{own}' is not pulled yet; run: localspec pull {own}", param="model"
+        )
+
+    def called(self, name: str) -> str:
+        """The pair that is here of a repository (OWNER/REPO…), any other name as it is."""
+        from localspec.registry.hub.repository import pair_name, reference
+
+        if "/" not in name or name.startswith(("/", "~", ".")):
+            return name
+        try:
+            found = reference(name)
+        except InvalidRequest:
+            return name
+        own = pair_name(found) if found else name
+        return own if self._whole_record(own) else name
+
+    def refreshed(self, name: str, cancel: threading.Event | None = None) -> Record:
+        """As `pulled`; own files that have changed are read again, and `news` says so once.
+
+        Raises:
+            BadGguf, UnsafeModel, NotMatched, CannotRollBack: they cannot be used as they are now.
+        """
+        from localspec.registry.store import own
+
+        record, news = own.refreshed(self.store, self.pulled(name), cancel)
+        if news:
+            log.info("%s: %s", record.name, news)
+            with self._lock:
+                self._news[record.name] = news
+        return record
+
+    def news(self, name: str) -> str:
+        """What happened to the pair since this was asked last; empty where nothing did."""
+        with self._lock:
+            return self._news.pop(name, "")
+
+    def _record(self, name: str) -> Record | None:
+        try:
+            return self.store.get(name)
+        except ModelNotFound:
+            return None
+
+    def unknown(self, name: str) -> ModelNotFound:
+        """That there is no such pair, and which names are near."""
+        from localspec.registry.catalogue import REPO, did_you_mean
+
+        catalogue = self.catalogue
+        here = [record.name for record in self.store.listing().records]
+        names = dict.fromkeys(["builtin", *here, *catalogue.pairs, *catalogue.aliases])
+        hint = did_you_mean(name.strip().lower(), names)
+        if REPO.fullmatch(name.strip()) and not hint:
+            hint = f" If a repository of the hub is meant: localspec pull {name.strip()}."
+        return ModelNotFound(
+            f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
+        )
+
+    # ------------------------------------------------------------------ changes
+
+    def pull(self, request: PullRequest, *, whole_disk: bool = True) -> Pull:
+        """Start a pull or join the running one.
+
+        `whole_disk` False: no draft is looked for among the files of other programs.
+
+        Raises:
+            ModelNotFound: it is not in the catalogue. Offline
+            InvalidRequest: the endpoint is no address, what is to be pulled no repository.
+            Conflict: another pair has the name, or another pull.
+        """
+        from localspec.registry.hub.hub import Hub
+        from localspec.registry.hub.network import is_address
+
+        self._refuse_reserved(request.name)
+        hub = Hub(request.endpoint, token=request.token, network=_network(request))
+        if not is_address(hub.endpoint):
+            raise InvalidRequest(
+                "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
+                param="endpoint",
+            )
+        wanted = self._joined(request) or self._wanted(request, hub.endpoint, whole_disk)
+        if not _in_cache(wanted):
+            hub.check_online()
+        return self.pulls.start(wanted, hub)
+
+    def _joined(self, request: PullRequest) -> Wanted | None:
+        """What is being pulled, or still wanted, under a plain name."""
+        if request.draft or request.no_draft or request.pair or self._pulls is None:
+            return None
+        return self._pulls.wanted(request.name.strip().lower())
+
+    def _wanted(self, request: PullRequest, endpoint: str, whole_disk: bool) -> Wanted:
+        """What a request asks for, under a name that it may have."""
+        from localspec.errors import Conflict
+        from localspec.registry.pulls.wanted import asked, wanted
+        from localspec.registry.store.store import own_sentence
+
+        found = wanted(
+            request.name,
+            self.catalogue,
+            self._whole_record,
+            draft=request.draft,
+            no_draft=request.no_draft,
+            pair=request.pair,
+            endpoint=endpoint,
+            limit_rate=request.limit_rate,
+            whole_disk=whole_disk,
+        )
+        self._refuse_reserved(found.name)
+        here = self._whole_record(found.name)
+        if here and here.source == "own":
+            raise Conflict(own_sentence(found.name))
+        if here and here.asked != found.asked:
+            raise Conflict(
+                f"There is a pair '{found.name}' already, pulled as {here.asked or here.name} and "
+                f"not as {asked(found)}. Give another name (--name NAME), or run: localspec rm "
+                f"{found.name}"
+            )
+        return found
+
+    def _whole_record(self, name: str) -> Record | None:
+        """A record that can be read; a broken one is mended by a pull."""
+        from localspec.registry.errors import RecordTooNew
+
+        try:
+            return self._record(name)
+        except RecordTooNew:
+            raise
+        except RegistryError:
+            return None
+
+    def add(
+        self,
+        name: str,
+        target: str,
+        draft: str | None,
+        roles: list[str],
+        replace: bool,
+        hash_now: bool = True,
+    ) -> Record:
+        """A pair of the user's own files; see registry.own."""
+        from localspec.errors import Conflict
+        from localspec.registry.store import own
+
+        self._refuse_reserved(name)
+        if replace and self.in_use(name):
+            raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
+        named = [each for each in (target, draft) if each]
+        for each in named:
+            if not each.startswith("/") and ":" not in each:
+                raise InvalidRequest(f"{each} must be an absolute path, or a name of Ollama's.")
+        paths = [Path(each) if each.startswith("/") else pairs.one_file(each) for each in named]
+        ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
+        summary = " with ".join(named) if ollamas else ""
+        return own.add(
+            self.store,
+            name,
+            *paths,
+            roles=roles,
+            replace=replace,
+            summary=summary,
+            hash_now=hash_now,
+        )
+
+    def check(self, target: Path, draft: Path | None = None) -> None:
+        """What `add` checks of files, for those that are named by their paths; each state once.
+
+        Raises:
+            BadGguf, UnsafeModel, NotMatched, CannotRollBack; StoreError: one cannot be read.
+        """
+        from localspec.registry.store import own
+        from localspec.registry.store.files import store_error
+
+        if not self._checks:
+            return
+        try:
+            state = tuple(_state(path) for path in (target, draft) if path)
+            with self._checking:
+                if state not in self._checked:
+                    own.describe_files("named", target, draft)
+                    self._checked = {*list(self._checked)[-_REMEMBERED:], state}
+        except OSError as error:
+            raise store_error(error, target) from error
+
+    def removable(self, name: str) -> str:
+        """The own name of a pair that is in the store."""
+        self._refuse_reserved(name)
+        return self.pulled(name).name
+
+    def remove(self, own_name: str) -> Removed:
+        """What that freed; see Store.remove."""
+        return self.store.remove(own_name, in_use=self.in_use)
+
+    @staticmethod
+    def _refuse_reserved(name: str) -> None:
+        from localspec.registry.catalogue import reserved
+
+        if name == "builtin":
+            raise InvalidRequest(
+                "The pair 'builtin' is part of the installation: always here, and not in the store."
+            )
+        what = reserved(name)
+        if what and not name.endswith(".gguf"):  # a file is looked for elsewhere
+            raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {what}.")
+
+
+def _network(request: PullRequest) -> Network:
+    """The asking shell's, or this process's own where none came along."""
+    from localspec.registry.hub.network import Network
+
+    variables: dict[str, str | None] = dict(os.environ)
+    if request.network is not None:
+        variables = msgspec.to_builtins(request.network)
+    network = Network.of({name: value for name, value in variables.items() if value is not None})
+    return replace(network, offline="HF_HUB_OFFLINE") if request.offline else network
+
+
+def _state(path: Path) -> tuple[str, int, int, int]:
+    """What changes when a file does."""
+    info = path.stat()
+    return str(path), info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def _in_cache(wanted: Wanted) -> bool:
+    """Whether the Hugging Face cache has what a pull needs, so that it may do without a network."""
+    from localspec.registry.disk.found import list_in_cache, resolve_in_cache
+    from localspec.registry.header.model import shard_names
+
+    pair = wanted.pair
+    if pair is None and wanted.target:
+        return bool(list_in_cache(wanted.target.repo, wanted.target.revision))
+    models = [each for each in (pair.target, pair.draft) if each and each.repo] if pair else []
+    return bool(models) and all(
+        resolve_in_cache(each.repo, f"{folder}{slash}{part}", each.revision)
+        for each in models
+        for folder, slash, name in [each.file.rpartition("/")]
+        for part in shard_names(name)
+    )

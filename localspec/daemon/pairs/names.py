@@ -1,0 +1,146 @@
+"""From a name to files. The one place that knows what a pair may be called."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localspec.config import Config
+from localspec.daemon.http import tcp
+from localspec.errors import ModelNotFound, RegistryError, Unavailable
+from localspec.protocol.frames import PairFiles
+
+if TYPE_CHECKING:
+    from localspec.daemon.pairs.library import Library
+
+BUILTIN = "builtin"
+_SHOWN = 300  # characters of a path in an error: longer ones were not written by a person
+# Clients that must send some name send one of these.
+CONFIGURED = ("", "default", "localspec")
+
+
+def resolve(
+    name: str, config: Config, library: Library, left: threading.Event | None = None
+) -> PairFiles:
+    """The files of the pair `name`: "" for the configured one, "builtin", a pair that was pulled or
+    added, or a target or "TARGET,DRAFT", each an absolute path or a name of Ollama's with its tag.
+
+    A pulled pair's files are looked at first, and hashed when that was never done or they changed:
+    call it in a thread. That ends once `left` is set: nobody waits for it any more.
+
+    Raises:
+        ModelNotFound: nothing of that name is here, or a file of it is missing.
+        Damaged, StoreError: its files or its record are not what they should be.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: files named by paths, or own files that
+            have changed, as for `add`.
+    """
+    name = full_name(name, config)
+    if name == BUILTIN:
+        return builtin()
+    name = library.called(name)
+    if names_files(name):
+        found = from_files(name)
+        library.check(*(Path(each) for each in (found.target, found.draft) if each))
+        return found
+    from localspec.registry.errors import PullCancelled
+
+    store = library.store
+    try:
+        record = store.ready(library.refreshed(name, left).name, left)
+    except PullCancelled:  # somebody waits still where the daemon ends
+        raise Unavailable("The daemon is ending; try again.", retry_after=2) from None
+    target, draft = store.paths(record)
+    return PairFiles(record.name, str(target), str(draft) if draft else None)
+
+
+def full_name(name: str, config: Config) -> str:
+    """What a client's `model` means: the configured pair where it says nothing."""
+    return config.pair if name in CONFIGURED else name
+
+
+def names_files(name: str) -> bool:
+    """Whether it means files, which no pair's name can be taken for."""
+    return any(
+        each.lower().endswith(".gguf") or each.startswith(("/", "~")) or ":" in each
+        for each in name.split(",")
+    )
+
+
+def needs_a_look(name: str) -> bool:
+    """Whether resolving it reads files (and so belongs in a thread)."""
+    return name != BUILTIN
+
+
+def builtin() -> PairFiles:
+    """The pair inside the package."""
+    spec = importlib.util.find_spec("localspec")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "builtin"
+    target, draft = folder / "target.gguf", folder / "draft.gguf"
+    if not target.is_file():
+        raise ModelNotFound(f"The shipped pair is missing: no {target}.", param="model")
+    return PairFiles(BUILTIN, str(target), str(draft) if draft.is_file() else None)
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Over TCP no answer tells which files there are: all that is wrong with a path is one error."""
+    try:
+        yield
+    except (ModelNotFound, RegistryError):
+        if tcp.answers_tcp():
+            raise ModelNotFound(
+                "There is no model at the path that was named, or none that may be used.",
+                param="model",
+            ) from None
+        raise
+
+
+def from_files(name: str) -> PairFiles:
+    """The files that `name` means; nothing of them is looked at. Raises ModelNotFound."""
+    parts = name.split(",")
+    if len(parts) > 2:
+        raise ModelNotFound(
+            f"'{name[:80]}' names more than two files, a target and a draft.", param="model"
+        )
+    files = [one_file(part) for part in parts]
+    return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
+
+
+def one_file(name: str) -> Path:
+    """The file at an absolute path, or that Ollama knows by a name with a tag. Raises ModelNotFound."""
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # "~nobody": a user whom this machine does not know
+        raise ModelNotFound(
+            f"'{name[:80]}' is no file: there is no such user.", param="model"
+        ) from error
+    if path.is_absolute():
+        if not _is_file(path):
+            raise ModelNotFound(f"There is no file {str(path)[:_SHOWN]}.", param="model")
+        return path
+    if ":" in name:
+        from localspec.registry.disk import ollama
+
+        if file := ollama.named(name):
+            return file
+        raise ModelNotFound(
+            f"Ollama has no model '{name[:80]}' here. To see what is: localspec import",
+            param="model",
+        )
+    raise ModelNotFound(
+        f"'{name[:80]}' is neither an absolute path nor two with a comma, target and draft.",
+        param="model",
+    )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # longer than a path may be, a folder that may not be read
+        return False

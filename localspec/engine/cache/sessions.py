@@ -1,0 +1,324 @@
+"""Conversations' states on disk, so that after a restart nobody's prompt is read twice.
+
+One folder per conversation, in it one file per pair and settings: what target and draft remember,
+with the tokens they stand for. It is a cache: whoever deletes one costs us reading that text again, and
+a file that is not whole, or not ours to read, is passed over with a reason. Nothing of a file reaches
+llama.cpp before its hash is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from localspec.engine.cache.prefixes import Mark, Prefix, free_memory
+from localspec.engine.llama import State
+from localspec.paths import open_file, remove_tree
+
+MAGIC = b"LSPREFIX"
+VERSION = 2
+# Fewer are read again within seconds on any machine, and a file costs the disk its wear.
+MIN_TOKENS = 256
+# A conversation is written again when it has grown by this part, so that all of its writings together
+# stay below ten times its last.
+GROWTH = 1 / 8
+# Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
+WAITING = 256 << 20
+RESERVE = 1 << 30  # bytes of the disk left to everybody else
+_PIECE = 16 << 20
+_HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, hash of all that follows
+_CONVERSATION = re.compile(r"[0-9a-f]{1,64}")
+
+
+class Refused(Exception):
+    """A file that will not be used; says why."""
+
+
+class _Late(Exception):
+    """The time for writing is over, or what is written is forgotten."""
+
+
+class _Header(msgspec.Struct):
+    """identity: see Pair.identity; sizes in bytes of the states, in this order behind it.
+
+    marks: of each its tokens and its size.
+    """
+
+    identity: str
+    tokens: list[int]
+    n_draft: int
+    least: int
+    exact: bool
+    target: int
+    draft: int
+    marks: list[tuple[int, int]]
+
+
+class States:
+    """The states of one pair's conversations. `load` may be called from any one thread beside the loop's.
+
+    folder None or limit 0: nothing is saved. notice: called with sentences for the log.
+    """
+
+    def __init__(
+        self, folder: Path | None, identity: str, limit: int, notice: Callable[[str], None]
+    ) -> None:
+        self._folder = folder if limit > 0 else None
+        self._identity = identity
+        self._limit = limit
+        self._notice = notice
+        self._lock = threading.Lock()
+        self._held: dict[str, int] = {}  # conversations in memory, and their tokens on disk
+        self._waiting = 0  # bytes of what is to be written and being written
+        self._gone: set[str] = set()  # conversations of which nothing may be written any more
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
+        if self._folder is not None:
+            for left in self._folder.glob("*/*.part"):
+                with contextlib.suppress(OSError):
+                    left.unlink()
+
+    # ------------------------------------------------------------------ reading
+
+    def load(self, conversation: str, tokens: Sequence[int]) -> Prefix | None:
+        """What is saved of a conversation, unless it is in memory or does not begin like `tokens`."""
+        if self._folder is None or not _CONVERSATION.fullmatch(conversation):
+            return None
+        with self._lock:
+            if conversation in self._held:
+                return None
+            self._held[conversation] = 0
+        path = self._path(conversation)
+        try:
+            prefix = self._read(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, Refused) as error:
+            self._notice(f"the saved state of conversation {conversation} is not used: {error}")
+            return None
+        with self._lock:
+            self._held[conversation] = len(prefix.tokens)
+        if not tokens or prefix.tokens[0] != tokens[0]:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the one used longest ago is given up first
+        return replace(prefix, conversation=conversation, source="disk")
+
+    def _read(self, path: Path) -> Prefix:
+        """Raises Refused, OSError."""
+        with os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(_HEAD.size)
+            if len(head) < _HEAD.size:
+                raise Refused("it is cut short")
+            magic, version, length, digest = _HEAD.unpack(head)
+            if magic != MAGIC:
+                raise Refused("it is no such file")
+            if version > VERSION:
+                raise Refused("a newer localspec wrote it")
+            if version < VERSION:
+                raise Refused("an older localspec wrote it")
+            if length > size:
+                raise Refused("it is damaged")
+            free = free_memory()
+            if free is not None and size > free // 2:
+                raise Refused("there is too little free memory for it")
+            raw = file.read(length)
+            hashed = hashlib.sha256(raw)
+            body: State = np.fromfile(file, np.uint8)
+            hashed.update(body.data)
+        if hashed.digest() != digest:
+            raise Refused("it is damaged")
+        try:
+            header = msgspec.msgpack.decode(raw, type=_Header)
+        except msgspec.DecodeError as error:
+            raise Refused("it is damaged") from error
+        if header.identity != self._identity:
+            raise Refused("it is of other files or settings")
+        if (
+            len(body) != header.target + header.draft + sum(size for _, size in header.marks)
+            or not 0 <= header.n_draft <= len(header.tokens)
+            or not 0 <= header.least <= len(header.tokens)
+            or min(header.target, header.draft, *(size for _, size in header.marks)) < 0
+            or any(not 0 < tokens <= len(header.tokens) for tokens, _ in header.marks)
+        ):
+            raise Refused("it is damaged")
+        ends = np.cumsum([header.target, header.draft, *(size for _, size in header.marks)])
+        target, draft, *marks = np.split(body, ends[:-1])
+        return Prefix(
+            header.tokens,
+            target,
+            draft if header.draft else None,
+            header.n_draft,
+            header.least,
+            header.exact,
+            marks=[Mark(at[0], state) for at, state in zip(header.marks, marks, strict=True)],
+        )
+
+    # ------------------------------------------------------------------ writing
+
+    def dropped(self, prefix: Prefix) -> None:
+        """A prefix is no longer in memory: save it, beside the loop, if it is a conversation's.
+
+        Where the disk is slower than conversations come, it is given up: what waits is in memory, too.
+        """
+        if prefix.conversation is None:
+            return
+        with self._lock:
+            fits = not self._waiting or self._waiting + prefix.size <= WAITING
+            if fits:
+                self._waiting += prefix.size
+        if fits:
+            self._writer.submit(self._write_waiting, prefix)
+        self._writer.submit(self._let_go, prefix.conversation)
+
+    def _write_waiting(self, prefix: Prefix) -> None:
+        try:
+            self._write(prefix, None)
+        finally:
+            with self._lock:
+                self._waiting -= prefix.size
+
+    def _let_go(self, conversation: str) -> None:
+        with self._lock:
+            self._held.pop(conversation, None)
+
+    def wanted(self, conversation: str | None, tokens: int) -> bool:
+        """Is writing so many tokens of it worth the disk?"""
+        if self._folder is None or conversation is None:
+            return False
+        if not _CONVERSATION.fullmatch(conversation):
+            return False
+        with self._lock:
+            if conversation in self._gone:
+                return False
+            saved = self._held.get(conversation, 0)
+        return tokens - saved >= max(MIN_TOKENS, saved * GROWTH)
+
+    def save_all(self, prefixes: Iterable[Callable[[], Prefix]], seconds: float) -> None:
+        """Save each in turn, the most wanted first, until the time is over."""
+        deadline = time.monotonic() + seconds
+        for make in prefixes:
+            if time.monotonic() >= deadline:
+                break
+            self._writer.submit(self._write, make(), deadline).result()
+
+    def _write(self, prefix: Prefix, deadline: float | None) -> None:
+        conversation = prefix.conversation
+        if conversation is None or not self.wanted(conversation, len(prefix.tokens)):
+            return
+        path = self._path(conversation)
+        part = path.with_suffix(".part")
+        try:
+            if not self._make_room(prefix.size, path):
+                return
+            assert self._folder is not None
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                self._fill(file, prefix, deadline)
+            if conversation in self._gone:
+                raise _Late
+            part.replace(path)  # not synced: what a power cut leaves, the hash will tell
+        except (OSError, _Late) as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                self._notice(f"the state of conversation {conversation} is not saved: {error}")
+            return
+        with self._lock:
+            self._held[conversation] = len(prefix.tokens)
+
+    def _fill(self, file: BinaryIO, prefix: Prefix, deadline: float | None) -> None:
+        draft = prefix.draft if prefix.draft is not None else np.empty(0, np.uint8)
+        header = msgspec.msgpack.encode(
+            _Header(
+                self._identity,
+                list(prefix.tokens),
+                prefix.n_draft,
+                prefix.least,
+                prefix.exact,
+                prefix.target.nbytes,
+                draft.nbytes,
+                [(mark.tokens, mark.state.nbytes) for mark in prefix.marks],
+            )
+        )
+        hashed = hashlib.sha256(header)
+        file.write(_HEAD.pack(MAGIC, VERSION, len(header), bytes(32)))
+        file.write(header)
+        for state in (prefix.target, draft, *(mark.state for mark in prefix.marks)):
+            for at in range(0, state.nbytes, _PIECE):
+                late = deadline is not None and time.monotonic() > deadline
+                if late or prefix.conversation in self._gone:
+                    raise _Late
+                piece = state[at : at + _PIECE].data
+                hashed.update(piece)
+                file.write(piece)
+        file.seek(0)
+        file.write(_HEAD.pack(MAGIC, VERSION, len(header), hashed.digest()))
+
+    def _make_room(self, size: int, path: Path) -> bool:
+        """Delete what was used longest ago until `size` bytes fit into the limit. False: they never do."""
+        assert self._folder is not None
+        if size > self._limit:
+            return False
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        others = [each for each in self._folder.glob("*/*") if each != path]
+        kept = sorted(((each, each.lstat()) for each in others), key=lambda item: item[1].st_mtime)
+        used = sum(info.st_size for _, info in kept)
+        for each, info in kept:
+            if used + size <= self._limit:
+                break
+            each.unlink(missing_ok=True)
+            used -= info.st_size
+        return shutil.disk_usage(self._folder).free - size >= RESERVE
+
+    # ------------------------------------------------------------------ forgetting
+
+    def forget(self, conversation: str | None, then: Callable[[], None] = lambda: None) -> None:
+        """Delete what is saved of a conversation, with None of all, and write nothing of it again.
+
+        From any thread, also while or after `close`. What is being written of it is broken off;
+        `then` is called, in any thread, when it is gone.
+        """
+        with self._lock:
+            gone = set(self._held) if conversation is None else {conversation}
+            self._gone |= gone
+            for each in gone:
+                self._held.pop(each, None)
+        try:
+            self._writer.submit(self._delete, conversation, then)
+        except RuntimeError:  # closed: nobody writes any more
+            self._delete(conversation, then)
+
+    def _delete(self, conversation: str | None, then: Callable[[], None]) -> None:
+        if self._folder is None:
+            pass
+        elif conversation is None:
+            for each in self._folder.glob("*"):
+                remove_tree(each)
+        elif _CONVERSATION.fullmatch(conversation):
+            remove_tree(self._folder / conversation)
+        then()
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._writer.shutdown()
+
+    def _path(self, conversation: str) -> Path:
+        assert self._folder is not None
+        return self._folder / conversation / f"{self._identity}.state"

@@ -1,0 +1,1 @@
+"""The loaded pair: its models and contexts, what passes cost, how it is placed."""

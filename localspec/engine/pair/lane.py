@@ -1,0 +1,122 @@
+"""A lane: one target context with its slots, and how wide its passes are.
+
+The shared lane decodes many sequences in one pass. The exact lane decodes one sequence at a time, in
+its own KV cache, always with the same width and with prompts cut in the same chunks, so that its
+logits depend on the text alone: llama.cpp uses other kernels for other widths, and other rows or
+cells change the order of its sums.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import numpy as np
+
+from localspec.engine.cache.slots import Slots
+from localspec.engine.llama import Batch, Context
+from localspec.engine.pair.profile import WIDTHS, Clock, CostTable
+from localspec.engine.sequence import Generation
+from localspec.engine.speculation.depth import Floats
+
+EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
+BESIDE_CHUNK = 64  # prompt rows read in one pass beside running generations
+
+
+class Lane:
+    """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
+
+    pass_s: seconds that a pass should take at most; 0: any number.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        batch: Batch,
+        slots: Slots,
+        costs: CostTable,
+        width: int | None = None,
+        pass_s: float = 0.0,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self.context = context
+        self.batch = batch
+        self.slots = slots
+        self.costs = costs
+        self.width = width
+        self.active: list[Generation] = []
+        self.left = 0  # requests that have ended here
+        self.began = 0.0  # when the last pass did (perf_counter)
+        # A state that can go back only a few tokens also limits how far a pass may run ahead.
+        attention_only = not (context.model.recurrent or context.model.hybrid)
+        self.rollback = None if attention_only else context.n_rollback
+        self.busy_s = 0.0  # time inside llama.cpp
+        self._pass_s = pass_s or math.inf
+        self._row_s: float | None = None  # of a prompt's token, once one was read
+
+    @property
+    def exact(self) -> bool:
+        return self.width is not None
+
+    @property
+    def max_depth(self) -> int | None:
+        """Most tokens a pass can take back; None: any number."""
+        if self.width is not None:
+            return self.width - 1
+        return self.rollback
+
+    def pass_ms(self, rows: int) -> Floats:
+        """Milliseconds (rows + 1,) of a pass by the rows it must hold."""
+        if self.width is None:
+            return self.costs.padded_ms(rows)
+        steps = -(-np.arange(rows + 1) // self.width)
+        return np.asarray(steps * self.costs.ms(self.width))
+
+    def pad_to(self, rows: int) -> int:
+        """How wide the pass for so many rows of one sequence should be."""
+        if self.width is not None:
+            return max(self.width, rows)
+        if self.rollback is not None:
+            return rows
+        return self.costs.padded(rows)
+
+    def chunk(self, start: int, left: int, alone: bool) -> int:
+        """How many prompt tokens to read in one pass, from position `start`."""
+        if self.width is not None:
+            return min(EXACT_CHUNK - start % EXACT_CHUNK, left)
+        return min(left, self.most_rows if alone else min(BESIDE_CHUNK, self.most_rows))
+
+    @property
+    def most_rows(self) -> int:
+        """How many tokens of prompts a pass may read, so that it takes no longer than passes should.
+
+        At least one. The exact lane always reads the same chunks, whatever they take.
+        """
+        row_s = self._row_s or self.costs.per_token_ms(WIDTHS[-1]) / 1e3
+        return int(max(min(self._pass_s / row_s, self.batch.capacity), 1))
+
+    def _learn_reading(self, spent: float) -> None:
+        """A pass that read a prompt took `spent` seconds: dearer is believed at once, cheaper slowly."""
+        if self.batch.rows < min(self.most_rows, WIDTHS[-1]):
+            return  # a prompt's last rows say little about a row among many
+        row_s = spent / self.batch.rows
+        known = self._row_s or row_s
+        self._row_s = max(row_s, known + 0.2 * (row_s - known))
+
+    def decode(self, timed: bool) -> float:
+        """One pass over the batch; returns its seconds, and tells the cost table if `timed`."""
+        self.began = time.perf_counter()
+        start = self._clock()
+        self.context.decode(self.batch)
+        self.context.synchronize()
+        spent = self._clock() - start
+        self.busy_s += spent
+        if timed:
+            self.costs.observe(self.batch.rows, spent * 1e3)
+        else:
+            self._learn_reading(spent)
+        return spent
+
+    def close(self) -> None:
+        self.context.close()

@@ -1,0 +1,199 @@
+"""From a request as asked to one that can run: tokens, sampler, compiled grammar.
+
+Runs in a thread beside the step loop, so that a slow template or a large grammar stalls nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from localspec.engine.cache.prefixes import Prefix
+from localspec.engine.llama import Vocab, check_tokens
+from localspec.engine.pair.pair import Pair
+from localspec.engine.prompt.grammar import Grammars
+from localspec.engine.prompt.infill import infill_tokens
+from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.sampling.dry import Breakers, BreakerTable
+from localspec.engine.sampling.infill import weigh_endings
+from localspec.engine.sampling.sampler import Distribution, Sampler, Settings, resolve
+from localspec.engine.sequence import Prepared
+from localspec.engine.speculation.drafters.ngram import Lookup
+from localspec.errors import ContextExceeded, InvalidRequest
+from localspec.protocol.frames import (
+    ApplyTemplate,
+    ChatPrompt,
+    Detokenize,
+    Generate,
+    InfillPrompt,
+    Prompt,
+    Sampling,
+    Speculative,
+    TextPrompt,
+    Tokenize,
+    TokenPrompt,
+)
+
+LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
+TAIL = 64  # characters; enough for a marker that the template left open
+_SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
+
+
+class Preparer:
+    """Prepares requests for one loaded pair. Not thread-safe: each thread has its own."""
+
+    def __init__(self, pair: Pair, renderer: TemplateRenderer) -> None:
+        self._pair = pair
+        self._renderer = renderer
+        self._grammars = Grammars(pair.vocab)
+        vocab = pair.vocab
+        self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
+        self._rendered = ""  # the last chat prompt
+
+    def seconds(self, request: Generate | Tokenize | Detokenize | ApplyTemplate) -> float:
+        """What preparing the request may cost, found in a hundredth of that."""
+        cutter = self._pair.vocab.cutter
+        return cutter.seconds("\n".join(_texts(request)), cuts=_messages(request))
+
+    def prepare(self, request: Generate) -> Prepared:
+        """Ready for `Engine.submit`.
+
+        Raises:
+            InvalidRequest: and its subclasses, with the field at fault.
+        """
+        vocab = self._pair.vocab
+        for token in request.sampling.logit_bias:
+            vocab.check(token)
+        self._rendered = ""
+        tokens = self.tokens(request.prompt)
+        settings = self._settings(request.sampling)
+        matcher = self._grammars.compile(request.constraint) if request.constraint else None
+        return Prepared(
+            request,
+            tokens,
+            self._sampler(settings),
+            matcher,
+            self._lookup(request.speculative, tokens),
+            frozenset(self._control(request.shown)),
+            self._rendered[-TAIL:],
+            self._saved(request, tokens),
+        )
+
+    def _lookup(self, asked: Speculative, prompt: list[int]) -> Lookup:
+        """What drafts are looked up in. Of a prediction, as much as an answer can be long."""
+        if not asked.enabled or asked.kind == "draft":
+            return Lookup()
+        room = self._pair.n_ctx
+        text = (asked.prediction or "")[: room * LONG_TOKEN]
+        predicted = self._pair.vocab.tokenize(text, add_special=False, parse_special=False)
+        return Lookup(predicted[:room], prompt)
+
+    def _settings(self, asked: Sampling) -> Settings:
+        settings = resolve(asked, self._pair.defaults)
+        never = list(self._pair.vocab.suppressed)
+        if asked.ignore_eos:
+            # as llama-server does: an end is never the likeliest, rather than passed over when it comes
+            never += self._pair.vocab.ends
+        if not never:
+            return settings
+        return replace(
+            settings, logit_bias={**settings.logit_bias, **dict.fromkeys(never, -math.inf)}
+        )
+
+    def _sampler(self, settings: Settings) -> Sampler:
+        breakers: Breakers = {}
+        if settings.dry_multiplier > 0.0:
+            breakers = self._breakers.find(settings.dry_sequence_breakers)
+        narrowed = self._endings() if settings.infill else None
+        return Sampler(settings, breakers=breakers, narrowed=narrowed)
+
+    def _endings(self) -> Callable[[Distribution], Distribution]:
+        vocab = self._pair.vocab
+        return partial(weigh_endings, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
+
+    def _saved(self, request: Generate, tokens: list[int]) -> Prefix | None:
+        """What an earlier run of the daemon left on disk of this conversation."""
+        if request.conversation is None or not request.cache_prompt:
+            return None
+        return self._pair.states.load(request.conversation, tokens)
+
+    def _control(self, texts: Sequence[str]) -> Iterator[int]:
+        """Those of `texts` that are one token of this vocabulary."""
+        for text in texts:
+            found = self._pair.vocab.tokenize(text, add_special=False, parse_special=True)
+            if len(found) == 1:
+                yield found[0]
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """A prompt of any kind as tokens. Raises InvalidRequest for an empty one."""
+        vocab = self._pair.vocab
+        match prompt:
+            case TokenPrompt(tokens):
+                check_tokens(vocab, tokens)
+                found = tokens
+            case TextPrompt(text, special):
+                self._check_length(text)
+                found = vocab.tokenize(text, add_special=True, parse_special=special)
+            case InfillPrompt():
+                found = infill_tokens(vocab, prompt, self._pair.n_ctx)
+            case ChatPrompt():
+                found = self._chat(vocab, prompt)
+        if not found:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        return found
+
+    def _chat(self, vocab: Vocab, prompt: ChatPrompt) -> list[int]:
+        text = self.render(prompt)
+        bos = vocab.text(vocab.bos)
+        if vocab.add_bos and bos and text.startswith(bos):
+            text = text[len(bos) :]  # the tokenizer adds it; twice would change the answer
+        self._check_length(text)
+        return vocab.tokenize(text, add_special=True, parse_special=True)
+
+    def _check_length(self, text: str) -> None:
+        """Refuse, before it is read, a text that cannot fit (ContextExceeded)."""
+        vocab, room = self._pair.vocab, self._pair.n_ctx
+        least = vocab.least_tokens(text)
+        if least >= room:
+            sample = vocab.tokenize(text[:_SAMPLE], add_special=False, parse_special=False)
+            about = max(least, len(text) * len(sample) // _SAMPLE)
+            raise ContextExceeded(
+                f"The prompt has about {about} tokens and the context holds {room}; shorten it "
+                "or set a larger `context`.",
+                param="prompt",
+            )
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The prompt's text after the chat template."""
+        text = self._renderer.render(prompt)
+        answers = prompt.answer_prefix and prompt.continued != "reasoning_content"
+        if answers and text.rstrip().endswith("<think>"):
+            text += "\n</think>\n\n"  # the template opened it; what follows is no thought
+        self._rendered = text
+        return text + prompt.answer_prefix
+
+
+def _texts(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> Iterator[str]:
+    """The texts that become tokens."""
+    match request:
+        case Tokenize():
+            yield request.text
+        case Generate():
+            yield request.speculative.prediction or ""
+            match request.prompt:
+                case TextPrompt(text):
+                    yield text
+                case InfillPrompt():
+                    asked = request.prompt
+                    yield from (asked.prefix, asked.suffix, asked.prompt)
+                    yield from (text for _, text in asked.extra)
+                case ChatPrompt(messages):
+                    yield from (message.content or "" for message in messages)
+
+
+def _messages(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> int:
+    """How many messages a chat has: templates put special tokens around each."""
+    prompt = request.prompt if isinstance(request, Generate) else None
+    return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0

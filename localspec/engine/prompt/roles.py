@@ -1,0 +1,158 @@
+"""Conversations in the roles that a chat template knows, so that nothing that was sent is lost.
+
+A template passes over what it has no place for without a word: a system message, a second one, a role
+it does not know, the text beside a call, the second of two calls. So a conversation's skeleton is rendered
+first, the same messages with a mark in place of each text. Where a mark does not come out, or not in its
+order, other wordings are tried, as llama-server does where a template has no system role; and if all fail,
+the request is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from localspec.engine.prompt import calls
+from localspec.engine.prompt.habits import Messages, Refused
+from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed
+
+SYSTEM, USER = "system", "user"
+_MOST_NAMED = 12  # roles in a refusal; a conversation may have thousands
+
+
+def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
+    """The first wording of `messages` of which `render` loses nothing; mostly they themselves.
+
+    Raises:
+        InvalidRequest: every wording loses a message; its place and role are named.
+        TemplateFailed: the template raised, and no other wording is whole.
+    """
+    first: LocalspecError | None = None
+    problem: LocalspecError | None
+    tried: list[Messages] = []
+    for wording in _wordings(messages):
+        if wording in tried:
+            continue
+        tried.append(wording)
+        try:
+            problem = _loss(wording, render(_skeleton(wording)))
+        except Refused as refusal:
+            roles = ", ".join(each["role"] for each in messages[:_MOST_NAMED])
+            more = ", …" if len(messages) > _MOST_NAMED else ""
+            problem = TemplateFailed(
+                f"The model's chat template failed: {refusal} (the roles are: {roles}{more})"
+            )
+        if problem is None:
+            return wording
+        first = first or problem  # the one of what was sent
+    assert first is not None
+    raise first
+
+
+def _wordings(messages: Messages) -> Iterator[Messages]:
+    for each in calls.wordings(messages):
+        yield each
+        yield _joined(each)
+        yield _in_questions(each, keep_first=True)
+        yield _in_questions(each, keep_first=False)
+
+
+def _joined(messages: Messages) -> Messages:
+    """System messages that stand together as one."""
+    joined: Messages = []
+    for message in messages:
+        if message["role"] == SYSTEM and joined and joined[-1]["role"] == SYSTEM:
+            joined[-1] = _with_text(joined[-1], joined[-1]["content"], message["content"])
+        else:
+            joined.append(message)
+    return joined
+
+
+def _in_questions(messages: Messages, *, keep_first: bool) -> Messages:
+    """System messages as text of the question they stand beside; `keep_first`: not those at the start."""
+    found: Messages = []
+    waiting = ""
+    for message in _joined(messages):
+        if message["role"] == SYSTEM and (found or not keep_first):
+            waiting = message["content"]
+            continue
+        if waiting and message["role"] == USER:
+            message = _with_text(message, waiting, message["content"])
+        elif waiting:
+            _say(found, waiting)
+        waiting = ""
+        found.append(message)
+    if waiting:
+        _say(found, waiting)
+    return found
+
+
+def _say(messages: Messages, text: str) -> None:
+    """`text` at the end of the question that stands last, or as one."""
+    if messages and messages[-1]["role"] == USER:
+        messages[-1] = _with_text(messages[-1], messages[-1]["content"], text)
+    else:
+        messages.append({"role": USER, "content": text})
+
+
+def _says(message: dict[str, Any]) -> bool:
+    return bool((message["content"] or "").strip())
+
+
+def _with_text(message: dict[str, Any], *texts: str) -> dict[str, Any]:
+    return {**message, "content": "\n".join(text for text in texts if text)}
+
+
+# ------------------------------------------------------------------------ the skeleton
+
+
+def _mark(index: int, part: str = "text") -> str:
+    # letters and digits that no template holds, and none the beginning of another
+    return f"zq{index}{part}qz"
+
+
+def _skeleton(messages: Messages) -> Messages:
+    return [_marked(message, index) for index, message in enumerate(messages)]
+
+
+def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
+    marked = dict(message)
+    if _says(message):
+        marked["content"] = _mark(index)
+    if called := message.get("tool_calls"):
+        marked["tool_calls"] = [
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "name": _mark(index, f"call{at}name"),
+                    "arguments": {"key": _mark(index, f"call{at}value")},
+                },
+            }
+            for at, call in enumerate(called)
+        ]
+    return marked
+
+
+def _loss(messages: Messages, text: str) -> InvalidRequest | None:
+    """What of the skeleton is not in `text`, or out of its order."""
+    at = 0
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if _says(message):
+            at = text.find(_mark(index), at)
+            if at < 0:
+                return InvalidRequest(
+                    f"This model's chat template has no place for a message of the role '{role}' "
+                    "where it stands, and would lose its text.",
+                    param="messages",
+                )
+        for number in range(len(message.get("tool_calls") or ())):
+            parts = (f"call{number}{part}" for part in ("name", "value"))
+            if not all(_mark(index, part) in text for part in parts):
+                return InvalidRequest(
+                    "This model's chat template has no place for the 'tool_calls' of a message of "
+                    f"the role '{role}', and would lose them.",
+                    param="messages",
+                )
+    return None

@@ -1,0 +1,1 @@
+"""Speculative decoding: what to draft and how deep, and what of it the target keeps."""

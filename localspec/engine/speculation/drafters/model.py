@@ -1,0 +1,200 @@
+"""The draft model: a second GGUF that proposes tokens and keeps its own KV of what it proposed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from localspec.engine.cache.slots import Slot
+from localspec.engine.llama import Batch, Context, NoKvSlot
+from localspec.engine.pair.profile import Clock, CostTable
+from localspec.engine.sampling.sampler import Distribution, Logits, Sampler
+from localspec.engine.speculation.depth import Belief, bucket
+from localspec.engine.speculation.drafters.shared import SharedTokens
+
+# A look-in reads so many tokens before the place it looks at: enough to guess well, and never the whole
+# text. Of the last rows the guesses are compared with what the target wrote: more would cost the
+# draft's output matrix for each, and four hits or misses in a row already say what the text is like.
+LOOK_CONTEXT, PROBE_ROWS = 20, 4
+READING = 64  # width of the pass whose cost per token stands for reading text
+
+
+@dataclass(slots=True)
+class Ask:
+    """One sequence that wants drafts, and what it got.
+
+    sampler: draw from the draft's own distribution with it (rejection rule); None: the draft's best
+    token. more: asked after each token whether another is wanted.
+    """
+
+    slot: Slot
+    sampler: Sampler | None
+    more: Callable[[Ask], bool]
+    tokens: list[int] = field(default_factory=list)
+    buckets: list[int] = field(default_factory=list)
+    probs: list[Distribution] = field(default_factory=list)
+
+
+class DraftModel:
+    """Drafts for several sequences in one pass per depth. Nothing it drafted is read again."""
+
+    kind = "draft"
+
+    def __init__(
+        self,
+        context: Context,
+        batch: Batch,
+        costs: CostTable,
+        make_room: Callable[[], bool],
+        scratch: int,
+        shared: SharedTokens,
+        clock: Clock = time.perf_counter,
+        pass_s: float = 0.0,
+    ) -> None:
+        """make_room: called when the KV is full; frees some, or says False. scratch: a sequence of the
+        context that no slot uses. shared: between the target's ids and the draft's. pass_s: seconds
+        that a pass should take at most; 0: any number.
+        """
+        self._shared = shared
+        self._make_room = make_room
+        self._clock = clock
+        self._pass_s = pass_s
+        self._scratch = scratch
+        self._context = context
+        self._batch = batch
+        self._costs = costs
+        self.busy_s = 0.0  # time inside llama.cpp
+        self.look_ms = costs.ms(LOOK_CONTEXT + PROBE_ROWS)  # of a look-in; corrected by each
+
+    def unread(self, slot: Slot) -> int:
+        """Tokens of a slot the draft model has not read (the last is read by the first draft)."""
+        return len(slot.tokens) - slot.n_draft
+
+    def step_ms(self, sequences: int = 1) -> float:
+        """Milliseconds of one draft for one of so many sequences drafting together."""
+        return self._costs.ms(sequences) / sequences
+
+    def reading_ms(self, slot: Slot) -> float:
+        """What reading a slot's unread text would cost, beyond the token a first draft reads anyway."""
+        return max(self.unread(slot) - 1, 0) * self.token_reading_ms
+
+    @property
+    def token_reading_ms(self) -> float:
+        """What reading costs per token, in wide passes."""
+        return self._costs.per_token_ms(READING)
+
+    def propose(self, asks: Sequence[Ask]) -> None:
+        """Fill each ask with drafts until its `more` says no.
+
+        Raises:
+            NoKvSlot: the running requests fill the draft's context.
+            NotFinite: the draft model's logits are no numbers.
+        """
+        active = [ask for ask in asks if ask.more(ask)]
+        for ask in active:
+            self._read(ask.slot, len(ask.slot.tokens) - 1, keep_tail=8)
+            self._mark(ask.slot)
+        while active:
+            self._batch.clear()
+            rows = []
+            for ask in active:
+                slot = ask.slot
+                new = ask.tokens[-1:] or slot.tokens[slot.n_draft :]
+                for at, token in enumerate(new, start=slot.n_draft):
+                    last = at + 1 == slot.n_draft + len(new)
+                    row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
+                rows.append((row, at + 1))
+            self._pass()
+            for ask, (row, length) in zip(active, rows, strict=True):
+                ask.slot.n_draft = length
+                self._choose(ask, self._proposals(row))
+            active = [ask for ask in active if ask.more(ask)]
+
+    def _proposals(self, row: int) -> Logits:
+        return self._shared.proposals(self._context.finite(row))
+
+    def _mark(self, slot: Slot) -> None:
+        """Keep a state that cannot be cut, for Slots to return to after a rejection."""
+        model = self._context.model
+        if (model.recurrent or model.hybrid) and slot.n_draft:
+            slot.draft_mark = slot.n_draft, self._context.save(slot.draft_id, partial=True)
+
+    def _choose(self, ask: Ask, logits: Logits) -> None:
+        if ask.sampler is None:
+            token = int(logits.argmax())
+            confidence = _probability(logits, token)
+        else:
+            history = ask.slot.tokens + ask.tokens
+            probs = ask.sampler.distribution(ask.sampler.adjusted(logits, history))
+            token = probs.pick(ask.sampler.uniform())
+            confidence = probs.of(token)
+            ask.probs.append(probs)
+        ask.tokens.append(token)
+        ask.buckets.append(bucket(confidence))
+
+    def look_in(self, tokens: Sequence[int], belief: Belief) -> None:
+        """Would the draft model have seen the end of a text coming that was written without it?
+
+        One pass over the last tokens in a sequence of their own: the text before them stays unread, so
+        looking costs the same in texts of any length.
+        """
+        window = tokens[-(LOOK_CONTEXT + PROBE_ROWS + 1) :]
+        first = max(len(window) - 1 - PROBE_ROWS, 0)
+        self._batch.clear()
+        rows = [
+            (
+                self._batch.add(self._shared.shown(token), at, self._scratch, at >= first),
+                window[at + 1],
+            )
+            for at, token in enumerate(window[:-1])
+        ]
+        try:
+            spent = self._pass(timed=False)
+        finally:
+            self._context.remove(self._scratch, 0)
+        self.look_ms += 0.3 * (spent * 1e3 - self.look_ms)
+        for row, token in rows[first:]:
+            logits = self._proposals(row)
+            best = int(logits.argmax())
+            belief.observe(bucket(_probability(logits, best)), best == token)
+
+    def _read(self, slot: Slot, end: int, keep_tail: int) -> None:
+        """Read tokens up to `end` in chunks, leaving at most `keep_tail` for the pass that follows."""
+        most = self._batch.capacity
+        if self._pass_s:
+            most = min(most, max(int(self._pass_s * 1e3 / self.token_reading_ms), 1))
+        while end - slot.n_draft > keep_tail:
+            size = min(end - slot.n_draft - keep_tail, most)
+            self._batch.clear()
+            for at in range(slot.n_draft, slot.n_draft + size):
+                self._batch.add(self._shared.shown(slot.tokens[at]), at, slot.draft_id, False)
+            self._pass(timed=False)
+            slot.n_draft += size
+
+    def _pass(self, timed: bool = True) -> float:
+        start = self._clock()
+        while True:
+            try:
+                self._context.decode(self._batch)
+                break
+            except NoKvSlot:
+                if not self._make_room():
+                    raise
+        self._context.synchronize()
+        spent = self._clock() - start
+        self.busy_s += spent
+        if timed:
+            self._costs.observe(self._batch.rows, spent * 1e3)
+        return spent
+
+
+def _probability(logits: Logits, token: int) -> float:
+    """Softmax probability of one token, within 1e-2 of the whole row's: tokens 16 nats below it are
+    left out, since the exponential of a whole row costs more than everything else here.
+    """
+    near = logits[logits >= logits[token] - 16.0]
+    total = float(np.exp(near - logits[token]).sum())
+    return 1.0 / total if total > 0 else 0.0

@@ -1,0 +1,1 @@
+"""What a model's file says of it, before llama.cpp sees it."""

@@ -1,0 +1,372 @@
+"""What a header says about its model, and the checks that keep llama.cpp alive.
+
+llama.cpp aborts the process on some values (a layer count of 1000, a negative epsilon, zero heads)
+and silently accepts others that make the model useless (an end token that does not exist, zeros
+where the download stopped). Each is refused here in one sentence, before a worker sees the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.purpose import no_writer
+from localspec.registry.errors import BadGguf, UnsafeModel
+from localspec.registry.header.architectures import Rollback, is_hybrid, is_known, rollback
+from localspec.registry.header.gguf import (
+    TENSOR_TYPES,
+    FileSource,
+    Header,
+    NumberArray,
+    Source,
+    Tensor,
+    Value,
+    read_header,
+)
+from localspec.registry.header.vocabulary import check_vocabulary
+
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
+MAX_WIDTH = 1 << 20
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYPES
+MAX_CONTEXT = 1 << 27
+MAX_SHARDS = 999
+_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
+# What each layer of the common dense architectures must hold; others are left to llama.cpp, which
+# reports a missing tensor without dying.
+_DENSE = frozenset({"llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "mistral3"})
+_LAYER_PARTS = ("attn_norm.weight", "attn_output.weight", "ffn_norm.weight")
+_LAYER_CHOICES = (
+    ("attn_q.weight", "attn_qkv.weight"),
+    ("attn_k.weight", "attn_qkv.weight"),
+    ("attn_v.weight", "attn_qkv.weight"),
+    ("ffn_down.weight", "ffn_down_exps.weight"),
+    ("ffn_up.weight", "ffn_up_exps.weight"),
+)
+# llama.cpp's kernels add and multiply by these as float32 alone, and end the process otherwise.
+_ADDED = re.compile(r".*(norm[^.]*\.weight|\.bias)")
+# Matrices that a token is multiplied with; no kernel does so with whole numbers, or with the types
+# that hold the other factor.
+_MULTIPLIED = re.compile(r"(token_embd|output|blk\.\d+\.(attn|ffn)_[a-z_]+)\.weight")
+_NO_FACTORS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+_VOCABULARY_ROWS = ("token_embd.weight", "output.weight")
+_TAIL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One model: its first file's header and the numbers the rest of the registry asks for.
+
+    `kv_heads` has one entry per layer. Sizes in bytes; `weights` counts all shards.
+    """
+
+    name: str
+    header: Header
+    architecture: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: tuple[int, ...]
+    key_length: int
+    value_length: int
+    feed_forward: int
+    context: int
+    vocabulary: int
+    sliding_window: int
+    attention_interval: int  # hybrid: every n-th layer keeps a cache; 1: every layer
+    parameters: int
+    weights: int
+    file_size: int
+    rollback: Rollback
+    hybrid: bool
+    template_hash: str  # SHA-256 of the chat template, empty without one
+
+
+def shard_names(filename: str) -> list[str]:
+    """All files of a sharded model, given any one; a list of itself when it is not sharded.
+
+    Raises:
+        BadGguf: the numbers in the name make no sense.
+    """
+    found = _SHARD.search(filename)
+    if not found:
+        return [filename]
+    number, count = int(found[1]), int(found[2])
+    if not 1 <= number <= count <= MAX_SHARDS:
+        raise BadGguf(f"{filename} is not a possible name for a part of a model.")
+    stem = filename[: found.start()]
+    return [f"{stem}-{index:05d}-of-{count:05d}{found[3]}" for index in range(1, count + 1)]
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """The files of a local model, all beside each other."""
+    return [path.with_name(name) for name in shard_names(path.name)]
+
+
+def read_model(sources: Sequence[Source]) -> Model:
+    """Read and check the headers of a model's files (one, or all shards in order).
+
+    Raises:
+        BadGguf, UnsafeModel: one sentence that names file and fault.
+    """
+    headers = [read_header(source) for source in sources]
+    check_shards(headers)
+    return describe(headers)
+
+
+def read_local_model(path: Path) -> Model:
+    """The model at `path`; its shards are looked for beside it."""
+    return read_model([FileSource(each) for each in shard_paths(path)])
+
+
+def check_shards(headers: Sequence[Header]) -> None:
+    """Do these files, in this order, make up one model?"""
+    first = headers[0]
+    stated = _whole(first, "split.count", 0)
+    if (stated or 1) != len(headers):
+        raise BadGguf(
+            f"{first.name} is one of {stated or 1} parts and {len(headers)} were found; "
+            "name the file as on the hub, with its -00001-of-… ending."
+        )
+    for index, header in enumerate(headers):
+        if stated and _whole(header, "split.no", -1) != index:
+            raise BadGguf(f"{header.name} is not part {index + 1} of {stated}.")
+    total = _whole(first, "split.tensors.count", 0)
+    if stated and total != sum(len(header.tensors) for header in headers):
+        raise BadGguf(f"The parts of {first.name} do not hold the {total} tensors it states.")
+
+
+def describe(headers: Sequence[Header]) -> Model:
+    """The model's numbers, every one of them checked."""
+    first = headers[0]
+    architecture = first.metadata.get("general.architecture")
+    _check_purpose(first)
+    if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
+        raise UnsafeModel(f"{first.name} does not state a model architecture.")
+    if not is_known(architecture):
+        raise UnsafeModel(
+            f"{first.name} is of the architecture '{architecture}', which this localspec's llama.cpp "
+            "does not know; a newer localspec may."
+        )
+    tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
+    _check_floats(first, architecture)
+    layers = _number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
+    width = _number(first, f"{architecture}.embedding_length", 1, MAX_WIDTH)
+    heads = max(_per_layer(first, f"{architecture}.attention.head_count", layers, 1))
+    kv_key = f"{architecture}.attention.head_count_kv"
+    kv_heads = _per_layer(first, kv_key, layers, heads)
+    _check_experts(first, architecture)
+    scaling = first.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling not in ROPE_SCALINGS:
+        raise UnsafeModel(
+            f"{first.name}: '{architecture}.rope.scaling.type' is {scaling!r} and must be one of "
+            f"{', '.join(ROPE_SCALINGS)}."
+        )
+    _check_tensors(first, architecture, layers, tensors)
+    window = _number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
+    head_width = max(1, width // max(1, heads))
+    template = first.metadata.get("tokenizer.chat_template")
+    return Model(
+        name=first.name,
+        header=first,
+        architecture=architecture,
+        layers=layers,
+        width=width,
+        heads=heads,
+        kv_heads=kv_heads,
+        key_length=_head_length(first, architecture, "key_length", head_width),
+        value_length=_head_length(first, architecture, "value_length", head_width),
+        feed_forward=max(
+            _per_layer(first, f"{architecture}.feed_forward_length", layers, 4 * width)
+        ),
+        context=_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
+        vocabulary=check_vocabulary(first, width, tensors),
+        sliding_window=window,
+        attention_interval=_attention_interval(first, architecture),
+        parameters=sum(tensor.elements for tensor in tensors.values()),
+        weights=sum(header.weights for header in headers),
+        file_size=sum(header.file_size for header in headers),
+        rollback=rollback(architecture, window),
+        hybrid=is_hybrid(architecture),
+        template_hash=(
+            hashlib.sha256(template.encode()).hexdigest() if isinstance(template, str) else ""
+        ),
+    )
+
+
+def _check_purpose(header: Header) -> None:
+    """Only models that write text are of use here."""
+    stated = header.metadata.get
+    architecture = str(stated("general.architecture", ""))
+    pooling = stated(f"{architecture}.pooling_type", 0)
+    reason = no_writer(
+        architecture,
+        kind=str(stated("general.type", "model")),
+        causal=stated(f"{architecture}.attention.causal") is not False,
+        pooling=pooling if type(pooling) is int else 0,
+    )
+    if reason:
+        raise UnsafeModel(f"{header.name} cannot write text: {reason}.")
+
+
+def _whole(header: Header, key: str, default: int) -> int:
+    """A whole number from the metadata, or UnsafeModel."""
+    value: Value = header.metadata.get(key, default)
+    if type(value) is not int:
+        raise UnsafeModel(f"{header.name}: '{key}' must be a whole number.")
+    return value
+
+
+def _number(header: Header, key: str, low: int, high: int, default: int | None = None) -> int:
+    """A whole number within its limits; `default` None makes it obligatory."""
+    if default is None and key not in header.metadata:
+        raise UnsafeModel(f"{header.name} does not state '{key}'.")
+    value = _whole(header, key, default or 0)
+    if not low <= value <= high:
+        raise UnsafeModel(
+            f"{header.name}: '{key}' is {value} and must be between {low} and {high}."
+        )
+    return value
+
+
+def _per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
+    """One number per layer; a single one counts for all, a list must have one for each."""
+    value = header.metadata.get(key, default)
+    numbers: tuple[Value, ...]
+    if isinstance(value, NumberArray):
+        if value.count < layers:
+            raise UnsafeModel(
+                f"{header.name}: '{key}' has {value.count} entries for {layers} layers."
+            )
+        numbers = tuple(value.values()[:layers])
+    else:
+        numbers = (value,) * layers
+    low = 0 if isinstance(value, NumberArray) else 1  # layers without attention state 0
+    result: list[int] = []
+    for number in numbers:
+        if type(number) is not int or not low <= number <= MAX_WIDTH:
+            raise UnsafeModel(
+                f"{header.name}: '{key}' must be whole numbers from {low} to {MAX_WIDTH}."
+            )
+        result.append(number)
+    return tuple(result)
+
+
+def _head_length(header: Header, architecture: str, which: str, default: int) -> int:
+    return _number(header, f"{architecture}.attention.{which}", 1, 1 << 16, default)
+
+
+def _attention_interval(header: Header, architecture: str) -> int:
+    default = 4 if architecture in ("qwen35", "qwen35moe", "qwen3next") else 1
+    return _number(header, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, default)
+
+
+def _check_floats(header: Header, architecture: str) -> None:
+    """No architecture has a use for NaN or infinity; epsilons are small and positive."""
+    for key, value in header.metadata.items():
+        if not key.startswith(f"{architecture}.") or type(value) is not float:
+            continue
+        if not math.isfinite(value):
+            raise UnsafeModel(f"{header.name}: '{key}' is {value}, which is not a finite number.")
+        if key.endswith("epsilon") and not 0 <= value <= 0.1:
+            raise UnsafeModel(f"{header.name}: '{key}' is {value} and must be between 0 and 0.1.")
+
+
+def _check_experts(header: Header, architecture: str) -> None:
+    experts = _number(header, f"{architecture}.expert_count", 0, MAX_EXPERTS, 0)
+    used = header.metadata.get(f"{architecture}.expert_used_count", 0)
+    if type(used) is int and not (0 < used <= experts or used == experts == 0):
+        raise UnsafeModel(f"{header.name} uses {used} of {experts} experts per token.")
+
+
+def _check_tensors(
+    header: Header, architecture: str, layers: int, tensors: dict[str, Tensor]
+) -> None:
+    """Every layer there, none too many, and each with its parts where they are known."""
+    name = header.name
+    if not tensors:
+        raise UnsafeModel(f"{name} holds a vocabulary and no weights.")
+    if "token_embd.weight" not in tensors:
+        raise UnsafeModel(f"{name} lacks the tensor 'token_embd.weight'.")
+    present = {int(found[1]) for found in map(_BLOCK.match, tensors) if found}
+    _check_types(name, tensors.values())
+    extra = _number(header, f"{architecture}.nextn_predict_layers", 0, layers - 1, 0)
+    missing = sorted(set(range(layers - extra)) - present)
+    if len(missing) == layers - extra:
+        raise UnsafeModel(f"{name} holds none of the {layers} layers that it states.")
+    if missing:
+        raise UnsafeModel(f"{name} states {layers} layers and lacks layer {missing[0]}.")
+    if present and max(present) >= layers:
+        raise UnsafeModel(f"{name} states {layers} layers and holds layer {max(present)}.")
+    if architecture not in _DENSE:
+        return
+    needed = ["output_norm.weight"]
+    needed += [f"blk.{layer}.{part}" for layer in range(layers - extra) for part in _LAYER_PARTS]
+    for part in needed:
+        if part not in tensors:
+            raise UnsafeModel(f"{name} lacks the tensor '{part}'.")
+    for layer in range(layers - extra):
+        for choice in _LAYER_CHOICES:
+            if not any(f"blk.{layer}.{part}" in tensors for part in choice):
+                raise UnsafeModel(f"{name} lacks the tensor 'blk.{layer}.{choice[0]}'.")
+
+
+def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
+    """The tensors are of types that llama.cpp has kernels for."""
+    for tensor in tensors:
+        kind = TENSOR_TYPES[tensor.kind][0]
+        if len(tensor.shape) == 1 and kind != "F32" and _ADDED.fullmatch(tensor.name):
+            raise UnsafeModel(
+                f"{name}: the tensor '{tensor.name}' is of type {kind} and must be F32."
+            )
+        if kind in _NO_FACTORS and _MULTIPLIED.fullmatch(tensor.name):
+            raise UnsafeModel(
+                f"{name}: the tensor '{tensor.name}' is of type {kind}, which is not one of weights."
+            )
+
+
+def check_weights(path: Path) -> None:
+    """A quick look at the weights of a local file: is the end zero, are the norms finite?
+
+    Zeros at the end are what a broken download or copy leaves; NaN in a norm makes every answer
+    nonsense; llama.cpp loads both without a word. Reads a few MB, whatever the size of the file.
+
+    Raises:
+        UnsafeModel: naming the tensor.
+    """
+    source = FileSource(path)
+    header = read_header(source)
+    if not header.tensors:
+        return
+    last = max(header.tensors, key=lambda tensor: tensor.offset)
+    # The last rows of a vocabulary may be padding, and zero; half of it never is.
+    span = last.size // 2 if last.name in _VOCABULARY_ROWS else min(last.size, _TAIL)
+    is_bias = last.name.endswith(".bias")
+    if not is_bias and _is_zero(source, last.offset + last.size - span, span):
+        raise UnsafeModel(
+            f"{header.name} ends in zeros (tensor '{last.name}'); it is damaged, fetch it again."
+        )
+    for tensor in header.tensors:
+        if tensor.kind == 0 and len(tensor.shape) == 1:
+            values = array("f", source.read(tensor.offset, tensor.size))
+            if not math.isfinite(sum(values)):
+                raise UnsafeModel(
+                    f"{header.name}: the tensor '{tensor.name}' holds values that are not "
+                    "finite numbers; the file is damaged, fetch it again."
+                )
+
+
+def _is_zero(source: Source, offset: int, size: int) -> bool:
+    """Whether `size` bytes from `offset` are all zero; stops at the first that is not."""
+    while size > 0:
+        piece = source.read(offset, min(size, 1 << 20))
+        if not piece or piece.count(0) != len(piece):
+            return False
+        offset, size = offset + len(piece), size - len(piece)
+    return True

@@ -1,0 +1,1 @@
+"""The Hugging Face hub: names, headers and bytes from it."""

@@ -1,0 +1,238 @@
+"""Why the hub could not be asked, in one sentence with what to do. Never with a token or password.
+
+Messages of HTTP libraries are not passed on: they may hold signed addresses.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from localspec.errors import LocalspecError
+from localspec.registry.errors import (
+    BadToken,
+    Gated,
+    HubError,
+    NotOnHub,
+    ProxyRefused,
+    Unreachable,
+    Untrusted,
+    WebPage,
+)
+from localspec.registry.hub.network import HUB, Network, Proxy
+from localspec.registry.hub.retry import Interrupted
+
+if TYPE_CHECKING:
+    import httpx2
+
+_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TOKENS = "https://huggingface.co/settings/tokens"
+_LONGEST_PAUSE = 300.0  # a server may ask for more; nobody waits that long
+
+
+def web_page(endpoint: str, repo: str) -> WebPage:
+    if endpoint.rstrip("/") == HUB:
+        return WebPage(
+            f"Something between here and the hub answered for {repo} with a page of its own (a login "
+            "page of the network, perhaps); open a browser, log in, and try again."
+        )
+    return WebPage(
+        f"{_address(endpoint)} (HF_ENDPOINT) answered for {repo} with a page of its own (a login page "
+        "of the network, perhaps, or it is no hub); check HF_ENDPOINT, or open a browser, log in, "
+        "and try again."
+    )
+
+
+def of_status(
+    response: httpx2.Response, network: Network, endpoint: str, repo: str, file: str
+) -> Exception:
+    """What an answer that is none of 200 and 206 means. `file` "": the repository was asked for."""
+    status, code = response.status_code, response.headers.get("x-error-code", "")
+    url = response.request.url
+    proxy = network.proxy_for(url.scheme, url.host, url.port)
+    if status == 407:
+        return _proxy_refused(proxy, status, url.host)
+    if status in _BUSY:
+        return Interrupted(f"the hub answered {status}", retry_after=_retry_after(response.headers))
+    if status in (401, 403):
+        return _no_entry(response, proxy, repo)
+    if code == "RepoNotFound" or (status == 404 and not code):
+        if "text/html" in response.headers.get("content-type", "") and endpoint != HUB:
+            return web_page(endpoint, repo)
+        return _no_repository(repo)
+    if status == 404:
+        what = f"file {file} in {repo} at that revision" if file else f"such revision of {repo}"
+        return NotOnHub(f"The hub has no {what}.")
+    return HubError(f"The hub answered {status} for {repo}/{file}.")
+
+
+def _no_entry(response: httpx2.Response, proxy: Proxy | None, repo: str) -> Exception:
+    """401 and 403: from the hub for one of several reasons, or from a proxy on the way."""
+    status, code = response.status_code, response.headers.get("x-error-code", "")
+    request = response.request
+    sent = "authorization" in request.headers
+    renew = f"make a new one at {_TOKENS}, then run: hf auth login, or set HF_TOKEN"
+    if code == "GatedRepo":
+        gated = f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then log in"
+        if status == 401 and sent:
+            return Gated(
+                f"{repo} is gated, and the hub does not accept the token that was sent (401: expired "
+                f"or mistyped, perhaps); accept its terms at https://huggingface.co/{repo} and {renew}."
+            )
+        if sent:
+            return Gated(
+                f"{gated} with that account (the token that was sent has no access; hf auth login, "
+                "or HF_TOKEN)."
+            )
+        return Gated(f"{gated} (hf auth login) or set HF_TOKEN.")
+    if status == 401 and sent:
+        return BadToken(
+            f"The hub does not accept the token that was sent for {repo} (401: expired or mistyped, "
+            f"perhaps); {renew}."
+        )
+    if code == "RepoNotFound" or (status == 401 and not code):
+        return _no_repository(repo)
+    if proxy and not code and request.url.scheme == "http":
+        return _proxy_refused(proxy, status, request.url.host)
+    if response.history:
+        return HubError(
+            f"The hub's storage refused to send a file of {repo} ({status}); try again."
+        )
+    if sent:
+        return Gated(
+            f"The hub refuses {repo} to the token that was sent ({status}): it may lack the right to "
+            f"read this repository; check it at {_TOKENS}."
+        )
+    return HubError(
+        f"{request.url.host} refuses {repo} ({status}), without saying why; a firewall may have "
+        "answered for it."
+    )
+
+
+def _no_repository(repo: str) -> NotOnHub:
+    return NotOnHub(
+        f"The hub has no repository {repo}, or it is private; if so, run: hf auth login"
+    )
+
+
+def of_failure(
+    error: Exception, network: Network, url: httpx2.URL | None, repo: str, file: str
+) -> Exception:
+    """Whatever an HTTP library raised for `url`, as ours; our own as it is."""
+    import httpx2
+
+    if isinstance(error, LocalspecError | Interrupted):
+        return error
+    request = getattr(error, "_request", None)
+    url = request.url if request is not None else url
+    if isinstance(error, httpx2.InvalidURL | ValueError):
+        return HubError(
+            f"The hub cannot be asked at {_address(network.endpoint)}: that is no address; correct "
+            "HF_ENDPOINT, and the proxies if one is set."
+        )
+    if isinstance(error, httpx2.TooManyRedirects):
+        return HubError(f"The hub sends requests for {repo}/{file} around in a circle; try again.")
+    if isinstance(error, httpx2.DecodingError):
+        return HubError(f"What came for {repo}/{file} cannot be unpacked; check the proxies.")
+    if not isinstance(error, httpx2.TransportError) or url is None:
+        return Unreachable(
+            f"The hub could not be asked for {repo}/{file} ({type(error).__name__})."
+        )
+    proxy = network.proxy_for(url.scheme, url.host, url.port)
+    where = f"the proxy {proxy.place} ({proxy.variable})" if proxy else _host(url)
+    if isinstance(error, httpx2.ProxyError):
+        status = re.match(r"\d{3}", str(error))
+        if status and status[0] in ("401", "403", "407"):
+            return _proxy_refused(proxy, int(status[0]), url.host)
+        said = f" (it said {status[0]})" if status else ""
+        return Interrupted(f"{where} does not get through to {_host(url)}{said}", _check(proxy))
+    for each in _causes(error):
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return _untrusted(each, network, url, proxy)
+        if isinstance(each, ssl.SSLError):
+            return Interrupted(f"{where} does not speak TLS as it should", _check(proxy))
+        if isinstance(each, socket.gaierror):
+            name = proxy.place.rpartition(":")[0] or proxy.place if proxy else url.host
+            whose = f" of {where}" if proxy else ""
+            return Interrupted(
+                f"the name {name}{whose} cannot be resolved (DNS)",
+                f"check the network{' and ' + proxy.variable if proxy else _endpoint(network)}",
+            )
+        if isinstance(each, ConnectionRefusedError):
+            return Interrupted(f"{where} refuses connections", _check(proxy))
+    if isinstance(error, httpx2.ConnectTimeout):
+        return Interrupted(f"{where} does not answer: no connection in time", _check(proxy))
+    if isinstance(error, httpx2.TimeoutException):
+        return Interrupted(f"the connection to {where} stalled", _check(proxy))
+    for each in _causes(error):
+        if isinstance(each, OSError) and each.strerror:
+            return Interrupted(f"the connection to {where} failed ({each.strerror})", _check(proxy))
+    return Interrupted(f"the connection failed ({type(error).__name__})")
+
+
+def _proxy_refused(proxy: Proxy | None, status: int, host: str) -> ProxyRefused:
+    if proxy is None:
+        return ProxyRefused(
+            f"A proxy on the way to {host} refuses ({status}), and none is set; set HTTPS_PROXY."
+        )
+    if status == 407:
+        what = "asks for a name and a password"
+        if proxy.has_password:
+            what = "does not accept the name and password it is given"
+        return ProxyRefused(
+            f"The proxy {proxy.place} {what} (407); put them right in "
+            f"{proxy.variable} (http://NAME:PASSWORD@HOST:PORT) and try again."
+        )
+    return ProxyRefused(
+        f"The proxy {proxy.place} ({proxy.variable}) refuses to let us through to {host} ({status}); "
+        "ask who runs it, or name the host in NO_PROXY if it is reached without."
+    )
+
+
+def _untrusted(
+    error: ssl.SSLCertVerificationError, network: Network, url: httpx2.URL, proxy: Proxy | None
+) -> Untrusted:
+    named = [f"{variable} ({path})" for variable, path in network.certificates]
+    now = f"; now {' and '.join(named)} says what is trusted" if named else ""
+    on_the_way = f", or what {proxy.place} puts in its place," if proxy else ""
+    return Untrusted(
+        f"The certificate of {_host(url)}{on_the_way} is not trusted ({error.verify_message}): name "
+        "the file of the authority that signed it in SSL_CERT_FILE or REQUESTS_CA_BUNDLE and try "
+        f"again{now}."
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An exception and what it came from."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _check(proxy: Proxy | None) -> str:
+    return f"check {proxy.variable} or unset it" if proxy else ""
+
+
+def _endpoint(network: Network) -> str:
+    return " and HF_ENDPOINT" if network.endpoint != HUB else ""
+
+
+def _address(endpoint: str) -> str:
+    scheme, _, rest = endpoint.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _host(url: httpx2.URL) -> str:
+    return f"{url.host}:{url.port}" if url.port else url.host
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds a server asked for: Retry-After as a number, or the hub's own RateLimit header."""
+    value = headers.get("retry-after", "").strip()
+    limit = re.search(r";\s*r=0\s*;\s*t=(\d+)", headers.get("ratelimit", ""))
+    seconds = value if value.isdigit() else (limit[1] if limit else "")
+    return min(float(seconds), _LONGEST_PAUSE) if seconds else None

@@ -1,0 +1,105 @@
+"""The start of a file on the hub, read for its header, and what is not thrown away of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from localspec.registry.hub.hub import Hub, RemoteFile
+from localspec.registry.hub.retry import Interrupted, Patience, patiently
+from localspec.registry.store.files import check_cancel
+
+
+class Flow:
+    """A whole file on its way, from a server that ignores ranges: its next bytes begin at `at`.
+
+    It stays open, so that the file comes once: its start for the header, then the rest.
+    """
+
+    def __init__(self, chunks: Iterator[bytes], connection: ExitStack) -> None:
+        self._chunks, self._connection = chunks, connection
+        self.at = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self.at += len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class RemoteSource:
+    """The start of a file on the hub, as a gguf.Source.
+
+    `prefix` holds the bytes that are known, from an earlier pull or read here: a header read once
+    is not fetched again with the rest. `fetched` counts the bytes that came over the network.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        remote: RemoteFile,
+        prefix: bytes = b"",
+        patience: Patience | None = None,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        self._hub, self._remote = hub, remote
+        self._patience, self._cancel = patience, cancel
+        self.prefix = bytearray(prefix)
+        self.name = remote.name
+        self.size = remote.size
+        self.fetched = 0
+        self.flow: Flow | None = None
+
+    def read(self, offset: int, size: int) -> bytes:
+        """One range; a server that ignores ranges is read from the start up to the end of it."""
+        end = min(offset + size, self.size)
+        start = max(offset, min(end, len(self.prefix)))
+        data = bytes(self.prefix[offset:start])
+        if start < end:
+            data += patiently(lambda: self._read(start, end), self._patience, self._cancel)
+        if offset <= len(self.prefix) < end:
+            self.prefix[offset:] = data
+        return data
+
+    def _read(self, start: int, end: int) -> bytes:
+        if self.flow is None:
+            with ExitStack() as connection:
+                answer = connection.enter_context(self._hub.stream(self._remote, start, end))
+                if not answer.whole:
+                    return self._range(answer.chunks, end - start)
+                self.flow = Flow(answer.chunks, connection.pop_all())
+        try:
+            return self._from_flow(self.flow, start, end)
+        except BaseException:
+            self.flow.close()
+            self.flow = None
+            raise
+
+    def _range(self, chunks: Iterator[bytes], size: int) -> bytes:
+        data = bytearray()
+        for chunk in chunks:
+            self._count(chunk)
+            data += chunk
+            if len(data) >= size:
+                return bytes(data[:size])
+        raise Interrupted("the connection closed early")
+
+    def _from_flow(self, flow: Flow, start: int, end: int) -> bytes:
+        """All that comes by is known from then on."""
+        if len(self.prefix) >= end:
+            return bytes(self.prefix[start:end])
+        for chunk in flow:
+            self._count(chunk)
+            known = len(self.prefix) - (flow.at - len(chunk))
+            self.prefix += chunk[known:]
+            if len(self.prefix) >= end:
+                return bytes(self.prefix[start:end])
+        raise Interrupted("the connection closed early")
+
+    def _count(self, chunk: bytes) -> None:
+        if self._cancel:
+            check_cancel(self._cancel)
+        self.fetched += len(chunk)

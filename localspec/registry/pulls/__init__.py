@@ -1,0 +1,1 @@
+"""Pulls: what is wanted, decided, under way and unfinished."""

@@ -1,0 +1,144 @@
+"""What a person asked to be pulled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from localspec.errors import InvalidRequest, ModelNotFound
+from localspec.registry.catalogue import NAME, Catalogue, Pair, Weights
+from localspec.registry.hub.repository import Reference, pair_name, reference
+from localspec.registry.store.records import Record, StoredModel
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A pull as it was asked for. No token is in it.
+
+    `name`: what the pair will be called. `pair`: the catalogue's, or what was decided before
+    (`decided`); else `target` says where to look. `draft`: the one to take instead, `no_draft`:
+    none. `asked`: all this as text, empty for a pair as the catalogue has it. `endpoint`: the hub.
+    `limit_rate`: bytes per second, 0: as fast as it comes. `whole_disk`: a draft may be proposed
+    among the files of other programs. `files`: the hashes of what is fetched, once they are known.
+    """
+
+    name: str
+    pair: Pair | None = None
+    target: Reference | None = None
+    draft: Reference | None = None
+    no_draft: bool = False
+    decided: bool = False
+    asked: str = ""
+    endpoint: str = ""
+    limit_rate: int = 0
+    whole_disk: bool = True
+    files: tuple[str, ...] = ()
+
+
+def asked(each: Wanted) -> str:
+    """For a sentence: as what something is pulled."""
+    return each.asked or f"{each.name} of the catalogue"
+
+
+def wanted(
+    text: str,
+    catalogue: Catalogue,
+    here: Callable[[str], Record | None],
+    *,
+    draft: str | None = None,
+    no_draft: bool = False,
+    pair: str | None = None,
+    endpoint: str = "",
+    limit_rate: int = 0,
+    whole_disk: bool = True,
+) -> Wanted:
+    """What `text` asks for: a repository; a pair that was pulled from one, again; a catalogue's pair.
+
+    `here` gives the record of a pair; `pair` is the name to give it, else the usual one.
+
+    Raises:
+        InvalidRequest: something that is no repository; a name that cannot be, or the catalogue's.
+        ModelNotFound: no such pair.
+    """
+    if draft and no_draft:
+        raise InvalidRequest("A draft is either named or left out, not both.", param="draft")
+    target = reference(text, endpoint)
+    drafting = reference(draft, endpoint) if draft else None
+    if draft and not drafting:
+        raise InvalidRequest(
+            f"'{draft[:80]}' names no repository; a draft is written OWNER/REPO[:QUANT].",
+            param="draft",
+        )
+    found: Pair | None = None
+    if target is None:
+        again = here(text.strip().lower())
+        gone = again and again.name not in catalogue.pairs  # from the catalogue
+        if (
+            again
+            and again.source == "hub"
+            and (again.asked or gone)
+            and not (draft or no_draft or pair)
+        ):
+            return _again(again, endpoint, limit_rate)
+        own, found = catalogue.find(text)
+    else:
+        own = pair_name(target)
+    what = str(target) if target else (own if drafting or no_draft or pair else "")
+    name = _checked(pair, own, catalogue) if pair or target else own
+    return Wanted(
+        name=name,
+        pair=found,
+        target=target,
+        draft=drafting,
+        no_draft=no_draft,
+        asked=what + (f" --draft {drafting}" if drafting else " --no-draft" if no_draft else ""),
+        endpoint=endpoint,
+        limit_rate=limit_rate,
+        whole_disk=whole_disk,
+    )
+
+
+def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:
+    """The pair's name: no other pair of the catalogue may be meant by it."""
+    name = (given or own).strip().lower()
+    if not NAME.fullmatch(name) or name.endswith(".gguf"):
+        raise InvalidRequest(
+            f"'{name[:80]}' cannot be a pair's name: small letters, digits, '.', '_' and '-', at "
+            "most 64, beginning with a letter or digit, and not ending in .gguf.",
+            param="pair",
+        )
+    try:
+        meant, _ = catalogue.find(name)
+    except ModelNotFound:
+        return name
+    if given is None or meant != own:
+        raise InvalidRequest(
+            f"'{name}' is a pair of the catalogue; give another name: --name NAME", param="pair"
+        )
+    return name
+
+
+def _again(record: Record, endpoint: str, limit_rate: int) -> Wanted:
+    """The same files as before, as the hub has them now."""
+    pair = Pair(
+        summary=record.summary,
+        target=_weights(record.target),
+        draft=_weights(record.draft) if record.draft else None,
+        licence=record.licence,
+        roles=tuple(role for role in ("chat", "fim") if role in record.roles),
+    )
+    return Wanted(
+        name=record.name,
+        pair=pair,
+        decided=True,
+        asked=record.asked,
+        endpoint=endpoint,
+        limit_rate=limit_rate,
+    )
+
+
+def _weights(model: StoredModel) -> Weights:
+    """Of a repository; without one a file lies here, by its path."""
+    if not model.repo:
+        return Weights(repo="", file=model.parts[0].path)
+    return Weights(repo=model.repo, file=model.file)

@@ -1,0 +1,1 @@
+"""The pairs that are here, and their files."""
