@@ -15,6 +15,7 @@ from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.pair.profile import Clock
 from localspec.engine.sequence import Generation, Prepared
+from localspec.engine.speculation import policy
 from localspec.engine.speculation.commit import commit
 from localspec.engine.speculation.controller import Planner, Turn
 from localspec.engine.speculation.depth import (
@@ -22,9 +23,7 @@ from localspec.engine.speculation.depth import (
     LOOK_LEFT,
     MAX_LIMIT,
     Belief,
-    DepthPolicy,
     FixedDepth,
-    MeasuredDepth,
 )
 from localspec.errors import Cancelled, ContextExceeded, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Started
@@ -186,7 +185,8 @@ class Engine:
         for waiting in list(self._waiting):
             request = waiting.request
             try:
-                lane = self.pair.exact() if self.pair.wants_exact(request) else self.pair.shared
+                exact = policy.wants_exact(self.pair, request)
+                lane = self.pair.exact() if exact else self.pair.shared
             except Exception as error:
                 self._waiting.remove(waiting)
                 self._fail(request.id, error)
@@ -214,21 +214,16 @@ class Engine:
         slot = lane.slots.acquire(prepared.tokens, request.cache_prompt, align, prepared.saved)
         prepared.saved = None  # as large as a model's memory, and not needed any more
         slot.conversation = request.conversation
-        asked = request.speculative
-        depth = asked.depth if asked.depth is not None else self.pair.settings.depth
-        policy: DepthPolicy = (
-            MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
-        )
-        kinds = self.pair.kinds(prepared)
+        kinds = policy.kinds(self.pair, prepared)
         gen = Generation(
             prepared,
             slot,
             self.pair.vocab,
             room=self.pair.n_ctx - len(prepared.tokens),
-            policy=policy,
+            policy=policy.depth(self.pair, prepared),
             beliefs={kind: Belief(self.pair.calibrations[kind]) for kind in kinds},
-            reject=self.pair.rejects(prepared),
-            reason=None if kinds else self.pair.why_no_drafts(prepared),
+            reject=policy.rejects(self.pair, prepared),
+            reason=None if kinds else policy.why_no_drafts(self.pair, prepared),
         )
         self._started += 1
         gen.number = self._started
@@ -247,7 +242,7 @@ class Engine:
     def _enter(self, lane: Lane, gen: Generation) -> None:
         chooses = self.pair.chooses_on_device and not lane.exact
         gen.chosen_on_device = lane.context.choose_on_device(
-            gen.slot.id, chooses and self.pair.needs_no_logits(gen)
+            gen.slot.id, chooses and policy.needs_no_logits(gen)
         )
         lane.active.append(gen)
 

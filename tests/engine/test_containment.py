@@ -11,6 +11,7 @@ import pytest
 
 from localspec.engine.llama import BadBatch, NoKvSlot
 from localspec.engine.sequence import Generation
+from localspec.engine.speculation import policy
 from localspec.protocol.frames import Constraint, Done, PairFiles, Sampling, Speculative
 from tests.support.pairs import N_VOCAB
 from tests.support.rescoring import NEAR_TIE, worst_gap
@@ -179,7 +180,7 @@ def test_a_request_that_cannot_be_started_fails_alone_and_leaves_its_slot(
     engine, rng = load(contextual_files), random.Random(place)
     asked = prompts(rng)
     truth = [engine.ask(prompt, 12).tokens for prompt in asked]
-    owner: Any = engine.pair.shared.slots if place == "acquire" else engine.pair
+    owner: Any = engine.pair.shared.slots if place == "acquire" else policy
     act, fuse = getattr(owner, place), Fuse(1, ValueError("a bug"))
 
     def failing(*args: Any, **more: Any) -> Any:

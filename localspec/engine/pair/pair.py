@@ -39,12 +39,11 @@ from localspec.engine.pair.models import (
 )
 from localspec.engine.pair.profile import CostProfile, CostTable, Stock
 from localspec.engine.sampling import sampler
-from localspec.engine.sequence import Generation, Prepared
 from localspec.engine.speculation.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.speculation.drafters.model import READING, DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.errors import InvalidRequest, LoadFailed
-from localspec.protocol.frames import EngineSettings, Generate, PairFiles, PairInfo
+from localspec.protocol.frames import EngineSettings, PairFiles, PairInfo
 
 DEFAULT_CONTEXT = 8192  # tokens, where the settings leave it to us and the model allows it
 ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
@@ -108,7 +107,7 @@ class Pair:
         self.settings = settings
         self._exact: Lane | None = None
         self._exact_reason: str | None = None
-        self._no_draft = "this pair has no draft model"
+        self.no_draft = "this pair has no draft model"
         company = Company()
         threads = settings.n_threads or physical_cores()
         self._threads = threads
@@ -232,7 +231,7 @@ class Pair:
         try:
             check_numbers(context, batch)
         except LoadFailed as error:
-            self._no_draft = "the draft model gives no numbers (NaN or infinite)"
+            self.no_draft = "the draft model gives no numbers (NaN or infinite)"
             self.notes.append(f"No drafts: {error.message}")
             return None, None
         known = stock.draft
@@ -264,9 +263,6 @@ class Pair:
 
     # ------------------------------------------------------------------------ exact mode
 
-    def wants_exact(self, request: Generate) -> bool:
-        return self.settings.exact if request.exact is None else request.exact
-
     def exact(self) -> Lane:
         """The exact lane, made at first use.
 
@@ -296,53 +292,6 @@ class Pair:
         self._exact = Lane(context, batch, slots, costs, width)
         return self._exact
 
-    # ------------------------------------------------------------------------ what a request may use
-
-    def kinds(self, prepared: Prepared) -> list[str]:
-        """The kinds of drafts this request may use, none where speculation is off or impossible."""
-        asked = prepared.request.speculative
-        depth = asked.depth if asked.depth is not None else self.settings.depth
-        if not asked.enabled or depth == 0 or self.no_rollback is not None:
-            return []
-        kinds = []
-        if prepared.matcher is not None:
-            kinds.append("grammar")
-        if asked.kind in ("auto", "ngram") and not self.rejects(prepared):
-            kinds.append("ngram")
-        if asked.kind in ("auto", "draft") and self.drafter is not None:
-            kinds.append("draft")
-        return kinds
-
-    def why_no_drafts(self, prepared: Prepared) -> str:
-        asked = prepared.request.speculative
-        if not asked.enabled:
-            return "switched off by the request"
-        if asked.depth == 0 or self.settings.depth == 0:
-            return "depth 0 was asked for"
-        if self.no_rollback is not None:
-            return self.no_rollback
-        return self._no_draft
-
-    def needs_no_logits(self, prepared: Prepared | Generation) -> bool:
-        """Does the highest logit of each row decide, and nobody look at the row itself?"""
-        settings = prepared.sampler.settings
-        touched = settings.penalised or settings.infill or bool(settings.logit_bias)
-        touched = touched or prepared.matcher is not None
-        asked = prepared.request.top_logprobs is not None
-        return settings.greedy and not touched and not asked
-
-    def rejects(self, prepared: Prepared) -> bool:
-        """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding."""
-        request = prepared.request
-        settings = prepared.sampler.settings
-        rule = request.speculative.verification
-        if settings.greedy or self.drafter is None or request.speculative.kind == "ngram":
-            return False
-        if rule != "auto":
-            return rule == "rejection"
-        fixed = settings.seed is not None or prepared.matcher is not None or settings.penalised
-        return not fixed and request.top_logprobs is None and not request.speculative.prediction
-
     # ------------------------------------------------------------------------ the rest
 
     def passes(self) -> tuple[Callable[[int], None], Callable[[int], None] | None]:
@@ -368,7 +317,7 @@ class Pair:
 
     def info(self) -> PairInfo:
         vocab = self.vocab
-        reason = self.no_rollback or (None if self.drafter else self._no_draft)
+        reason = self.no_rollback or (None if self.drafter else self.no_draft)
         told = self._compared.note if self._compared else ""
         notes = [f"{told[:1].upper()}{told[1:]}."] if told else []
         return PairInfo(
