@@ -70,7 +70,6 @@ def is_ours(module: str) -> bool:
 LEAVES = {"errors", "paths", "config"}
 
 # What each part may import of ours beside itself, and why no more. A new part needs a line here.
-# `registry.errors`: that module alone, so that the daemon's refusals have their own class here too.
 PARTS: dict[str, tuple[set[str], str]] = {
     "__init__": (set(), "every other file imports it"),
     "__main__": ({"cli"}, "it is the command line under another name"),
@@ -82,7 +81,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "config": ({"errors", "paths"}, "a setting is data, whoever reads it"),
     "protocol": (set(), "both ends share it; a wire format must not depend on either end"),
     "client": (
-        {"protocol", "errors", "paths", "registry.errors"},
+        {"protocol", "errors", "paths"},
         "it is on the way to the first word, and an editor's plugin may use it alone",
     ),
     "cli": (

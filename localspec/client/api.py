@@ -143,14 +143,4 @@ def _from_body(status: int, body: bytes) -> errors.LocalspecError:
 def _error(detail: dict[str, Any]) -> errors.LocalspecError:
     """The exception behind an OpenAI error object."""
     code, message = str(detail.get("code")), str(detail.get("message"))
-    return from_code(code, message, param=detail.get("param"))
-
-
-def from_code(code: str, message: str, *, param: str | None = None) -> errors.LocalspecError:
-    """The error a daemon named by `code`, those of the registry among them."""
-    found = errors.from_code(code, message, param=param)
-    if type(found) is errors.LocalspecError and code != found.code:
-        import localspec.registry.errors  # noqa: F401 - defines the other half of the tree
-
-        found = errors.from_code(code, message, param=param)
-    return found
+    return errors.from_code(code, message, param=detail.get("param"))

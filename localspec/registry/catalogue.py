@@ -12,9 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from localspec.errors import ModelNotFound
+from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import read_file
-from localspec.registry.errors import CatalogueError
 
 VERSION = 1
 GIB = 1 << 30

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import LocalspecError
-from localspec.registry.errors import PullCancelled
+from localspec.errors import LocalspecError, PullCancelled
 from localspec.registry.store import files
 from localspec.registry.store.files import Hashes
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home, wait_for
@@ -25,7 +24,7 @@ from tests.support.pulling import CATALOGUE
 SLOW = """
 import os, sys, time
 from localspec.registry.store import files
-from localspec.registry.errors import StoreReadOnly
+from localspec.errors import StoreReadOnly
 home = os.environ["LOCALSPEC_HOME"]
 real = files.sha256_of
 

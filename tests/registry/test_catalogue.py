@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import ModelNotFound
+from localspec.errors import CatalogueError, ModelNotFound
 from localspec.registry.catalogue import (
     FILE,
     REPO,
@@ -18,7 +18,6 @@ from localspec.registry.catalogue import (
     read_catalogue,
     shipped_catalogue,
 )
-from localspec.registry.errors import CatalogueError
 
 SHIPPED = shipped_catalogue()
 FACTS = Path(__file__).parents[2].parent / "shared" / "catalogue" / "pairs.tsv"

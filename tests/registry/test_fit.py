@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry.errors import DoesNotFit
+from localspec.errors import DoesNotFit
 from localspec.registry.header import fit
 from localspec.registry.header.fit import Memory
 from localspec.registry.header.model import Model, read_local_model

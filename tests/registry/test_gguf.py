@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry.errors import BadGguf
+from localspec.errors import BadGguf
 from localspec.registry.header.gguf import (
     TENSOR_TYPES,
     FileSource,

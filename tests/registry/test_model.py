@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry.errors import BadGguf, UnsafeModel
+from localspec.errors import BadGguf, UnsafeModel
 from localspec.registry.header.architectures import rollback
 from localspec.registry.header.model import check_weights, read_local_model, shard_names
 from tests.support.gguf_files import (

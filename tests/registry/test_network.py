@@ -14,13 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.errors import LocalspecError
-from localspec.protocol.pairs import Network as PullNetwork
-from localspec.registry.catalogue import Pair
-from localspec.registry.errors import (
+from localspec.errors import (
     BadToken,
     Gated,
     HubError,
+    LocalspecError,
     NetworkSettings,
     NotOnHub,
     ProxyRefused,
@@ -28,6 +26,8 @@ from localspec.registry.errors import (
     Untrusted,
     WebPage,
 )
+from localspec.protocol.pairs import Network as PullNetwork
+from localspec.registry.catalogue import Pair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.network import Network
 from localspec.registry.hub.retry import Interrupted

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localspec.registry.catalogue import Pair
-from localspec.registry.errors import (
+from localspec.errors import (
     CannotRollBack,
     DiskFull,
     DoesNotFit,
@@ -19,6 +18,7 @@ from localspec.registry.errors import (
     Offline,
     PullCancelled,
 )
+from localspec.registry.catalogue import Pair
 from localspec.registry.header import fit
 from localspec.registry.pulls.pull import Progress, Puller
 from localspec.registry.pulls.running import Pulls

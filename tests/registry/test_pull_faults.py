@@ -14,9 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localspec.errors import UnsafePath
-from localspec.registry.catalogue import Pair
-from localspec.registry.errors import (
+from localspec.errors import (
     DiskFull,
     Gated,
     HashMismatch,
@@ -24,8 +22,10 @@ from localspec.registry.errors import (
     NotOnHub,
     StoreReadOnly,
     Unreachable,
+    UnsafePath,
     WebPage,
 )
+from localspec.registry.catalogue import Pair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.retry import Patience, Waiting
 from localspec.registry.pulls.pull import Puller

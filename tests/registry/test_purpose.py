@@ -8,9 +8,8 @@ import pytest
 
 from localspec.engine.llama import initialise
 from localspec.engine.pair.models import open_model
-from localspec.errors import LoadFailed
+from localspec.errors import LoadFailed, UnsafeModel
 from localspec.protocol.frames import EngineSettings
-from localspec.registry.errors import UnsafeModel
 from localspec.registry.header.model import read_local_model
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, with_key
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.errors import InvalidRequest
+from localspec.errors import HubError, InvalidRequest, NotOnHub, WebPage
 from localspec.registry.catalogue import NAME, REPO
-from localspec.registry.errors import HubError, NotOnHub, WebPage
 from localspec.registry.hub.hub import Hub, Listed
 from localspec.registry.hub.repository import (
     Choice,

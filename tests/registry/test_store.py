@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.errors import Conflict, InvalidRequest, ModelNotFound, UnsafePath
-from localspec.registry.errors import (
+from localspec.errors import (
     BadGguf,
+    Conflict,
     Damaged,
     DiskFull,
+    InvalidRequest,
+    ModelNotFound,
     NotMatched,
     RecordTooNew,
     StoreError,
     UnsafeModel,
+    UnsafePath,
 )
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import read_local_model

@@ -19,7 +19,7 @@ import msgspec
 from localspec import machine
 from localspec.daemon.pairs import names as pairs
 from localspec.daemon.worker.memory import Free, free_memory
-from localspec.errors import InvalidRequest, ModelNotFound, RegistryError
+from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.http import Hashing
 from localspec.protocol.pairs import PullRequest
@@ -285,7 +285,6 @@ class Library:
 
     def _wanted(self, request: PullRequest, endpoint: str, whole_disk: bool) -> Wanted:
         """What a request asks for, under a name that it may have."""
-        from localspec.errors import Conflict
         from localspec.registry.pulls.wanted import asked, wanted
         from localspec.registry.store.store import own_sentence
 
@@ -314,8 +313,6 @@ class Library:
 
     def _whole_record(self, name: str) -> Record | None:
         """A record that can be read; a broken one is mended by a pull."""
-        from localspec.registry.errors import RecordTooNew
-
         try:
             return self._record(name)
         except RecordTooNew:
@@ -333,7 +330,6 @@ class Library:
         hash_now: bool = True,
     ) -> Record:
         """A pair of the user's own files; see registry.own."""
-        from localspec.errors import Conflict
         from localspec.registry.store import own
 
         self._refuse_reserved(name)

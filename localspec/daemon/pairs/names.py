@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from localspec.config import Config
 from localspec.daemon.http import tcp
-from localspec.errors import ModelNotFound, RegistryError, Unavailable
+from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavailable
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ def resolve(
         found = from_files(name)
         library.check(*(Path(each) for each in (found.target, found.draft) if each))
         return found
-    from localspec.registry.errors import PullCancelled
-
     store = library.store
     try:
         record = store.ready(library.refreshed(name, left).name, left)

@@ -15,7 +15,7 @@ from localspec.daemon.pairs import names as pairs
 from localspec.daemon.pairs.library import Library
 from localspec.daemon.pairs.measure import Interrupted, Trials
 from localspec.daemon.worker.memory import Free
-from localspec.errors import Conflict, InvalidRequest, ModelNotFound
+from localspec.errors import Conflict, DoesNotFit, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
     ContextView,
     DraftGain,
@@ -173,7 +173,6 @@ def details(library: Library, name: str, context: int, config: Config) -> PairVi
 def _fit(
     target: Model, draft: Model | None, free: Free, context: int, config: Config
 ) -> tuple[FitView | None, tuple[str, ...]]:
-    from localspec.registry.errors import DoesNotFit
     from localspec.registry.header import fit
 
     memory = fit.Memory(free.ram, free.vram)

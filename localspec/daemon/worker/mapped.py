@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from localspec.errors import BadGguf
 from localspec.protocol.frames import PairFiles
 
 Mark = tuple[int, int] | None  # size in bytes, time of the last change in ns; None: not there
@@ -19,7 +20,6 @@ class Mapped:
     """The files of a pair as they are now."""
 
     def __init__(self, pair: PairFiles) -> None:
-        from localspec.registry.errors import BadGguf
         from localspec.registry.header.model import shard_paths
 
         files: list[Path] = []

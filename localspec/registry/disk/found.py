@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from localspec.errors import BadGguf
 from localspec.paths import hf_cache
 from localspec.registry.disk import ollama, programs
-from localspec.registry.errors import BadGguf
 from localspec.registry.header.model import shard_names
 from localspec.registry.hub.hub import Listed, RemoteFile
 from localspec.registry.store.store import Store

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localspec.registry.errors import DoesNotFit
+from localspec.errors import DoesNotFit
 from localspec.registry.header.model import Model
 
 # Bytes per cached number; q8_0 keeps 32 numbers in 34 bytes.

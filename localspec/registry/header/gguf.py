@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from localspec.registry.errors import BadGguf
+from localspec.errors import BadGguf
 
 FIRST_FETCH = 64 << 10
 # The largest header seen is 20 MB (262 000 tokens with scores and merges).

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.errors import BadGguf, UnsafeModel
 from localspec.purpose import no_writer
-from localspec.registry.errors import BadGguf, UnsafeModel
 from localspec.registry.header.architectures import Rollback, is_hybrid, is_known, rollback
 from localspec.registry.header.gguf import (
     TENSOR_TYPES,

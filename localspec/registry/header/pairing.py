@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localspec.registry.errors import BadGguf, CannotRollBack, NotMatched
+from localspec.errors import BadGguf, CannotRollBack, NotMatched
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import Model
 from localspec.registry.header.tokenizer import Verdict, judge, read_vocabulary

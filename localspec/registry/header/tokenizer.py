@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from localspec.compatibility import FIRST_COMPARED, Compatibility, Tokenizer, compare
-from localspec.registry.errors import BadGguf
+from localspec.errors import BadGguf
 from localspec.registry.header.gguf import Header, NumberArray, StringArray
 
 _TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from localspec.registry.errors import UnsafeModel
+from localspec.errors import UnsafeModel
 from localspec.registry.header.gguf import Header, NumberArray, StringArray, Tensor
 from localspec.registry.header.tokenizer import Vocabulary, read_vocabulary
 

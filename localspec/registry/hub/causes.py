@@ -11,11 +11,11 @@ import ssl
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from localspec.errors import LocalspecError
-from localspec.registry.errors import (
+from localspec.errors import (
     BadToken,
     Gated,
     HubError,
+    LocalspecError,
     NotOnHub,
     ProxyRefused,
     Unreachable,

@@ -19,8 +19,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from localspec.paths import open_file
-from localspec.registry.errors import (
+from localspec.errors import (
     BadToken,
     FileChanged,
     HubError,
@@ -28,6 +27,7 @@ from localspec.registry.errors import (
     NotOnHub,
     Offline,
 )
+from localspec.paths import open_file
 from localspec.registry.hub import causes
 from localspec.registry.hub.network import HUB, Network
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from localspec.registry.errors import NetworkSettings
+from localspec.errors import NetworkSettings
 
 if TYPE_CHECKING:
     import httpx2

@@ -15,9 +15,8 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
 
-from localspec.errors import InvalidRequest
+from localspec.errors import BadGguf, InvalidRequest, NotOnHub
 from localspec.registry.catalogue import FILE, REPO, REVISION
-from localspec.registry.errors import BadGguf, NotOnHub
 from localspec.registry.header.model import shard_names
 from localspec.registry.hub.hub import Listed
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from localspec.registry.errors import Unreachable
+from localspec.errors import Unreachable
 from localspec.registry.store.files import check_cancel
 
 T = TypeVar("T")

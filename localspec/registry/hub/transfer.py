@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.registry.errors import FileChanged, HashMismatch
+from localspec.errors import FileChanged, HashMismatch
 from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.journal import Journal, bytes_there
 from localspec.registry.hub.limit import Limit

@@ -10,10 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from localspec.errors import LocalspecError, ModelNotFound, RegistryError
+from localspec.errors import (
+    LocalspecError,
+    ModelNotFound,
+    Offline,
+    PullCancelled,
+    RegistryError,
+    Unreachable,
+)
 from localspec.registry.catalogue import Catalogue, Pair, Weights
 from localspec.registry.disk.found import find_models, list_in_cache
-from localspec.registry.errors import Offline, PullCancelled, Unreachable
 from localspec.registry.header import fit
 from localspec.registry.header.model import Model, read_local_model
 from localspec.registry.header.pairing import check_pair

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from localspec.registry.catalogue import Pair, Weights
-from localspec.registry.disk.found import cached_file, resolve_in_cache
-from localspec.registry.errors import (
+from localspec.errors import (
     DiskFull,
     FileChanged,
     Offline,
     PullCancelled,
     Unreachable,
 )
+from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.disk.found import cached_file, resolve_in_cache
 from localspec.registry.header import fit
 from localspec.registry.header.gguf import FileSource, Source
 from localspec.registry.header.model import Model, read_local_model, read_model, shard_names

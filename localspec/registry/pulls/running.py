@@ -12,11 +12,14 @@ from typing import Literal
 
 import msgspec
 
-from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
-from localspec.registry.errors import (
+from localspec.errors import (
+    Conflict,
     DiskFull,
     Gated,
+    InvalidRequest,
+    LocalspecError,
     NetworkSettings,
+    NotFound,
     Offline,
     ProxyRefused,
     PullCancelled,

@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.errors import UnsafePath
+from localspec.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly, UnsafePath
 from localspec.paths import open_file
-from localspec.registry.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly
 
 CHUNK = 4 << 20
 _LOCK_POLL = 0.2  # seconds between two tries, so that a waiting pull can be cancelled

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from localspec.errors import Conflict, InvalidRequest, ModelNotFound
+from localspec.errors import BadGguf, Conflict, InvalidRequest, ModelNotFound
 from localspec.registry.catalogue import NAME, reserved
-from localspec.registry.errors import BadGguf
 from localspec.registry.header.model import Model, check_weights, read_local_model, shard_paths
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.store.files import Hashes, sha256_of

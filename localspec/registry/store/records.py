@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from localspec.registry.errors import RecordTooNew, StoreError
+from localspec.errors import RecordTooNew, StoreError
 
 VERSION = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -21,10 +21,17 @@ from pathlib import Path
 
 import msgspec
 
-from localspec.errors import Conflict, ModelNotFound, RegistryError, UnsafePath
+from localspec.errors import (
+    Conflict,
+    Damaged,
+    ModelNotFound,
+    RecordTooNew,
+    RegistryError,
+    StoreReadOnly,
+    UnsafePath,
+)
 from localspec.paths import read_file, remove_tree
 from localspec.registry.catalogue import NAME
-from localspec.registry.errors import Damaged, RecordTooNew, StoreReadOnly
 from localspec.registry.header.model import shard_paths
 from localspec.registry.store import records
 from localspec.registry.store.files import (

@@ -14,9 +14,8 @@ from localspec.cli import suggest
 from localspec.cli.terminal import pairs, render
 from localspec.cli.terminal.pairs import size
 from localspec.cli.terminal.progress import Progress
-from localspec.client.api import from_code
 from localspec.client.pairs import PairsClient
-from localspec.errors import LocalspecError, UsageError
+from localspec.errors import LocalspecError, UsageError, from_code
 
 INTERRUPTED = 130
 _RUNNING = ("checking", "downloading", "verifying")
