@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,13 +42,13 @@ def scripted(home: PullingHome) -> PullingHome:
     return home
 
 
-def start(home: PullingHome, *arguments: str, **options: object) -> subprocess.Popen[str]:
+def start(home: PullingHome, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "localspec", *arguments],
         env=home.environment,
         stdin=subprocess.DEVNULL,
         text=True,
-        **options,  # type: ignore[call-overload]
+        **options,
     )
 
 

@@ -75,7 +75,7 @@ def test_what_the_shell_does_not_say_is_not_said(home: PullingHome) -> None:
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 def test_offline_in_the_shell_is_offline(home: PullingHome, variable: str) -> None:
-    run = pull(home, HF_ENDPOINT=home.hub.endpoint, **{variable: "on"})
+    run = pull(home, None, HF_ENDPOINT=home.hub.endpoint, **{variable: "on"})
     assert run.returncode == 1
     assert f"{variable} is set, so nothing can be pulled" in run.stderr
     assert not home.hub.requests
@@ -86,6 +86,7 @@ def test_the_proxy_of_the_shell_is_used(home: PullingHome, variable: str) -> Non
     with TestProxy(home.hub.port, password="me:word").running() as proxy:
         run = pull(
             home,
+            None,
             HF_ENDPOINT="http://hub.invalid",
             no_proxy="localhost",
             **{variable: proxy.url("me:word")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -165,9 +166,7 @@ def replayed(pieces: list[str], columns: int, lines: int, monkeypatch: pytest.Mo
 
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(
-        markdown.shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines))
-    )
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines)))
     monkeypatch.setattr(markdown, "_REDRAW", 0.0)
     printer = markdown.Markdown()
     for piece in pieces:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -27,9 +27,9 @@ Start = Callable[..., RunningDaemon]
 @pytest.fixture
 def client(api: Home) -> Iterator[openai.OpenAI]:
     """The official client, over the socket."""
-    transport = httpx.HTTPTransport(uds=str(api.socket))
+    transport = httpx2.HTTPTransport(uds=str(api.socket))
     with (
-        httpx.Client(transport=transport) as http,
+        httpx2.Client(transport=transport) as http,
         openai.OpenAI(
             api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
         ) as client,

@@ -99,7 +99,7 @@ def bodies(method: str, path: str) -> st.SearchStrategy[bytes]:
     names = fields(method, path)
     values = st.sampled_from(VALUES)
     one = st.sampled_from([*names, "other"])
-    members = st.one_of(st.dictionaries(one, values, min_size=1, max_size=n) for n in (1, 1, 5))
+    members = st.one_of([st.dictionaries(one, values, min_size=1, max_size=n) for n in (1, 1, 5)])
     usual = {"messages": VALUES[-5], "prompt": '"x"', "content": '"x"', "tokens": "[1]"}
     whole = members.map(lambda made: {**{k: v for k, v in usual.items() if k in names}, **made})
     objects = whole.map(

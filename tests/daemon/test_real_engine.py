@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -247,7 +248,11 @@ def test_a_required_call_is_one_whatever_the_model_would_say(real: Home) -> None
 
 
 def test_an_editors_completion_ends_with_its_indentation(real: Home) -> None:
-    body = {"input_prefix": "import os\n", "input_suffix": "", "prompt": "def walk(path):\n    "}
+    body: dict[str, Any] = {
+        "input_prefix": "import os\n",
+        "input_suffix": "",
+        "prompt": "def walk(path):\n    ",
+    }
     body |= {"n_predict": 60, "ignore_eos": True, "samplers": ["top_k"], "top_k": 1}
     free = real.request("POST", "/infill", body).json["content"]
     assert any(line[:1].strip() for line in free.split("\n")[1:]), "the function never ended"

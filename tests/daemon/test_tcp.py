@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -247,7 +247,7 @@ def test_an_http_1_0_request_without_a_host_is_refused(api: Served) -> None:
 def test_httpx_over_tcp_reads_a_stream(api: Served) -> None:
     body = {"messages": [{"role": "user", "content": "slow 3"}], "stream": True}
     headers = {"authorization": f"Bearer {api.token}"}
-    with httpx.stream(
+    with httpx2.stream(
         "POST", f"{api.url}/v1/chat/completions", json=body, headers=headers
     ) as stream:
         assert [*stream.iter_lines()][-2:] == ["data: [DONE]", ""]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -188,7 +188,7 @@ def api() -> Iterator[Home]:
 @pytest.fixture
 def client(api: Home) -> Iterator[openai.OpenAI]:
     with (
-        httpx.Client(transport=httpx.HTTPTransport(uds=str(api.socket))) as http,
+        httpx2.Client(transport=httpx2.HTTPTransport(uds=str(api.socket))) as http,
         openai.OpenAI(
             api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
         ) as made,
@@ -232,9 +232,9 @@ def test_the_official_client_streams_calls(client: openai.OpenAI) -> None:
 
 def test_the_official_client_works_asynchronously(api: Home) -> None:
     async def ask() -> tuple[str, str]:
-        transport = httpx.AsyncHTTPTransport(uds=str(api.socket))
+        transport = httpx2.AsyncHTTPTransport(uds=str(api.socket))
         async with (
-            httpx.AsyncClient(transport=transport) as http,
+            httpx2.AsyncClient(transport=transport) as http,
             openai.AsyncOpenAI(
                 api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
             ) as client,

@@ -47,7 +47,8 @@ class Renderer(TemplateRenderer):
         reply = template_child.answer(self._env, request)
         if "error" in reply:
             raise Refused(reply["error"])
-        return json.loads(json.dumps(reply))["text"]
+        text: str = json.loads(json.dumps(reply))["text"]
+        return text
 
 
 def ours(renderer: TemplateRenderer, body: dict[str, Any]) -> str:
@@ -66,7 +67,8 @@ def recorded(kind: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(
         gzip.decompress((HERE / f"recorded_{kind}.json.gz").read_bytes())
     )
-    return found["templates"]
+    templates: dict[str, Any] = found["templates"]
+    return templates
 
 
 def wanted(by: Mapping[str, str]) -> str | None:

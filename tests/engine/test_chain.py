@@ -66,7 +66,7 @@ def theirs(row: Logits, history: Sequence[int], asked: Settings) -> dict[int, fl
     array = C.llama_token_data_array(data, N, -1, False)
     C.llama_sampler_apply(chain, ctypes.byref(array))
     C.llama_sampler_free(chain)
-    return {array.data[at].id: array.data[at].p for at in range(array.size)}
+    return {int(array.data[at].id): array.data[at].p for at in range(array.size)}
 
 
 @settings(max_examples=400, derandomize=True)  # a cut within rounding of an edge may fall otherwise

@@ -38,8 +38,8 @@ def theirs(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
     llama_cpp.llama_sampler_free(sampler)
     left = [array.data[at] for at in range(array.size)]
     if len(left) == 1:
-        return {left[0].id: 1.0}
-    return {each.id: each.p for each in left}
+        return {int(left[0].id): 1.0}
+    return {int(each.id): each.p for each in left}
 
 
 def ours(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:

@@ -50,7 +50,7 @@ def test_without_a_gpu_only_the_context_can_give() -> None:
 @pytest.fixture
 def files(tmp_path: Path) -> PairFiles:
     longer = [replace(shape, n_ctx=8192) for shape in (TINY_TARGET, TINY_DRAFT)]
-    target, draft = write_pair(tmp_path, *longer)
+    target, draft = write_pair(tmp_path, longer[0], longer[1])
     return PairFiles(name="tiny", target=str(target), draft=str(draft))
 
 

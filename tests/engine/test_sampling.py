@@ -369,6 +369,9 @@ def ends_of(limit: Any) -> st.SearchStrategy[Any]:
     kind = msgspec.inspect.type_info(limit)
     assert isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType)
     low, high = kind.ge, kind.le
+    assert low is not None
+    assert high is not None
+    ends: list[float]
     if isinstance(kind, msgspec.inspect.IntType):
         ends = [low, low + 1, 1, 2, 64, high - 1, high]
     else:
@@ -534,6 +537,8 @@ def test_settings_of_a_file_beyond_a_requests_limits_are_left_out(
 ) -> None:
     kind = msgspec.inspect.type_info(limit)
     assert isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType)
+    assert kind.ge is not None
+    assert kind.le is not None
     for text in (str(kind.ge), str(kind.le)):
         assert model_defaults({f"general.sampling.{key}": text}.get) == {name: float(text)}
     beyond = [str(kind.ge - 1), str(kind.le + 1), "1e300", "-1e300", "inf", "-inf", "nan", "1e999"]

@@ -163,7 +163,7 @@ def test_a_schema_made_to_grow_is_closed_or_refused_at_once(schema: Any) -> None
 
 
 def test_one_that_grows_too_far_is_refused_in_words() -> None:
-    schema = {"allOf": [{"properties": {f"k{i}": {}}} for i in range(4000)]}
+    schema: dict[str, Any] = {"allOf": [{"properties": {f"k{i}": {}}} for i in range(4000)]}
     with pytest.raises(GrammarRejected, match="too many parts or keys"):
         _source(Constraint("json_schema", json.dumps(schema)))
 

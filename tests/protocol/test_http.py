@@ -117,10 +117,14 @@ def test_null_is_a_field_that_is_not_there(
 ) -> None:
     null, absent = json.loads(json.dumps(FULL[kind])), json.loads(json.dumps(FULL[kind]))
     *above, name = path
-    for body, change in (
-        (null, lambda d: d.update({name: None})),
-        (absent, lambda d: d.pop(name, 0)),
-    ):
+
+    def to_null(d: Any) -> None:
+        d[name] = None
+
+    def leave_out(d: Any) -> None:
+        d.pop(name, None)
+
+    for body, change in ((null, to_null), (absent, leave_out)):
         for step in above:
             body = body[step]
         change(body)

@@ -102,8 +102,8 @@ def test_too_little_disk_is_refused(
     """Before the start, in numbers: bytes needed and bytes free."""
     real = os.statvfs
 
-    def full(path: object) -> os.statvfs_result:
-        values = list(real(path))  # type: ignore[call-overload]
+    def full(path: str) -> os.statvfs_result:
+        values = list(real(path))
         values[4] = 1000  # f_bavail
         return os.statvfs_result(values)
 

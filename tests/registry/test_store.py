@@ -283,7 +283,7 @@ def test_a_full_disk_keeps_the_old_record(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DiskFull):
         store.put(record)
     monkeypatch.undo()

@@ -88,8 +88,10 @@ def test_what_only_tokenizing_sees_is_a_note(draft: Gguf, says: str, tmp_path: P
 
 
 def test_names_of_one_pre_tokenizer_are_no_difference(tmp_path: Path) -> None:
-    named = [BASE.put("tokenizer.ggml.pre", STRING, name) for name in ("qwen2", "deepseek-r1-qwen")]
-    assert judge(*named, tmp_path) == Verdict(True, "", ())
+    one, other = (
+        BASE.put("tokenizer.ggml.pre", STRING, name) for name in ("qwen2", "deepseek-r1-qwen")
+    )
+    assert judge(one, other, tmp_path) == Verdict(True, "", ())
 
 
 def test_a_flag_left_out_means_llama_cpps_default(tmp_path: Path) -> None:

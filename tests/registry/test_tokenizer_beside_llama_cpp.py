@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +29,19 @@ def edited(dice: random.Random) -> Gguf:
     for _ in range(dice.randint(0, 3)):
         key = f"tokenizer.ggml.{dice.choice(IDS)}_token_id"
         at = dice.randrange(len(file.metadata["tokenizer.ggml.tokens"][1][1]))  # type: ignore[index]
-        file = dice.choice(
-            [
-                lambda f=file: f.put("tokenizer.ggml.pre", STRING, dice.choice(PRE)),
-                lambda f=file: f.put(
-                    "tokenizer.ggml.model", STRING, dice.choice(("gpt2", "gemma4"))
-                ),
-                lambda f=file: f.put("tokenizer.ggml.add_bos_token", BOOL, dice.random() < 0.5),
-                lambda f=file: f.put("tokenizer.ggml.add_eos_token", BOOL, dice.random() < 0.5),
-                lambda f=file, k=key: f.put(k, U32, dice.choice((0, 1, 2, 9, 299))),
-                lambda f=file, k=key: f.drop(k),
-                lambda f=file, a=at: f.token(a, f"other {a}"),
-                lambda f=file, a=at: f.type(a, dice.choice((1, 3, 4, 5))),
-                lambda f=file: f.put("tokenizer.ggml.merges", ARRAY, (STRING, ["a b", "t 1"])),
-                lambda f=file: model(tokens=dice.choice((100, 171, 172, 299, 301, 428, 429, 600))),
-            ]
-        )()
+        edits: list[Callable[[Gguf], Gguf]] = [
+            lambda f: f.put("tokenizer.ggml.pre", STRING, dice.choice(PRE)),
+            lambda f: f.put("tokenizer.ggml.model", STRING, dice.choice(("gpt2", "gemma4"))),
+            lambda f: f.put("tokenizer.ggml.add_bos_token", BOOL, dice.random() < 0.5),
+            lambda f: f.put("tokenizer.ggml.add_eos_token", BOOL, dice.random() < 0.5),
+            lambda f, k=key: f.put(k, U32, dice.choice((0, 1, 2, 9, 299))),  # type: ignore[misc]
+            lambda f, k=key: f.drop(k),  # type: ignore[misc]
+            lambda f, a=at: f.token(a, f"other {a}"),  # type: ignore[misc]
+            lambda f, a=at: f.type(a, dice.choice((1, 3, 4, 5))),  # type: ignore[misc]
+            lambda f: f.put("tokenizer.ggml.merges", ARRAY, (STRING, ["a b", "t 1"])),
+            lambda _: model(tokens=dice.choice((100, 171, 172, 299, 301, 428, 429, 600))),
+        ]
+        file = dice.choice(edits)(file)
     return file
 
 

@@ -10,20 +10,34 @@ import functools
 import json
 import math
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec.inspect as types
+import openapi
 import yaml
 
 from localspec.protocol import http, native, pairs
-from scripts import openapi
 
+Number = TypeVar("Number", int, float)
 TOKENS = 4096  # ids up to here are drawn most; some are halves of characters, some control tokens
 TINY, HUGE = 5e-324, 1.7e308
 RUNS = " \n\t-=_.aZ0é—中あ한🙂\u200b\u0301\u202e\x00\x1b\x7f\ufffd\U0010ffff"
 # The first characters of blocks of scripts, written each way and in every size of UTF-8.
-SCRIPTS = (0x41, 0xC0, 0x391, 0x416, 0x5D0, 0x627, 0x905, 0xE01, 0x10A0, 0x1200, 0x1780, 0x3042)
+SCRIPTS: tuple[int, ...] = (
+    0x41,
+    0xC0,
+    0x391,
+    0x416,
+    0x5D0,
+    0x627,
+    0x905,
+    0xE01,
+    0x10A0,
+    0x1200,
+    0x1780,
+    0x3042,
+)
 SCRIPTS += (0x4E00, 0xAC00, 0xFB00, 0x10330, 0x12000, 0x1D400, 0x1F600, 0x20000, 0xE0020)
 WORDS = (
     "user", "assistant", "system", "developer", "tool", "auto", "new", "last", "infill", "top_k",
@@ -129,7 +143,7 @@ class Drawn:
         odd = [TINY, 1e-300, 1e-38, 1e-6, -0.0, HUGE, -HUGE, math.inf, math.nan]
         return self._within(kind, [*edges * 4, *near, *usual * 2, *odd])
 
-    def _within(self, kind: types.IntType | types.FloatType, values: list[Any]) -> Any:
+    def _within(self, kind: types.IntType | types.FloatType, values: Sequence[Number]) -> Number:
         """One of the values; of a legal request, one that keeps the limits."""
         if self._legal:
             values = [

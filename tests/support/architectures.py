@@ -264,7 +264,6 @@ def _wanted(header: Path) -> dict[str, tuple[int, ...]]:
     libggml.ggml_get_name.argtypes = (ctypes.c_void_p,)
     libggml.ggml_n_dims.argtypes = (ctypes.c_void_p,)
 
-    @_SetTensor
     def note(tensor: int, _user: int) -> None:
         name = libggml.ggml_get_name(tensor).decode()
         head = _TensorHead.from_address(tensor)
@@ -275,7 +274,7 @@ def _wanted(header: Path) -> dict[str, tuple[int, ...]]:
     make.restype = ctypes.c_void_p
     make.argtypes = (ctypes.c_void_p, _SetTensor, ctypes.c_void_p, C.llama_model_params)
     with _header_read(header) as metadata:
-        model = make(metadata, note, None, C.llama_model_default_params())
+        model = make(metadata, _SetTensor(note), None, C.llama_model_default_params())
     if not model:
         raise ValueError(f"llama.cpp refuses {header.name}")
     C.llama_model_free(model)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -57,9 +57,9 @@ class OpenAI:
         self._socket = socket
 
     def _run(self, use: Callable[[openai.OpenAI], Any]) -> Any:
-        transport = httpx.HTTPTransport(uds=str(self._socket), verify=False)
+        transport = httpx2.HTTPTransport(uds=str(self._socket), verify=False)
         with (
-            httpx.Client(transport=transport) as http,
+            httpx2.Client(transport=transport) as http,
             openai.OpenAI(api_key="none", base_url=BASE, http_client=http, max_retries=0) as client,
         ):
             return use(client)
@@ -70,14 +70,19 @@ class OpenAI:
             answer: JSON = create(**arguments(create, body)).to_dict()
             return answer
 
-        return self._run(use)
+        found: JSON = self._run(use)
+        return found
 
     def stream(self, path: str, body: JSON) -> list[JSON]:
         def use(client: openai.OpenAI) -> list[JSON]:
             create = create_of(client, path)
-            return [c.to_dict() for c in create(**arguments(create, {**body, "stream": True}))]
+            chunks: list[JSON] = [
+                c.to_dict() for c in create(**arguments(create, {**body, "stream": True}))
+            ]
+            return chunks
 
-        return self._run(use)
+        found: list[JSON] = self._run(use)
+        return found
 
     def refused(self, path: str, body: JSON) -> tuple[int, JSON]:
         with pytest.raises(openai.APIStatusError) as caught:
@@ -86,7 +91,8 @@ class OpenAI:
         return caught.value.status_code, caught.value.body
 
     def models(self) -> list[str]:
-        return self._run(lambda client: [model.id for model in client.models.list()])
+        found: list[str] = self._run(lambda client: [model.id for model in client.models.list()])
+        return found
 
 
 class AsyncOpenAI(OpenAI):
@@ -94,9 +100,9 @@ class AsyncOpenAI(OpenAI):
 
     def _run(self, use: Callable[[Any], Awaitable[Any]]) -> Any:
         async def within() -> Any:
-            transport = httpx.AsyncHTTPTransport(uds=str(self._socket), verify=False)
+            transport = httpx2.AsyncHTTPTransport(uds=str(self._socket), verify=False)
             async with (
-                httpx.AsyncClient(transport=transport) as http,
+                httpx2.AsyncClient(transport=transport) as http,
                 openai.AsyncOpenAI(
                     api_key="none", base_url=BASE, http_client=http, max_retries=0
                 ) as client,
@@ -111,7 +117,8 @@ class AsyncOpenAI(OpenAI):
             answer: JSON = (await create(**arguments(create, body))).to_dict()
             return answer
 
-        return self._run(use)
+        found: JSON = self._run(use)
+        return found
 
     def stream(self, path: str, body: JSON) -> list[JSON]:
         async def use(client: openai.AsyncOpenAI) -> list[JSON]:
@@ -119,13 +126,15 @@ class AsyncOpenAI(OpenAI):
             chunks = await create(**arguments(create, {**body, "stream": True}))
             return [chunk.to_dict() async for chunk in chunks]
 
-        return self._run(use)
+        found: list[JSON] = self._run(use)
+        return found
 
     def models(self) -> list[str]:
         async def use(client: openai.AsyncOpenAI) -> list[str]:
             return [model.id async for model in client.models.list()]
 
-        return self._run(use)
+        found: list[str] = self._run(use)
+        return found
 
 
 # ---------------------------------------------------------------------------- no library at all

@@ -36,6 +36,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -170,7 +171,9 @@ class FakeWorker:
         self.active.discard(frame.id)
         self.send(frames.Done(frame.id, reason, len(words), sent, timings, speculation))
 
-    def pieces(self, frame: frames.Generate, command: str, argument: str, prompt: str):  # noqa: ANN201
+    def pieces(
+        self, frame: frames.Generate, command: str, argument: str, prompt: str
+    ) -> Iterator[str]:
         match command:
             case "say":
                 words = prompt.split()[1:]

@@ -12,6 +12,7 @@ import random
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from localspec.registry.header.gguf import read_header
 
@@ -43,15 +44,20 @@ class Gguf:
         changed.tensors = [row for row in changed.tensors if row[0] != key]
         return changed
 
+    def array(self, key: str) -> list[Any]:
+        """The values of an array."""
+        found: Any = self.metadata[key][1]
+        return list(found[1])
+
     def token(self, index: int, text: str) -> Gguf:
         """A copy in which one token reads otherwise."""
-        tokens = list(self.metadata["tokenizer.ggml.tokens"][1][1])
+        tokens = self.array("tokenizer.ggml.tokens")
         tokens[index] = text
         return self.put("tokenizer.ggml.tokens", ARRAY, (STRING, tokens))
 
     def type(self, index: int, kind: int) -> Gguf:
         """A copy in which one token is of another type."""
-        types = list(self.metadata["tokenizer.ggml.token_type"][1][1])
+        types = self.array("tokenizer.ggml.token_type")
         types[index] = kind
         return self.put("tokenizer.ggml.token_type", ARRAY, (I32, types))
 
@@ -107,9 +113,11 @@ def model(
         f"{architecture}.attention.head_count_kv": (U32, 1),
         f"{architecture}.attention.layer_norm_rms_epsilon": (F32, 1e-5),
     }
-    tensors = [("token_embd.weight", (width, tokens), _TYPE_F16)]
+    tensors: list[tuple[str, tuple[int, ...], int]] = [
+        ("token_embd.weight", (width, tokens), _TYPE_F16)
+    ]
     for layer in range(layers):
-        shapes = {
+        shapes: dict[str, tuple[int, ...]] = {
             "attn_norm": (width,), "attn_q": (width, width), "attn_k": (width, width // 2),
             "attn_v": (width, width // 2), "attn_output": (width, width), "ffn_norm": (width,),
             "ffn_gate": (width, 2 * width), "ffn_up": (width, 2 * width),
@@ -247,12 +255,12 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _value(kind: int, value: object) -> bytes:
+def _value(kind: int, value: Any) -> bytes:
     if kind == STRING:
         return _string(str(value))
     if kind != ARRAY:
         return struct.pack("<" + _CODES[kind], value)
-    element, values = value  # type: ignore[misc]
+    element, values = value
     head = struct.pack("<IQ", element, len(values))
     if element == STRING:
         return head + b"".join(_string(text) for text in values)
