@@ -18,7 +18,7 @@ import msgspec
 
 from localspec import machine
 from localspec.daemon.pairs import names as pairs
-from localspec.daemon.worker.memory import Free, free_memory
+from localspec.daemon.worker.placement import Free, free_memory
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.http import Hashing

@@ -14,7 +14,7 @@ from localspec.daemon.pairs import disk
 from localspec.daemon.pairs import names as pairs
 from localspec.daemon.pairs.library import Library
 from localspec.daemon.pairs.measure import Interrupted, Trials
-from localspec.daemon.worker.memory import Free
+from localspec.daemon.worker.placement import Free
 from localspec.errors import Conflict, DoesNotFit, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
     ContextView,

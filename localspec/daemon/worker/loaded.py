@@ -15,11 +15,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from localspec import errors, machine
 from localspec.config import Config
 from localspec.daemon.worker.admission import EDITOR_PLACES, Admission
-from localspec.daemon.worker.crashes import CrashHistory, DeadlyTexts, Death, deadly
+from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, Death, deadly
 from localspec.daemon.worker.in_flight import Again, Answering, InFlight, Running
 from localspec.daemon.worker.mapped import Mapped
-from localspec.daemon.worker.memory import MIB, free_memory
-from localspec.daemon.worker.plan import Planned, plan
+from localspec.daemon.worker.placement import MIB, Planned, free_memory, plan
 from localspec.daemon.worker.process import Worker, spawn
 from localspec.daemon.worker.safe_mode import Memory
 from localspec.protocol import frames

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from localspec.daemon.worker import oom
-from localspec.daemon.worker.crashes import Death, Ending
+from localspec.daemon.worker.death import Death, Ending, oom_kills
 from localspec.protocol import frames
 
 log = logging.getLogger("localspec.worker")
@@ -54,7 +53,7 @@ class Worker:
         self._on_death = on_death
         self._ending: Ending = "crash"
         self._tail = bytearray()
-        self._oom_kills = oom.kills()
+        self._oom_kills = oom_kills()
         self._forgetting: dict[int, asyncio.Event] = {}
         self._life = asyncio.create_task(self._live())
 
@@ -120,7 +119,7 @@ class Worker:
         self._kill_group()  # whatever it started has nobody to work for
         await asyncio.wait({stderr}, timeout=0.5)  # a grandchild may hold the pipe open
         stderr.cancel()
-        kills = oom.kills()
+        kills = oom_kills()
         known = None if kills is None or self._oom_kills is None else kills > self._oom_kills
         self._on_death(self, Death(self._ending, returncode, self._last_words(), known))
 

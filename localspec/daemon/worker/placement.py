@@ -1,22 +1,35 @@
-"""How a pair is loaded so that it fits: context, draft and layers on the GPU, from its headers."""
+"""How a pair is loaded so that it fits: context, draft and layers on the GPU.
+
+From its headers, and from how much memory it could have on this machine now.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from localspec import errors
-from localspec.daemon.worker.memory import Free
+from localspec import errors, machine
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 if TYPE_CHECKING:
     from localspec.registry.header.fit import Fit
     from localspec.registry.header.model import Model
 
+MIB = 1 << 20
 # What the engine takes where nothing is asked (engine.pair.DEFAULT_CONTEXT).
 USUAL_CONTEXT = 8192
+# Of a Mac's memory its GPU may take about this share (Metal's recommended working set).
+MAC_SHARE = 0.7
+
+
+class Free(NamedTuple):
+    """Bytes; `vram` is 0 without an NVIDIA GPU."""
+
+    ram: int
+    vram: int
 
 
 class Planned(NamedTuple):
@@ -69,3 +82,37 @@ def _applied(
     # A context longer than the models know is cut by the engine as ever.
     notes = tuple(note for note in chosen.notes if not note.startswith("The models know"))
     return Planned(pair, msgspec.structs.replace(settings, **changes), notes)
+
+
+def free_memory(host: machine.Host, worker: int | None = None) -> Free:
+    """What is free, counting what the engine worker of this pid holds: it would be unloaded first."""
+    if host.system == "Darwin":
+        return Free(int(machine.memory_bytes() * MAC_SHARE), 0)
+    found = re.search(r"^MemAvailable:\s*(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
+    ram = int(found[1]) << 10 if found else machine.memory_bytes()
+    return Free(ram + (_held(host, worker) if worker else 0), _vram(host, worker))
+
+
+def _held(host: machine.Host, worker: int) -> int:
+    """Caches and buffers of the worker; mapped weights count as available already."""
+    found = re.search(r"^RssAnon:\s*(\d+) kB", host.read(f"/proc/{worker}/status"), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
+
+
+def _vram(host: machine.Host, worker: int | None) -> int:
+    """Free memory of the GPUs the worker would see, all together."""
+    if not host.which("nvidia-smi"):
+        return 0
+    free = _query(host, "--query-gpu=memory.free")
+    held = _query(host, "--query-compute-apps=pid,used_memory") if worker else []
+    ours = sum(row[1] for row in held if len(row) == 2 and row[0] == worker)
+    return (sum(row[0] for row in free) + ours) * MIB
+
+
+def _query(host: machine.Host, what: str) -> list[list[int]]:
+    """Rows of numbers; rows with anything else ("[N/A]") are left out."""
+    asked = host.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
+    if asked.code != 0:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in asked.out.splitlines()]
+    return [[int(cell) for cell in row] for row in rows if all(cell.isdigit() for cell in row)]

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from localspec.daemon.worker.crashes import CrashHistory, Death
+from localspec.daemon.worker.death import CrashHistory, Death
 from localspec.errors import PairSetAside, WorkerDied, WorkerOutOfMemory, WorkerTimeout
 
 

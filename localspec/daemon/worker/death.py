@@ -1,9 +1,10 @@
-"""When a pair is set aside, and what the end of a worker means. Pure decisions, no processes."""
+"""What the end of a worker means, and when a pair is set aside. Decisions alone, no processes."""
 
 from __future__ import annotations
 
 import hashlib
 import signal
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ TEXT_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 MAX_TEXTS = 256  # remembered; a hash each
 
 Ending = Literal["crash", "watchdog", "unload"]
+_OOM_COUNTS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 _NO_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "failed to allocate")
 
 
@@ -178,3 +180,26 @@ def _text_hash(pair: str, frame: frames.Frame) -> bytes:
     if isinstance(frame, frames.Generate):
         texts = [frame.prompt, frame.speculative.prediction, frame.constraint, frame.shown]
     return hashlib.sha256(msgspec.msgpack.encode([pair, texts])).digest()
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel has ended for memory, here and in our control group.
+
+    None where nothing counts them.
+    """
+    if sys.platform != "linux":
+        return None
+    counts = [
+        int(line.split()[1])
+        for file in _OOM_COUNTS
+        for line in _lines(file)
+        if line.startswith("oom_kill ")
+    ]
+    return sum(counts) if counts else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text("ascii", "replace").splitlines()
+    except OSError:
+        return []
