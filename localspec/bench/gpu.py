@@ -190,12 +190,12 @@ def _free_memory() -> list[int]:
 
 
 def _widths(runner: Runner) -> Widths:
-    from localspec.engine.pair import profile
+    from localspec.engine.pair.measuring import measure
 
     target, draft = runner.pair.passes()
     deadline = time.monotonic() + 60
-    ours = profile.measure(target, range(1, WIDEST + 1), deadline)
-    theirs = profile.measure(draft, range(1, DRAFT_WIDEST + 1), deadline) if draft else {}
+    ours = measure(target, range(1, WIDEST + 1), deadline).ms
+    theirs = measure(draft, range(1, DRAFT_WIDEST + 1), deadline).ms if draft else {}
     return Widths(ours, theirs)
 
 

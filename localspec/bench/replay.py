@@ -19,9 +19,9 @@ from localspec.bench.runs import BenchError
 from localspec.bench.simulated import SimulatedClock, SimulatedPair
 from localspec.bench.trace import Trace
 from localspec.engine.engine import Engine
-from localspec.engine.pair.profile import CostProfile
 from localspec.engine.sampling.sampler import Sampler, resolve
 from localspec.engine.sequence import Prepared
+from localspec.engine.speculation.cost import CostProfile
 from localspec.engine.speculation.depth import MAX_DEPTH, Calibration, Floats
 from localspec.protocol.frames import (
     Delta,

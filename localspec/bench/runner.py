@@ -14,9 +14,9 @@ from localspec.bench.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Sett
 from localspec.bench.workloads import Text
 from localspec.engine.engine import Engine
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.profile import CostProfile, CostTable
 from localspec.engine.sampling.sampler import Sampler, resolve
 from localspec.engine.sequence import Prepared
+from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import Calibration
 from localspec.protocol.frames import (
     Delta,

@@ -19,8 +19,8 @@ from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Model, Vocab
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.profile import CostProfile, CostTable
 from localspec.engine.sampling.sampler import Logits
+from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import CONFIDENCE_EDGES, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.speculation.drafters.model import DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens

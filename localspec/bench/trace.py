@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.pair.profile import CostProfile, CostTable, table_from
+from localspec.engine.speculation.cost import CostProfile, CostTable, table_from
 from localspec.engine.speculation.depth import BUCKETS, bucket
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from localspec.engine.cache.room import fits
 from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.profile import Clock
 from localspec.engine.sequence import Generation, Prepared
 from localspec.engine.speculation import policy
 from localspec.engine.speculation.commit import commit
 from localspec.engine.speculation.controller import Planner, Turn
+from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.depth import (
     LOOK_GAP,
     LOOK_LEFT,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from localspec.bench.replay import Replay, fixed_ms
 from localspec.bench.trace import Trace
-from localspec.engine.pair.profile import CostTable
+from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.depth import (
     BUCKETS,
     GRID,

@@ -13,7 +13,7 @@ from localspec.bench.synthetic import Shape, target_cycle, vocabulary, write_mod
 from localspec.engine.llama import Context, Model
 from localspec.engine.pair import models as opening
 from localspec.engine.pair import pair
-from localspec.engine.pair.profile import Measured
+from localspec.engine.pair.measuring import Measured
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import BOS, expected, target_alone
@@ -168,11 +168,11 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
         def share(self) -> float:
             return others[0]
 
-    def examine(run: object, widths: Iterable[int], deadline: float) -> Measured:
+    def measure(run: object, widths: Iterable[int], deadline: float) -> Measured:
         return Measured(dict.fromkeys(widths, took[0]), noise[0])
 
-    monkeypatch.setattr("localspec.engine.pair.pair.Company", Company)
-    monkeypatch.setattr("localspec.engine.pair.profile.examine", examine)
+    monkeypatch.setattr("localspec.engine.pair.measuring.Company", Company)
+    monkeypatch.setattr("localspec.engine.pair.measuring.measure", measure)
 
     def load() -> tuple[float, float]:
         """What a pass of width 1 takes, by target and draft, as this load has it."""

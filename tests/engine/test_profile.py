@@ -13,22 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.pair.company import Company, used_s
-from localspec.engine.pair.profile import (
-    QUIET,
+from localspec.engine.pair.measuring import (
     REPEATS,
-    VERSION,
-    CostProfile,
-    CostTable,
+    Company,
     Measured,
-    Notebook,
-    Stock,
-    examine,
-    identity,
     measure,
     measure_widths,
-    table_from,
+    used_s,
 )
+from localspec.engine.pair.profile import QUIET, VERSION, ProfileStore, Stock, identity
+from localspec.engine.speculation.cost import CostProfile, CostTable, table_from
 from tests.support.replay import DRAFT_MS, TARGET_MS
 
 tables = st.dictionaries(st.integers(2, 32), st.floats(0.01, 1e4), min_size=0, max_size=12).flatmap(
@@ -135,7 +129,7 @@ def test_costs_stay_positive_whatever_is_observed(
 
 def test_every_width_is_measured_warm_even_without_time() -> None:
     calls: list[int] = []
-    found = measure(calls.append, (1, 2, 4), deadline=0.0)
+    found = measure(calls.append, (1, 2, 4), deadline=0.0).ms
     assert list(found) == [1, 2, 4]
     assert calls == [1, 2, 4, 1, 2, 4]
 
@@ -160,18 +154,18 @@ def disturbed(runs: random.Random, share: float) -> Measured:
         slower = runs.choice((1.5, 2.0)) if runs.random() < share else runs.uniform(1, 1.03)
         now[0] += (0.009 + 0.001 * width) * slower
 
-    return examine(run, range(1, 17), time.monotonic() + 60, lambda: now[0])
+    return measure(run, range(1, 17), time.monotonic() + 60, lambda: now[0])
 
 
 def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.profile.Company", lambda: Alone(0.0))
+    monkeypatch.setattr("localspec.engine.pair.measuring.Company", lambda: Alone(0.0))
     for seed in range(30):
         assert disturbed(random.Random(seed), 0.05).noise <= QUIET
         assert disturbed(random.Random(seed), 0.65).noise > QUIET
 
 
 def test_or_by_others_who_disturb_all_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.profile.Company", lambda: Alone(0.5))
+    monkeypatch.setattr("localspec.engine.pair.measuring.Company", lambda: Alone(0.5))
     assert disturbed(random.Random(1), 0.0).noise == 0.5
 
 
@@ -236,8 +230,8 @@ def test_passes_that_run_heal_a_profile_of_a_busy_day(seed: int) -> None:
 
 def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     profile = CostProfile(CostTable(TARGET_MS), CostTable(DRAFT_MS), 0.7)
-    Notebook(tmp_path / "new", "key").write(profile.as_dict())
-    found = Notebook(tmp_path / "new", "key").read()
+    ProfileStore(tmp_path / "new", "key").write(profile.as_dict())
+    found = ProfileStore(tmp_path / "new", "key").read()
     assert table_from(found["target_ms"]) == pytest.approx(TARGET_MS)
     assert table_from(found["draft_ms"]) == pytest.approx(DRAFT_MS)
     assert found["overhead_ms"] == 0.7
@@ -259,20 +253,20 @@ def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "profile-key.json").write_bytes(content)
-    assert Notebook(tmp_path, "key").read() == {}
+    assert ProfileStore(tmp_path, "key").read() == {}
 
 
 def test_another_key_reads_nothing(tmp_path: Path) -> None:
-    Notebook(tmp_path, "one").write({"overhead_ms": 1.0})
-    assert Notebook(tmp_path, "other").read() == {}
+    ProfileStore(tmp_path, "one").write({"overhead_ms": 1.0})
+    assert ProfileStore(tmp_path, "other").read() == {}
 
 
 def test_where_nothing_can_be_kept_nothing_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    Notebook(tmp_path / "file", "key").write({"a": 1})
-    assert Notebook(tmp_path / "file", "key").read() == {}
-    Notebook(None, "key").write({"a": 1})
-    assert Notebook(None, "key").read() == {}
+    ProfileStore(tmp_path / "file", "key").write({"a": 1})
+    assert ProfileStore(tmp_path / "file", "key").read() == {}
+    ProfileStore(None, "key").write({"a": 1})
+    assert ProfileStore(None, "key").read() == {}
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def worst_of(files: PairFiles, states: Path, steps: int, seed: int = 0) -> float
 def quick_profile() -> Iterator[None]:
     """What passes cost is not what these tests ask."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("localspec.engine.pair.profile.BUDGET_S", 0.01)
+        patch.setattr("localspec.engine.pair.measuring.BUDGET_S", 0.01)
         yield
 
 

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from localspec.engine import environment, llama
 from localspec.engine.engine import Engine
-from localspec.engine.pair import profile
+from localspec.engine.pair import measuring
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
@@ -183,7 +183,7 @@ def outcome(path: Path, words: BinaryIO) -> str:
 
 def main(folder: Path, seed: int, count: int) -> None:
     environment.prepare()
-    profile.BUDGET_S = 0.01
+    measuring.BUDGET_S = 0.01
     data = Path(contextual_pair(folder).target).read_bytes()
     header = read_header(FileSource(Path(contextual_pair(folder).target)))
     mutate, path = Mutator(data, header, seed), folder / "mutant.gguf"

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from localspec.bench.replay import Costs, Replay, fixed_ms
 from localspec.bench.trace import Trace
-from localspec.engine.pair.profile import CostProfile, CostTable
+from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import Calibration
 
 # Milliseconds by width: a 1 B target with repacked kernels and its draft, two threads.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from localspec.engine.llama import Batch, Context, Logits
-from localspec.engine.pair.profile import CostTable
+from localspec.engine.speculation.cost import CostTable
 
 CANDIDATES = range(4, 9)
 _SPAN = 3  # passes' worth of tokens compared

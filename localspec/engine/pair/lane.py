@@ -15,8 +15,9 @@ import numpy as np
 
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
-from localspec.engine.pair.profile import WIDTHS, Clock, CostTable
+from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.sequence import Generation
+from localspec.engine.speculation.cost import Clock, CostTable
 from localspec.engine.speculation.depth import Floats
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane

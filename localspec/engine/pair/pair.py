@@ -24,8 +24,7 @@ from localspec.engine.llama import (
     gpus,
     llama_version,
 )
-from localspec.engine.pair import placement, profile
-from localspec.engine.pair.company import Company
+from localspec.engine.pair import measuring, placement, profile
 from localspec.engine.pair.exact import CANDIDATES, choose_width
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import (
@@ -37,8 +36,9 @@ from localspec.engine.pair.models import (
     runner,
     threads_for,
 )
-from localspec.engine.pair.profile import CostProfile, CostTable, Stock
+from localspec.engine.pair.profile import Stock
 from localspec.engine.sampling import sampler
+from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.speculation.drafters.model import READING, DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens
@@ -108,7 +108,7 @@ class Pair:
         self._exact: Lane | None = None
         self._exact_reason: str | None = None
         self.no_draft = "this pair has no draft model"
-        company = Company()
+        company = measuring.Company()
         threads = settings.n_threads or physical_cores()
         self._threads = threads
         self._target = self._open.enter_context(
@@ -142,16 +142,16 @@ class Pair:
         asked = on_gpu if settings.choose_on_device is None else settings.choose_on_device
         self.chooses_on_device = asked and chooses_rightly(context, batch)
         progress("profile", 0.0)
-        self._notebook = profile.Notebook(
+        self._store = profile.ProfileStore(
             Path(settings.state_dir) if settings.state_dir else None, self.identity()
         )
-        known = self._notebook.read()
+        known = self._store.read()
         stock = Stock.of(known)
         self._noise = stock.noise
         others = company.share
         table = stock.target
         if table is None or not stock.will_do(table, others):
-            found = profile.measure_widths(runner(context, batch), profile.BUDGET_S * 0.7)
+            found = measuring.measure_widths(runner(context, batch), measuring.BUDGET_S * 0.7)
             table, self._noise = stock.better(table, found)
         target_costs = CostTable(table)
         self.drafter, draft_costs = self._make_drafter(stock, others)
@@ -236,9 +236,9 @@ class Pair:
             return None, None
         known = stock.draft
         if known is None or not stock.will_do(known, others):
-            deadline = time.monotonic() + profile.BUDGET_S * 0.3
+            deadline = time.monotonic() + measuring.BUDGET_S * 0.3
             run = runner(context, batch, last_only=True)
-            found = profile.examine(run, (1, READING, 2, 4, 16), deadline)
+            found = measuring.measure(run, (1, READING, 2, 4, 16), deadline)
             known, noise = stock.better(known, found)
             self._noise = max(self._noise, noise)
         costs = CostTable(known)
@@ -343,7 +343,7 @@ class Pair:
 
     def save(self) -> None:
         """Keep what was measured and learned for the next load."""
-        self._notebook.write(
+        self._store.write(
             {
                 **self.costs.as_dict(),
                 "noise": round(self._noise, 4),

@@ -10,8 +10,8 @@ import numpy as np
 
 from localspec.engine.cache.slots import Slot
 from localspec.engine.llama import Batch, Context, NoKvSlot
-from localspec.engine.pair.profile import Clock, CostTable
 from localspec.engine.sampling.sampler import Distribution, Logits, Sampler
+from localspec.engine.speculation.cost import Clock, CostTable
 from localspec.engine.speculation.depth import Belief, bucket
 from localspec.engine.speculation.drafters.shared import SharedTokens
 
