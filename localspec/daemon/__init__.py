@@ -1,7 +1,13 @@
 """The daemon: one per user, HTTP on a Unix socket in front of a supervised engine worker.
 
-`lock` decides who runs, `lifecycle` starts and drains, `listener` owns the socket, `routes` is the
-table of endpoints, `translate` and `answers` map HTTP to frames and back, `supervisor` carries
-requests to the `loaded_pair`, which keeps a `worker` alive, `admission` is the queue, `in_flight`
-what has left it. Nothing here imports llama_cpp or numpy.
+Nothing here imports llama_cpp or numpy. A room imports only those below it:
+
+__main__, lifecycle: from start to a clean end; routes: the table of endpoints; watch: edited files
+handlers: one small module per group of endpoints: parse, call, answer
+state: what handlers share
+history: conversations that clients asked to keep
+completion: from a request to frames for the engine, and from its frames to an answer
+worker: the engine's process, what it holds, who may use it, how it ends
+pairs: from a name to files, and what is told of them
+http: HTTP itself; threads: work that blocks; logs: the log file
 """

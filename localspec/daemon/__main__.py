@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from localspec import paths
-from localspec.daemon.http import lock, systemd
+from localspec.daemon.http import lock, sockets
 from localspec.errors import LocalspecError, visible
 
 
@@ -22,7 +22,7 @@ def main() -> int:
         locations = paths.default_paths()
         paths.check_socket_path(locations.socket)
         paths.private_directory(locations.runtime)
-        handed = systemd.handed_over()
+        handed = sockets.handed_over()
         held = lock.acquire(locations.lock, None if handed else locations.socket)
         _serve(locations)
         held.release()

@@ -18,8 +18,9 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon import routes, watch
 from localspec.daemon.history.store import Conversations
-from localspec.daemon.http import listener, systemd, tcp
+from localspec.daemon.http import tcp
 from localspec.daemon.http.connection import ClientConnection, allow_more_files
+from localspec.daemon.http.sockets import bind, listening_sockets, notify
 from localspec.daemon.pairs.library import Library
 from localspec.daemon.state import Context
 from localspec.daemon.worker.process import DEFAULT_COMMAND
@@ -49,7 +50,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         for each in sockets or ():
             each.listen(BACKLOG)
-        systemd.notify("READY=1", "STATUS=Listening")
+        notify("READY=1", "STATUS=Listening")
 
 
 class Daemon:
@@ -111,20 +112,20 @@ class Daemon:
             self._context.forget_states(name), loop
         )
         allow_more_files()
-        handed = systemd.listening_sockets()
+        handed = listening_sockets()
         ours = not any(_is_at(each, self._paths.socket) for each in handed)
-        sockets = [*handed, *self._doors()]
+        listening = [*handed, *self._over_tcp()]
         if ours:
-            sockets.append(listener.bind(self._paths.socket))
-        for each in sockets:
+            listening.append(bind(self._paths.socket))
+        for each in listening:
             log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
         watching = watch.start(self._context)
         threading.Thread(target=self._library.resume, name="resume", daemon=True).start()
         try:
-            await self._server.serve(sockets=sockets)
+            await self._server.serve(sockets=listening)
         finally:
             if ours:
-                listener.unlink(self._paths.socket)
+                self._paths.socket.unlink(missing_ok=True)
             watching.set()
             self._context.looks.close()
             if self._library.pulling:
@@ -133,12 +134,12 @@ class Daemon:
             await asyncio.to_thread(self._conversations.close)
             log.info("daemon %d ended", os.getpid())
 
-    def _doors(self) -> list[socket.socket]:
+    def _over_tcp(self) -> list[socket.socket]:
         """The TCP listener, if one is wanted; what is said there needs the token."""
         if not self._context.config.listen:
             return []
         listening = tcp.bind(self._context.config)
-        self._context.door = tcp.opened(listening, tcp.kept_token(self._paths.token))
+        self._context.tcp = tcp.auth_of(listening, tcp.kept_token(self._paths.token))
         return [listening]
 
     def drain(self) -> None:
@@ -149,7 +150,7 @@ class Daemon:
             return
         running = self._supervisor.admission.running
         log.info("draining: %d requests run", running)
-        systemd.notify("STOPPING=1", f"STATUS=Ending; {running} answers are being written")
+        notify("STOPPING=1", f"STATUS=Ending; {running} answers are being written")
         self._context.draining = True
         self._supervisor.admission.close()
         self._library.stop()

@@ -12,7 +12,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import localspec
-from localspec.daemon.completion.run import ClientGone
 from localspec.daemon.handlers import (
     completions,
     control,
@@ -26,7 +25,8 @@ from localspec.daemon.handlers import (
     tokens,
 )
 from localspec.daemon.http import errors
-from localspec.daemon.http.tcp import Doorkeeper
+from localspec.daemon.http.requests import ClientGone
+from localspec.daemon.http.tcp import TcpAuthMiddleware
 from localspec.daemon.state import Context
 from localspec.errors import LocalspecError, VersionMismatch
 from localspec.protocol.http import BadBody
@@ -107,7 +107,7 @@ def application(context: Context) -> ASGIApp:
         },
         middleware=[
             Middleware(errors.LastResort),
-            Middleware(Doorkeeper, lambda: context.door),
+            Middleware(TcpAuthMiddleware, lambda: context.tcp),
             Middleware(SameVersion),
         ],
     )

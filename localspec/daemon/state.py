@@ -1,42 +1,30 @@
-"""What every handler needs, and how it reads a request."""
+"""What every handler needs."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import cast
 
-import msgspec
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
 from starlette.types import Receive
 
 from localspec.config import Config
-from localspec.daemon.completion.run import unless_gone
 from localspec.daemon.completion.takeover import Editors
 from localspec.daemon.history.store import Conversations
-from localspec.daemon.http.tcp import Door
+from localspec.daemon.http.requests import unless_gone
+from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.library import Library
 from localspec.daemon.threads import Shared, Threads
 from localspec.daemon.worker.supervisor import Supervisor
-from localspec.errors import Cancelled, RequestTooLarge
 from localspec.paths import Paths
-from localspec.protocol import http
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.weight import TooHeavy, Weight
-
-# Bytes: a million token ids, or the text of two million. As text with one character beyond the BMP
-# it takes four times as much, and is copied on its way to the engine.
-MAX_BODY = 10 * 1024 * 1024
 
 _LOOKS = 8  # pairs at once; more than anybody asks for
 _ERRANDS = 4
-
-Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 @dataclass
@@ -56,7 +44,7 @@ class Context:
     errands: Threads = field(default_factory=lambda: Threads("errand", _ERRANDS))
     draining: bool = False
     problem: str = ""  # why config.toml as it is now is not in use
-    door: Door | None = None  # for TCP, where there is one
+    tcp: TcpAuth | None = None  # where TCP is served
     started: float = field(default_factory=time.monotonic)
 
     async def pair(self, name: str, receive: Receive) -> PairFiles:
@@ -96,32 +84,3 @@ class Context:
 
 def context(request: Request) -> Context:
     return cast(Context, request.app.state.context)
-
-
-async def read(request: Request, kind: type[Body]) -> Body:
-    """The body as `kind`; BadBody or RequestTooLarge otherwise."""
-    declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > MAX_BODY:
-        raise _too_large()
-    body, weight = bytearray(), Weight()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY:
-                raise _too_large()
-            weight.feed(chunk)
-    except TooHeavy as error:
-        raise RequestTooLarge(str(error)) from None
-    except ClientDisconnect:
-        raise Cancelled("The client left, or was too slow, before its request was read.") from None
-    decoded = http.decode(body, kind, weight)
-    await asyncio.sleep(0)  # a long text takes its time here, and again on its way to the engine
-    return decoded
-
-
-def _too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"The request body may have at most {MAX_BODY >> 20} MiB.")
-
-
-def answer(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon.http import systemd
+from localspec.daemon.http import sockets
 from tests.support.daemons import PATIENCE, Home, RunningDaemon
 
 # What systemd does between fork and exec: the socket becomes descriptor 3.
@@ -136,8 +136,8 @@ def test_what_is_no_listening_socket_is_refused(home: Home, manager: Manager) ->
 def test_what_was_meant_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
-    assert not systemd.handed_over()
-    assert systemd.listening_sockets() == []
+    assert not sockets.handed_over()
+    assert sockets.listening_sockets() == []
     assert "LISTEN_FDS" not in os.environ
 
 

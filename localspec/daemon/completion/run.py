@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from typing import TypeVar
+from collections.abc import AsyncGenerator
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
 
 from localspec.daemon.completion.answer import Composer
-from localspec.daemon.http import errors
+from localspec.daemon.http.requests import ClientGone, unless_gone
+from localspec.daemon.http.sse import DONE, Emit, EventStream
 from localspec.daemon.worker.supervisor import Event, Supervisor
 from localspec.protocol import frames
 
-Result = TypeVar("Result")
 Indexed = tuple[int, Event]
 _json = msgspec.json.Encoder()
-
-
-class ClientGone(Exception):
-    """The client closed its connection."""
 
 
 async def events_of(
@@ -62,30 +56,6 @@ async def events_of(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """`work`'s result; when the client leaves first, `work` is cancelled.
-
-    Raises:
-        ClientGone: it left.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 async def whole(events: AsyncGenerator[Indexed, None], composer: Composer) -> bytes:
     """The complete answer as JSON."""
     async with contextlib.aclosing(events):
@@ -105,50 +75,18 @@ async def whole_answer(
     return Response(data, media_type="application/json")
 
 
-class EventStream(Response):
-    """Server-sent events. The head waits for the first event: what fails before has a status."""
+def streamed(
+    events: AsyncGenerator[Indexed, None], composer: Composer, *, usage: bool
+) -> EventStream:
+    """The answer as it comes."""
 
-    media_type = "text/event-stream"
+    async def work(emit: Emit) -> None:
+        async with contextlib.aclosing(events):
+            async for index, event in events:
+                await emit(*composer.chunks(index, event))
+        if usage:
+            await emit(composer.usage_chunk())
+        if composer.says_done:
+            await emit(DONE)
 
-    def __init__(
-        self, events: AsyncGenerator[Indexed, None], composer: Composer, *, usage: bool
-    ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._events = events
-        self._composer = composer
-        self._usage = usage
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGone):
-            await unless_gone(receive, self._stream(send))
-
-    async def _stream(self, send: Send) -> None:
-        async with contextlib.aclosing(self._events):
-            first = await anext(self._events)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for line in self._lines(first):
-                await send(_body(line, more=True))
-        await send(_body(b"", more=False))
-
-    async def _lines(self, first: Indexed) -> AsyncIterator[bytes]:
-        try:
-            for chunk in self._composer.chunks(*first):
-                yield _data(chunk)
-            async for index, event in self._events:
-                for chunk in self._composer.chunks(index, event):
-                    yield _data(chunk)
-            if self._usage:
-                yield _data(self._composer.usage_chunk())
-            if self._composer.says_done:
-                yield b"data: [DONE]\n\n"
-        except Exception as error:
-            yield errors.event(error)
-
-
-def _data(value: object) -> bytes:
-    return b"data: " + _json.encode(value) + b"\n\n"
-
-
-def _body(data: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+    return EventStream(work, done=False)

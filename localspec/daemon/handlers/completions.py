@@ -12,9 +12,10 @@ from localspec.daemon.completion import request as translate
 from localspec.daemon.completion.answer import Composer, TextComposer
 from localspec.daemon.completion.chat import ChatComposer
 from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.run import EventStream, events_of, unless_gone, whole_answer
+from localspec.daemon.completion.run import events_of, streamed, whole_answer
 from localspec.daemon.history import turn as turns
-from localspec.daemon.state import Context, context, read
+from localspec.daemon.http.requests import read, unless_gone
+from localspec.daemon.state import Context, context
 from localspec.protocol.frames import Generate
 from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRequest
 
@@ -60,5 +61,5 @@ async def _respond(
         events = turn.recorded(events, composer, daemon.conversations)
     if body.stream:
         options = body.stream_options
-        return EventStream(events, composer, usage=bool(options and options.include_usage))
+        return streamed(events, composer, usage=bool(options and options.include_usage))
     return await whole_answer(request, events, composer)

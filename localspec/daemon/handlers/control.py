@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncGenerator
+from functools import partial
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 import localspec
-from localspec.daemon.http.sse import Stream
-from localspec.daemon.state import Context, answer, context, read
+from localspec.daemon.http.requests import answer, read
+from localspec.daemon.http.sse import Emit, EventStream
+from localspec.daemon.state import Context, context
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.http import LoadRequest, PairStatus, Status
 
@@ -43,8 +43,8 @@ async def status(request: Request) -> Response:
             pulls=len(daemon.library.pulling),
             hashing=daemon.library.hashing,
             problems=daemon.problems,
-            listen=daemon.door.url if daemon.door else None,
-            token_file=str(daemon.paths.token) if daemon.door else None,
+            listen=daemon.tcp.url if daemon.tcp else None,
+            token_file=str(daemon.paths.token) if daemon.tcp else None,
         )
     )
 
@@ -71,10 +71,10 @@ async def load(request: Request) -> Response:
     """
     body = await read(request, LoadRequest)
     daemon = context(request)
-    return Stream(_loading(daemon, await daemon.pair(body.model, request.receive)))
+    return EventStream(partial(_loading, daemon, await daemon.pair(body.model, request.receive)))
 
 
-async def _loading(daemon: Context, pair: PairFiles) -> AsyncGenerator[msgspec.Struct, None]:
+async def _loading(daemon: Context, pair: PairFiles, emit: Emit) -> None:
     ready = asyncio.ensure_future(daemon.supervisor.ready(pair))
     shown = None
     try:
@@ -82,11 +82,11 @@ async def _loading(daemon: Context, pair: PairFiles) -> AsyncGenerator[msgspec.S
         while not ready.done():
             state = _progress(daemon, pair)
             if state != shown:
-                yield state
+                await emit(state)
                 shown = state
             await asyncio.wait({ready}, timeout=_LOOK)
         ready.result()
-        yield daemon.supervisor.pair_status(pair.name)
+        await emit(daemon.supervisor.pair_status(pair.name))
     finally:
         ready.cancel()
 

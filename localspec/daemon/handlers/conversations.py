@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.run import unless_gone
-from localspec.daemon.state import answer, context
+from localspec.daemon.http.requests import answer, unless_gone
+from localspec.daemon.state import context
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import ConversationList, Forgotten
 

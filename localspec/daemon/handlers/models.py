@@ -9,8 +9,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localspec.daemon.http.requests import answer
 from localspec.daemon.pairs.names import BUILTIN
-from localspec.daemon.state import answer, context
+from localspec.daemon.state import context
 from localspec.protocol.http import Model, ModelList
 
 

@@ -6,10 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import llama_server
-from localspec.daemon.completion.run import EventStream, events_of, whole_answer
+from localspec.daemon.completion.run import events_of, streamed, whole_answer
 from localspec.daemon.completion.takeover import Place
 from localspec.daemon.http.connection import UNIX
-from localspec.daemon.state import context, read
+from localspec.daemon.http.requests import read
+from localspec.daemon.state import context
 from localspec.errors import ModelNotFound
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
@@ -61,7 +62,7 @@ async def _respond(
     if editor is not None:
         events = daemon.editors.begin(editor).while_it_lasts(events)
     if body.stream:
-        return EventStream(events, composer, usage=False)
+        return streamed(events, composer, usage=False)
     return await whole_answer(request, events, composer)
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.http.sse import Stream, reported
+from localspec.daemon.http.requests import answer, read
+from localspec.daemon.http.sse import EventStream, reported
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs import disk, measure, views
 from localspec.daemon.pairs.library import Library
 from localspec.daemon.pairs.names import names_files, unseen
-from localspec.daemon.state import answer, context, read
+from localspec.daemon.state import context
 from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
 from localspec.protocol.frames import PairFiles
@@ -83,8 +84,10 @@ async def verify(request: Request) -> Response:
     daemon, name = context(request), request.path_params["name"]
     if names_files(name):
         files = await daemon.pair(name, request.receive)  # as for a load: refused, or there
-        return Stream(reported(daemon.errands, lambda report: _verify_files(files, report)))
-    return Stream(reported(daemon.errands, lambda report: _verify(daemon.library, name, report)))
+        return EventStream(reported(daemon.errands, lambda report: _verify_files(files, report)))
+    return EventStream(
+        reported(daemon.errands, lambda report: _verify(daemon.library, name, report))
+    )
 
 
 def _verify(
@@ -160,7 +163,7 @@ async def drafts(request: Request) -> Response:
     daemon = context(request)
     pair = await daemon.pair(body.target, request.receive)
     trials = measure.Trials(daemon.supervisor) if body.measure else None
-    return Stream(
+    return EventStream(
         reported(
             daemon.errands,
             lambda report: views.drafts(daemon.library, pair.target, body.folders, trials, report),
@@ -175,4 +178,6 @@ async def on_disk(request: Request) -> Response:
         raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")
     library, errands = context(request).library, context(request).errands
     told = body.environment
-    return Stream(reported(errands, lambda report: disk.look(library, body.folders, told, report)))
+    return EventStream(
+        reported(errands, lambda report: disk.look(library, body.folders, told, report))
+    )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.http.sse import Stream
+from localspec.daemon.http.requests import answer, read
+from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs.library import Library
-from localspec.daemon.state import answer, context, read
+from localspec.daemon.state import context
 from localspec.errors import Forbidden, ModelNotFound, Unavailable
 from localspec.protocol.pairs import PullRequest
 
@@ -75,17 +75,17 @@ async def _ended(pull: Pull) -> None:
 
 async def events(request: Request) -> Response:
     """Every state the pull comes to, the present one first and the final one last."""
-    return Stream(_states(await _pull(request)))
+    return EventStream(partial(_states, await _pull(request)))
 
 
-async def _states(pull: Pull) -> AsyncGenerator[msgspec.Struct, None]:
+async def _states(pull: Pull, emit: Emit) -> None:
     from localspec.registry.pulls.running import RUNNING
 
     shown = None
     while True:
         state = pull.state
         if state is not shown:
-            yield state
+            await emit(state)
             shown = state
         if state.state not in RUNNING:
             return

@@ -6,7 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import request as translate
-from localspec.daemon.state import answer, context, read
+from localspec.daemon.http.requests import answer, read
+from localspec.daemon.state import context
 from localspec.protocol import frames
 from localspec.protocol.http import DetokenizeRequest, TemplateRequest, TokenizeRequest
 

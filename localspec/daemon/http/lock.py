@@ -11,7 +11,7 @@ import os
 import time
 from pathlib import Path
 
-from localspec.daemon.http import probe
+from localspec.daemon.http import sockets
 from localspec.errors import AlreadyRunning, UnsafePath
 from localspec.paths import open_file
 
@@ -58,7 +58,7 @@ def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_SECONDS)
     lock = Lock(path)
     deadline = time.monotonic() + patience
     while not lock.try_acquire():
-        if socket and probe.answers(socket):
+        if socket and sockets.answers(socket):
             lock.release()
             raise AlreadyRunning("A daemon is already running; see: localspec status")
         if time.monotonic() > deadline:

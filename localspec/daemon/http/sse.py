@@ -1,81 +1,106 @@
-"""Server-sent events about work that takes its time: pulls, verification, measurements."""
+"""Server-sent events: the one stream for answers and for work that takes its time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from localspec.daemon.completion.run import ClientGone, unless_gone
 from localspec.daemon.http import errors
+from localspec.daemon.http.requests import ClientGone, unless_gone
 from localspec.daemon.threads import Threads
 from localspec.errors import Cancelled
 
 Value = TypeVar("Value", bound=msgspec.Struct)
+DONE = object()  # the value that is written as OpenAI's [DONE]
+_json = msgspec.json.Encoder()
 
 
-class Stream(Response):
-    """One event per value. The head waits for the first: what fails before it has a status."""
+class Emit(Protocol):
+    """Sends an event per value, and before the first call's the head, also where that has no value."""
+
+    async def __call__(self, *values: object) -> None: ...
+
+
+class EventStream(Response):
+    """The events of some work. The head waits for the first: what fails before it has a status."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, values: AsyncGenerator[msgspec.Struct, None]) -> None:
+    def __init__(self, work: Callable[[Emit], Awaitable[object]], *, done: bool = True) -> None:
+        """`work` is called with what sends its events; `done`: [DONE] ends them, whatever came."""
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._values = values
+        self._work = work
+        self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        async def event(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+        begun = False
 
-        async with contextlib.aclosing(self._values):
-            first = await anext(self._values)
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            try:
-                await event(_data(first))
-                async for value in self._values:
-                    await event(_data(value))
-            except Exception as error:
-                await event(errors.event(error))
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False})
+        async def emit(*values: object) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                await send(head)
+            for value in values:
+                await send(_body(_event(value)))
+
+        try:
+            await self._work(emit)
+        except Exception as error:
+            if not begun:
+                raise
+            await send(_body(errors.event(error)))
+        if self._done:
+            await emit(DONE)
+        await send(_body(b"", more=False))
 
 
-def _data(value: msgspec.Struct) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+def _event(value: object) -> bytes:
+    return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
 
 
-async def reported(
+def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def reported(
     threads: Threads, work: Callable[[Callable[[Value], None]], Value]
-) -> AsyncGenerator[Value, None]:
+) -> Callable[[Emit], Awaitable[None]]:
     """What `work`, run in one of the threads, reports on its way, then its result.
 
     When nobody listens any more, its next report raises Cancelled there and so ends it.
     """
-    loop = asyncio.get_running_loop()
-    inbox: asyncio.Queue[Value | None] = asyncio.Queue()
-    left = threading.Event()
 
-    def report(value: Value) -> None:
-        if left.is_set():
-            raise Cancelled("Nobody waits for it any more.")
-        loop.call_soon_threadsafe(inbox.put_nowait, value)
+    async def run(emit: Emit) -> None:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[Value | None] = asyncio.Queue()
+        left = threading.Event()
 
-    task = asyncio.create_task(threads.run(work, report))
-    task.add_done_callback(lambda _: inbox.put_nowait(None))
-    try:
-        while (value := await inbox.get()) is not None:
-            yield value
-        yield task.result()
-    finally:
-        left.set()
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        def report(value: Value) -> None:
+            if left.is_set():
+                raise Cancelled("Nobody waits for it any more.")
+            loop.call_soon_threadsafe(inbox.put_nowait, value)
+
+        task = asyncio.create_task(threads.run(work, report))
+        task.add_done_callback(lambda _: inbox.put_nowait(None))
+        try:
+            while (value := await inbox.get()) is not None:
+                await emit(value)
+            await emit(task.result())
+        finally:
+            left.set()
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    return run

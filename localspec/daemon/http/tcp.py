@@ -31,7 +31,7 @@ _TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class TcpAuth:
     """Where TCP clients come in, and by which token."""
 
     url: str
@@ -39,7 +39,12 @@ class Door:
     token: str
 
     def check(self, headers: Headers, path: str) -> None:
-        """Raise Forbidden or Unauthorized unless the request may come in."""
+        """Whether a request may come in.
+
+        Raises:
+            Forbidden: it means another host, or comes from a web page.
+            Unauthorized: it has not the token.
+        """
         host = headers.get("host", "")
         if not self._is_here(host):
             raise Forbidden(f"The Host header names {host!r}, which is not this daemon's address.")
@@ -85,20 +90,20 @@ def answers_tcp() -> bool:
     return _by_tcp.get()
 
 
-class Doorkeeper:
+class TcpAuthMiddleware:
     """Checks requests that did not come over the Unix socket, where the kernel has done so."""
 
-    def __init__(self, app: ASGIApp, door: Callable[[], Door | None]) -> None:
-        """`door`: the one there is at the time of the request."""
+    def __init__(self, app: ASGIApp, auth: Callable[[], TcpAuth | None]) -> None:
+        """`auth`: what there is at the time of the request."""
         self._app = app
-        self._door = door
+        self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and came_by_tcp(scope):
             try:
-                if (door := self._door()) is None:
+                if (auth := self._auth()) is None:
                     raise Forbidden("The daemon does not serve TCP.")
-                door.check(Headers(scope=scope), scope["path"])
+                auth.check(Headers(scope=scope), scope["path"])
             except (Forbidden, Unauthorized) as error:
                 answer = errors.response(error)
                 if isinstance(error, Unauthorized):
@@ -143,10 +148,12 @@ def bind(config: Config) -> socket.socket:
     return listening
 
 
-def opened(listening: socket.socket, token: str) -> Door:
-    """The door of a bound socket; its port is the one that 0 stood for."""
+def auth_of(listening: socket.socket, token: str) -> TcpAuth:
+    """That of a bound socket; its port is the one that 0 stood for."""
     host, port = listening.getsockname()[:2]
-    return Door(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, token)
+    return TcpAuth(
+        f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, token
+    )
 
 
 def kept_token(file: Path) -> str:

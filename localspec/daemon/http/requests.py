@@ -1,0 +1,86 @@
+"""A request's body read, a value as an answer, and work that ends when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from localspec.errors import Cancelled, RequestTooLarge
+from localspec.protocol import http
+from localspec.protocol.weight import TooHeavy, Weight
+
+# Bytes: a million token ids, or the text of two million. As text with one character beyond the BMP
+# it takes four times as much, and is copied on its way to the engine.
+MAX_BODY = 10 * 1024 * 1024
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):
+    """The client closed its connection."""
+
+
+async def read(request: Request, kind: type[Body]) -> Body:
+    """The body as `kind`.
+
+    Raises:
+        BadBody: it is no such thing.
+        RequestTooLarge: it is longer, or holds more, than anybody has to say.
+        Cancelled: the client did not send all of it.
+    """
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > MAX_BODY:
+        raise _too_large()
+    body, weight = bytearray(), Weight()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise _too_large()
+            weight.feed(chunk)
+    except TooHeavy as error:
+        raise RequestTooLarge(str(error)) from None
+    except ClientDisconnect:
+        raise Cancelled("The client left, or was too slow, before its request was read.") from None
+    decoded = http.decode(body, kind, weight)
+    await asyncio.sleep(0)  # a long text takes its time here, and again on its way to the engine
+    return decoded
+
+
+def _too_large() -> RequestTooLarge:
+    return RequestTooLarge(f"The request body may have at most {MAX_BODY >> 20} MiB.")
+
+
+def answer(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """`work`'s result; when the client leaves first, `work` is cancelled.
+
+    Raises:
+        ClientGone: it left.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
