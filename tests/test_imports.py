@@ -101,10 +101,6 @@ PARTS: dict[str, tuple[set[str], str]] = {
         {"compatibility", "protocol", "errors", "paths", "purpose"},
         "it must be testable, and replaceable, without a daemon",
     ),
-    "bench": (
-        {"client", "engine", "machine", "protocol", "registry", *LEAVES},
-        "it measures the others; none of them knows it",
-    ),
 }
 
 
@@ -137,7 +133,7 @@ def test_a_part_imports_only_what_it_may(part: str) -> None:
 # Where a package may be imported, and why only there. Tests are not meant: they may use them all.
 PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "llama_cpp": (("engine/llama/",), "one place checks each return code and frees what it made"),
-    "numpy": (("engine/", "bench/"), "only logits need it, and an idle daemon should stay small"),
+    "numpy": (("engine/",), "only logits need it, and an idle daemon should stay small"),
     "llguidance": (("engine/",), "grammars work on the target's logits"),
     "jinja2": (("engine/",), "a template from a model file may hang: only the worker may"),
     "starlette": (("daemon/",), "the client speaks HTTP with the standard library, in 50 ms"),
@@ -148,8 +144,9 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "rich": (("cli/",), "all that draws on a terminal"),
     "prompt_toolkit": (("cli/",), "as rich"),
     "click": (("cli/",), "commands are the command line's"),
-    "gguf": (("bench/",), "it writes synthetic pairs; headers are read by our own strict reader"),
     # Nowhere.
+    "gguf": ((), "scripts and tests write models with it; our own strict reader reads headers"),
+    "benchmarks": ((), "it measures the others, and is not in the wheel"),
     "torch": ((), "training is a script's, and 2 GB"),
     "httpx": ((), "184 ms against 49 ms until the first word"),
     "requests": ((), "as httpx"),

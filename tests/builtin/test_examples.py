@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 
 import pytest
+
 from builtin_pair import examples
 from builtin_pair.docs import Entry, entries_from_docstrings
 

@@ -8,13 +8,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+import localspec
 from builtin_pair import questions as q
 from builtin_pair.docs import Entry, entries_from_docstrings, first_sentences, parse_html
 from builtin_pair.outside import HONEST, TEMPLATES, outside_question
 from builtin_pair.popular import MOST_USED
 from builtin_pair.tasks import TASKS
-
-import localspec
 from localspec.cli.app import COMMANDS
 
 EVALUATION = Path(localspec.__file__).parent / "builtin" / "evaluation"

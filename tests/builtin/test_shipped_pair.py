@@ -7,9 +7,9 @@ from pathlib import Path
 
 import gguf
 import pytest
-from builtin_pair.evaluate import HONEST_MARK, Agreement, Pair, Report, evaluate
 
 import localspec
+from builtin_pair.evaluate import HONEST_MARK, Agreement, Pair, Report, evaluate
 
 BUILTIN = Path(localspec.__file__).parent / "builtin"
 

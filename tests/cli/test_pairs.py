@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from localspec.bench.synthetic import Shape, draft_cycle, target_cycle, write_model, write_pair
+from benchmarks.synthetic import Shape, draft_cycle, target_cycle, write_model, write_pair
 from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
 from tests.support.pulling import PullingHome, pulling_home
 from tests.support.terminal import ESCAPES, terminal

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.synthetic import Shape, target_cycle, write_model
+from benchmarks.synthetic import Shape, target_cycle, write_model
 from tests.support.daemons import FAKE_WORKER
 from tests.support.gguf_files import U32, model
 from tests.support.pulling import PullingHome, pulling_home

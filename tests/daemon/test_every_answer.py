@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-import openapi
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import openapi
 from localspec.daemon.routes import ROUTES
 from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection, temporary_home
 

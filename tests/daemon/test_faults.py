@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from localspec.bench import synthetic
+from benchmarks import synthetic
 from tests.support.daemons import ROOT, Home, RunningDaemon, wait_for
 from tests.support.pairs import cycle_pair
 from tests.support.pulling import pulling_home

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import localspec
-from localspec.bench import soak_daemon
-from localspec.bench.soak_daemon import Subject
+from benchmarks import soak_daemon
+from benchmarks.soak_daemon import Subject
 from localspec.engine.llama import Model
 from tests.support.daemons import (
     Answer,

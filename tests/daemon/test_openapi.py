@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import httpx2
 import jsonschema_rs
-import openapi
 import pytest
 import schemathesis
 import yaml
@@ -16,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
+import openapi
 from localspec.daemon.routes import ROUTES
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.synthetic import Shape, write_pair
+from benchmarks.synthetic import Shape, write_pair
 from localspec.daemon.worker.placement import MIB, Free, free_memory, plan
 from localspec.machine import Host, Ran
 from localspec.protocol.frames import EngineSettings, PairFiles

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from localspec.bench import synthetic
+from benchmarks import synthetic
 from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
 from tests.support.pairs import cycle_pair
 

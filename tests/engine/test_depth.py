@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.bench.replay import Replay, fixed_ms
-from localspec.bench.trace import Trace
+from benchmarks.traces.replay import Replay, fixed_ms
+from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.depth import (
     BUCKETS,

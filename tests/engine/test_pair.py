@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localspec.bench.synthetic import Shape, target_cycle, vocabulary, write_model
+from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model
 from localspec.engine.llama import Context, Model
 from localspec.engine.pair import models as opening
 from localspec.engine.pair import pair

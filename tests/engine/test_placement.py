@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localspec.bench.synthetic import TINY_DRAFT, TINY_TARGET, follow, target_cycle, write_pair
+from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, follow, target_cycle, write_pair
 from localspec.engine import llama
 from localspec.engine.llama import library
 from localspec.engine.pair import placement

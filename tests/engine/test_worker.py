@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from localspec.bench.synthetic import Shape, target_cycle, vocabulary, write_model
+from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model
 from localspec.protocol import frames
 from localspec.protocol.frames import (
     ApplyTemplate,

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localspec.bench.synthetic import Shape, target_cycle, write_model
+from benchmarks.synthetic import Shape, target_cycle, write_model
 from localspec.errors import ModelNotFound
 from localspec.registry.catalogue import Catalogue, Pair, Weights
 from localspec.registry.header import fit

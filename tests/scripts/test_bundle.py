@@ -22,10 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import setup_venv
-from airgap import archive, machines, packages
 from packaging.requirements import Requirement
 
+import setup_venv
+from airgap import archive, machines, packages
 from localspec import machine
 
 ROOT = Path(__file__).parents[2]

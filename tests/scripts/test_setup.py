@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import setup_venv
 
+import setup_venv
 from localspec.machine import Host, read_text, run_command
 
 ROOT = Path(__file__).parents[2]

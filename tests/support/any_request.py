@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec.inspect as types
-import openapi
 import yaml
 
+import openapi
 from localspec.protocol import http, native, pairs
 
 Number = TypeVar("Number", int, float)

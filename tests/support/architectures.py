@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp._ggml import libggml
 
-from localspec.bench.synthetic import _write_vocabulary
+from benchmarks.synthetic import _write_vocabulary
 
 N_VOCAB, N_CTX, WINDOW = 512, 2048, 32
 _PER_LAYER_HEADS = {

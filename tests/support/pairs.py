@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from localspec.bench.synthetic import (
+from benchmarks.synthetic import (
     TINY_DRAFT,
     TINY_TARGET,
     Cycle,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from localspec.bench.synthetic import write_pair
+from benchmarks.synthetic import write_pair
 from tests.support.daemons import Home, temporary_home
 from tests.support.hub import TestHub
 

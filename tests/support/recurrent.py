@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localspec.bench.synthetic import _write_vocabulary
+from benchmarks.synthetic import _write_vocabulary
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import N_VOCAB, _disturb
 

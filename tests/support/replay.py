@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from localspec.bench.replay import Costs, Replay, fixed_ms
-from localspec.bench.trace import Trace
+from benchmarks.traces.replay import Costs, Replay, fixed_ms
+from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import Calibration
 

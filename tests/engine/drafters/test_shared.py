@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from localspec.bench.synthetic import TINY_DRAFT, TINY_TARGET, Shape, vocabulary, write_model
+from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, Shape, vocabulary, write_model
 from localspec.engine.llama import Batch
 from localspec.engine.sampling.sampler import Sampler, Settings
 from localspec.protocol.frames import PairFiles, Sampling

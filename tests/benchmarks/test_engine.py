@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.engine import main
-from localspec.bench.llama_server import Server
-from localspec.bench.workloads import TINY, build, workload
+from benchmarks.engine import main
+from benchmarks.measuring.workloads import TINY, build, workload
+from benchmarks.servers.llama_server import Server
 
 SMALL = ["--size", "tiny", "--tokens", "40", "--prompt", "8", "--skip", "8", "--repetitions", "1"]
 
@@ -20,7 +20,9 @@ def fake_server(tmp_path: Path) -> Path:
     program = tmp_path / "llama-server"
     script = Path(__file__).with_name("fake_llama_server.py")
     root = Path(__file__).parents[2]
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{root}" exec "{sys.executable}" "{script}" "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nPYTHONPATH="{root}:{root}/scripts" exec "{sys.executable}" "{script}" "$@"\n'
+    )
     program.chmod(0o755)
     return program
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from localspec.bench import synthetic
-from localspec.bench.synthetic import Cycle, Quant, Shape
+from benchmarks import synthetic
+from benchmarks.synthetic import Cycle, Quant, Shape
 
 SEED = 0  # of the files; the texts have their own
 Say = Callable[[str], None]

@@ -20,16 +20,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.bench import quiet
-from localspec.bench.command import add_shared, positive, say
-from localspec.bench.runs import WARM_TOKENS
+from benchmarks import quiet
+from benchmarks.command import add_shared, positive, say
+from benchmarks.measuring.runs import WARM_TOKENS
 from localspec.errors import LocalspecError
 from localspec.paths import default_paths
 
 if TYPE_CHECKING:
-    from localspec.bench.api_parts import Reissued, Together, Turn
-    from localspec.bench.report import Verdict
-    from localspec.bench.workloads import Files, Sizes
+    from benchmarks.measuring.report import Verdict
+    from benchmarks.measuring.workloads import Files, Sizes
+    from benchmarks.servers.api_parts import Reissued, Together, Turn
 
 PARTS = ("conversation", "editor", "clients")
 TURN_LIMIT = 1.2  # of llama-server's time to the first token
@@ -46,7 +46,7 @@ class Shared:
 
     def ratio(self, plain: bool = False) -> float:
         """Four clients over one; plain: over one that decodes without drafts."""
-        from localspec.bench.api_parts import medians
+        from benchmarks.servers.api_parts import medians
 
         several = max(run.clients for run in self.runs)
         alone = medians(self.plain if plain else self.runs)[1]
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(options: argparse.Namespace) -> int:
-    from localspec.bench.workloads import SIZES
+    from benchmarks.measuring.workloads import SIZES
     from localspec.engine.pair.models import physical_cores
 
     parts = options.parts or PARTS
@@ -130,10 +130,10 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _conversation(options: argparse.Namespace, sizes: Sizes, threads: int) -> list[Turn]:
-    from localspec.bench.api_daemon import Daemon
-    from localspec.bench.api_parts import Conversation, continue_conversation
-    from localspec.bench.llama_server import Running, Server
-    from localspec.bench.runs import Setting
+    from benchmarks.measuring.runs import Setting
+    from benchmarks.servers.api_parts import Conversation, continue_conversation
+    from benchmarks.servers.daemon import Daemon
+    from benchmarks.servers.llama_server import Running, Server
 
     files = _files(options, sizes, options.acceptance[-1])
     wanted = Conversation(options.length, options.turns)
@@ -151,8 +151,8 @@ def _conversation(options: argparse.Namespace, sizes: Sizes, threads: int) -> li
 
 
 def _editor(options: argparse.Namespace, threads: int) -> Reissued:
-    from localspec.bench.api_daemon import Daemon
-    from localspec.bench.api_parts import reissue
+    from benchmarks.servers.api_parts import reissue
+    from benchmarks.servers.daemon import Daemon
 
     with Daemon(pair="builtin", threads=threads) as daemon:  # the synthetic ones have no FIM tokens
         say("an editor types")
@@ -160,8 +160,8 @@ def _editor(options: argparse.Namespace, threads: int) -> Reissued:
 
 
 def _clients(options: argparse.Namespace, sizes: Sizes, threads: int, name: str) -> Shared:
-    from localspec.bench.api_daemon import Daemon
-    from localspec.bench.api_parts import write_together
+    from benchmarks.servers.api_parts import write_together
+    from benchmarks.servers.daemon import Daemon
 
     files = _files(options, sizes, name)
     rng = random.Random(f"{options.seed} {name}")
@@ -184,7 +184,7 @@ def _clients(options: argparse.Namespace, sizes: Sizes, threads: int, name: str)
 
 
 def _files(options: argparse.Namespace, sizes: Sizes, name: str) -> Files:
-    from localspec.bench.workloads import build, workload
+    from benchmarks.measuring.workloads import build, workload
 
     return build(_work(options), sizes, workload(name), say)
 
@@ -203,7 +203,7 @@ def _work(options: argparse.Namespace) -> Path:
 def _verdicts(
     turns: Sequence[Turn], typed: Reissued | None, shared: Sequence[Shared]
 ) -> list[Verdict]:
-    from localspec.bench.report import Verdict
+    from benchmarks.measuring.report import Verdict
 
     found = []
     ratios = [turn.ours_ms / turn.theirs_ms for turn in turns if turn.theirs_ms]
@@ -233,8 +233,8 @@ def _markdown(
     typed: Reissued | None,
     shared: Sequence[Shared],
 ) -> str:
-    from localspec.bench.api_parts import medians
-    from localspec.bench.report import table, verdict_line
+    from benchmarks.measuring.report import table, verdict_line
+    from benchmarks.servers.api_parts import medians
 
     parts = ["# API\n\n", *(f"- {note}\n" for note in notes)]
     if turns:

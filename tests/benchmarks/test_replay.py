@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.replay import (
+from benchmarks.traces.replay import (
     Costs,
     Replay,
     clairvoyant_ms,
@@ -17,7 +17,7 @@ from localspec.bench.replay import (
     regret,
     runs_of_hits,
 )
-from localspec.bench.trace import EXAMPLE_COSTS, Trace, cost_profile
+from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 from localspec.engine.speculation.depth import Calibration, bucket
 
 # Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from localspec.bench import goals
+from benchmarks import goals
 
 ASK_GOAL_MS = 80
 HELP_GOAL_MS = 120

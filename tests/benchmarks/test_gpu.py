@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.gpu import main
-from localspec.bench.runner import Runner
-from localspec.bench.runs import PLAIN, Setting
+from benchmarks.gpu import main
+from benchmarks.measuring.runner import Runner
+from benchmarks.measuring.runs import PLAIN, Setting
 from localspec.engine import llama
 from localspec.protocol.frames import TokenLogprob
 

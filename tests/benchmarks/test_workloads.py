@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench import quiet, synthetic
-from localspec.bench.workloads import BIG, TINY, WORKLOADS, build, shape, text, workload
+from benchmarks import quiet, synthetic
+from benchmarks.measuring.workloads import BIG, TINY, WORKLOADS, build, shape, text, workload
 
 
 def test_workloads_by_name() -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from localspec.bench.trace import Trace
+from benchmarks.traces.trace import Trace
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Model, Vocab
 from localspec.engine.pair.lane import Lane

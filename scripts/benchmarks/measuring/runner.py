@@ -10,8 +10,8 @@ from typing import Self
 
 import msgspec
 
-from localspec.bench.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
-from localspec.bench.workloads import Text
+from benchmarks.measuring.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
+from benchmarks.measuring.workloads import Text
 from localspec.engine.engine import Engine
 from localspec.engine.pair.pair import Pair
 from localspec.engine.sampling.sampler import Sampler, resolve

@@ -6,7 +6,7 @@ import json
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from localspec.bench.synthetic import TINY_TARGET, follow, target_cycle
+from benchmarks.synthetic import TINY_TARGET, follow, target_cycle
 
 arguments = sys.argv[1:]
 cycle = target_cycle(TINY_TARGET.n_vocab)

@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from localspec.bench import report
-from localspec.bench.interleaved import Measured
-from localspec.bench.report import Limits, after, best, median_of, ratio, row, verdicts, whole
-from localspec.bench.runner import speed_after
-from localspec.bench.runs import Run
-from localspec.bench.workloads import Workload
+from benchmarks.measuring import report
+from benchmarks.measuring.interleaved import Measured
+from benchmarks.measuring.report import Limits, after, best, median_of, ratio, row, verdicts, whole
+from benchmarks.measuring.runner import speed_after
+from benchmarks.measuring.runs import Run
+from benchmarks.measuring.workloads import Workload
 
 
 def run(setting: str, repetition: int, speed: float, later: float | None = None) -> Run:

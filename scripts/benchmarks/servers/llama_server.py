@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.bench.api_daemon import Streamed, timed
-from localspec.bench.process import Started
-from localspec.bench.runs import WARM_TOKENS, BenchError, Run, Setting
-from localspec.bench.workloads import Text
+from benchmarks.measuring.runs import WARM_TOKENS, BenchError, Run, Setting
+from benchmarks.measuring.workloads import Text
+from benchmarks.servers.daemon import Streamed, timed
+from benchmarks.servers.process import Started
 from localspec.client.transport import events
 
 LOAD_S = 300.0  # a cold 8 B model from a slow disk

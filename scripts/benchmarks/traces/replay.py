@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from localspec.bench.runs import BenchError
-from localspec.bench.simulated import SimulatedClock, SimulatedPair
-from localspec.bench.trace import Trace
+from benchmarks.measuring.runs import BenchError
+from benchmarks.traces.simulated import SimulatedClock, SimulatedPair
+from benchmarks.traces.trace import Trace
 from localspec.engine.engine import Engine
 from localspec.engine.sampling.sampler import Sampler, resolve
 from localspec.engine.sequence import Prepared

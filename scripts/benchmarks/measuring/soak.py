@@ -10,10 +10,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.bench.interleaved import Plan, rss_mb
-from localspec.bench.runner import Runner
-from localspec.bench.runs import AUTO, PLAIN, BenchError, Setting
-from localspec.bench.workloads import Say, Workload, build, text
+from benchmarks.measuring.interleaved import Plan, rss_mb
+from benchmarks.measuring.runner import Runner
+from benchmarks.measuring.runs import AUTO, PLAIN, BenchError, Setting
+from benchmarks.measuring.workloads import Say, Workload, build, text
 
 POINTS = 20  # readings of the memory
 GROWTH_MB = 2.0  # beyond the first tenth of the rounds: allocators breathe, leaks add up

@@ -20,17 +20,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import engine, quiet
+from benchmarks.command import say
+from benchmarks.measuring.runs import PLAIN, Setting
 from localspec import machine
-from localspec.bench import engine, quiet
-from localspec.bench.command import say
-from localspec.bench.runs import PLAIN, Setting
 from localspec.engine import environment
 from localspec.errors import InvalidRequest, LocalspecError
 
 if TYPE_CHECKING:
-    from localspec.bench.interleaved import Plan
-    from localspec.bench.runner import Runner
-    from localspec.bench.workloads import Text
+    from benchmarks.measuring.interleaved import Plan
+    from benchmarks.measuring.runner import Runner
+    from benchmarks.measuring.workloads import Text
 
 ROOT = Path(__file__).parents[2]
 WIDEST = 32
@@ -123,8 +123,8 @@ class Details:
 
 
 def _check(options: argparse.Namespace, plan: Plan) -> int:
-    from localspec.bench import report
-    from localspec.bench.interleaved import measure
+    from benchmarks.measuring import report
+    from benchmarks.measuring.interleaved import measure
 
     tests = None if options.no_tests else _tests()
     before = quiet.report()
@@ -160,8 +160,8 @@ def _tests() -> bool:
 
 
 def _details(options: argparse.Namespace, plan: Plan) -> Details:
-    from localspec.bench.runner import Runner
-    from localspec.bench.workloads import build, text, workload
+    from benchmarks.measuring.runner import Runner
+    from benchmarks.measuring.workloads import build, text, workload
     from localspec.engine import llama
 
     files = build(plan.work, plan.sizes, workload(USUAL), say)
@@ -223,7 +223,7 @@ def _exact(runner: Runner, texts: Sequence[Text]) -> tuple[Exact | None, str]:
 
 
 def _markdown(details: Details) -> str:
-    from localspec.bench.report import table
+    from benchmarks.measuring.report import table
 
     widths = details.widths
     rows = [

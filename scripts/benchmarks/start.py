@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from localspec.bench import goals, quiet
+from benchmarks import goals, quiet
 from localspec.client.api import Client
 from localspec.errors import NoDaemon
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.bench import synthetic
-from localspec.bench.api_daemon import Daemon
-from localspec.bench.llama_server import Running
-from localspec.bench.runs import BenchError
-from localspec.bench.workloads import Files, Say
+from benchmarks import synthetic
+from benchmarks.measuring.runs import BenchError
+from benchmarks.measuring.workloads import Files, Say
+from benchmarks.servers.daemon import Daemon
+from benchmarks.servers.llama_server import Running
 
 GREEDY: Mapping[str, Any] = {
     "temperature": 0.0,

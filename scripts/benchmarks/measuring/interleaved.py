@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from localspec.bench.llama_server import Running, Server
-from localspec.bench.quiet import Others
-from localspec.bench.runner import Runner
-from localspec.bench.runs import AUTO, PLAIN, Run, Setting
-from localspec.bench.workloads import (
+from benchmarks.measuring.runner import Runner
+from benchmarks.measuring.runs import AUTO, PLAIN, Run, Setting
+from benchmarks.measuring.workloads import (
     BIG,
     WORKLOADS,
     Files,
@@ -27,6 +25,8 @@ from localspec.bench.workloads import (
     build,
     text,
 )
+from benchmarks.quiet import Others
+from benchmarks.servers.llama_server import Running, Server
 from localspec.engine.pair.models import physical_cores
 from localspec.protocol.frames import EngineSettings
 

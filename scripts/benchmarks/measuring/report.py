@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from localspec.bench.interleaved import Measured
-from localspec.bench.runs import AUTO, PLAIN, Run
-from localspec.bench.workloads import BURSTY
+from benchmarks.measuring.interleaved import Measured
+from benchmarks.measuring.runs import AUTO, PLAIN, Run
+from benchmarks.measuring.workloads import BURSTY
 
 VERSION = 1
 Figure = Callable[[Run], float | None]

@@ -1,6 +1,6 @@
 """`scripts/bench engine`: plain, every fixed depth and `auto` on pairs of known acceptance.
 
-Synthetic pairs (localspec.bench.synthetic) are written once and kept. Per acceptance rate the pair is
+Synthetic pairs (benchmarks.synthetic) are written once and kept. Per acceptance rate the pair is
 loaded once and all settings take turns on it, on the same texts, in an order shuffled anew for each
 repetition; every output is checked token by token. `auto` starts with nothing learned and keeps what
 it learns from text to text, as in real use. With --llama-server the same files are given to a
@@ -20,15 +20,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.bench import quiet
-from localspec.bench.command import add_shared, positive, say
+from benchmarks import quiet
+from benchmarks.command import add_shared, positive, say
 from localspec.engine import environment
 from localspec.errors import LocalspecError
 from localspec.paths import default_paths
 
 if TYPE_CHECKING:
-    from localspec.bench.interleaved import Plan
-    from localspec.bench.workloads import Sizes, Workload
+    from benchmarks.measuring.interleaved import Plan
+    from benchmarks.measuring.workloads import Sizes, Workload
 
 
 def main(arguments: list[str]) -> int:
@@ -94,7 +94,7 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
-    from localspec.bench.workloads import SIZES, SOAK, Sizes, shape
+    from benchmarks.measuring.workloads import SIZES, SOAK, Sizes, shape
 
     size = SIZES["quick" if options.quick else options.size]
     if options.rounds and not options.quick and options.size == "big":
@@ -110,8 +110,8 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """What was asked for. Raises ValueError."""
-    from localspec.bench.interleaved import Plan
-    from localspec.bench.workloads import WORKLOADS, workload
+    from benchmarks.measuring.interleaved import Plan
+    from benchmarks.measuring.workloads import WORKLOADS, workload
     from localspec.protocol.frames import EngineSettings
 
     wanted: list[Workload] = [workload(text) for text in options.acceptance or ()]
@@ -144,8 +144,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def _measure(options: argparse.Namespace, plan: Plan) -> int:
-    from localspec.bench import report
-    from localspec.bench.interleaved import measure
+    from benchmarks.measuring import report
+    from benchmarks.measuring.interleaved import measure
     from localspec.engine import llama
 
     llama.initialise()
@@ -190,9 +190,9 @@ def _write(path: Path | None, content: object) -> None:
 
 
 def _soak(options: argparse.Namespace, plan: Plan) -> int:
-    from localspec.bench.report import table
-    from localspec.bench.soak import soak
-    from localspec.bench.workloads import workload
+    from benchmarks.measuring.report import table
+    from benchmarks.measuring.soak import soak
+    from benchmarks.measuring.workloads import workload
     from localspec.engine import llama
 
     llama.initialise()
@@ -212,8 +212,8 @@ def _soak(options: argparse.Namespace, plan: Plan) -> int:
 def _record(options: argparse.Namespace, plan: Plan) -> int:
     import random
 
-    from localspec.bench.trace import record
-    from localspec.bench.workloads import build, text
+    from benchmarks.measuring.workloads import build, text
+    from benchmarks.traces.trace import record
     from localspec.engine import llama
 
     llama.initialise()
@@ -238,7 +238,7 @@ def _record(options: argparse.Namespace, plan: Plan) -> int:
 
 
 def _replay_parser() -> argparse.ArgumentParser:
-    from localspec.bench.trace import EXAMPLE_COSTS
+    from benchmarks.traces.trace import EXAMPLE_COSTS
 
     parser = argparse.ArgumentParser("scripts/bench engine replay", description=_replay.__doc__)
     add = parser.add_argument
@@ -253,8 +253,8 @@ def _replay_parser() -> argparse.ArgumentParser:
 
 def _replay(options: argparse.Namespace) -> int:
     """Regret of `auto` against the best fixed depth and the clairvoyant shortest path."""
-    from localspec.bench import replay
-    from localspec.bench.trace import EXAMPLE_COSTS, Trace, cost_profile
+    from benchmarks.traces import replay
+    from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 
     try:
         trace = Trace.load(options.trace)

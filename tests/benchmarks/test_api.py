@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from localspec.bench.api import _markdown, _verdicts, main
-from localspec.bench.api_daemon import timed
-from localspec.bench.api_parts import Reissued, Together, Turn, joint_speed
-from localspec.bench.runs import BenchError
+from benchmarks.api import _markdown, _verdicts, main
+from benchmarks.measuring.runs import BenchError
+from benchmarks.servers.api_parts import Reissued, Together, Turn, joint_speed
+from benchmarks.servers.daemon import timed
 
 SMALL = ["--size", "tiny", "--length", "100", "--turns", "2", "--keystrokes", "5", "--tokens", "48"]
 
@@ -38,7 +38,7 @@ def turn(ours: float, theirs: float | None) -> Turn:
 
 
 def test_what_must_hold_is_judged() -> None:
-    from localspec.bench.api import Shared
+    from benchmarks.api import Shared
 
     typed = Reissued(200, 20.0, None, True, 3, 9.0)
     runs = [Together(count, 0, speed, 0, True) for count, speed in ((1, 10.0), (4, 16.0))]

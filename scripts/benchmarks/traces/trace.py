@@ -102,7 +102,7 @@ def record(
     Raises:
         LocalspecError: a model does not load, or the generation failed.
     """
-    from localspec.bench.runner import Runner
+    from benchmarks.measuring.runner import Runner
 
     with Runner(target, draft, settings) as runner:
         read = (

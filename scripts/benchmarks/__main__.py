@@ -1,9 +1,10 @@
-"""`python -m localspec.bench cli|start|engine|api …`: each part is a module with `main(arguments) -> int`."""
+"""`scripts/bench PART …`: each part is a module with `main(arguments) -> int`."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
 PARTS = {
     "cli": "what the command line adds to the engine's own time",
@@ -11,25 +12,21 @@ PARTS = {
     "gpu": "whether everything holds on this machine's GPU (scripts/gpu_check)",
     "engine": "tokens per second, plain and speculative",
     "api": "time to first token, cancellation, several clients",
+    "soak_daemon": "load on a daemon for as long as one likes (scripts/soak)",
 }
 
 
 def main(arguments: list[str]) -> int:
     """Run one part; 2 when there is none of that name."""
     if not arguments or arguments[0] not in PARTS:
-        lines = [f"  {name:7} {what}\n" for name, what in PARTS.items()]
+        lines = [f"  {name:11} {what}\n" for name, what in PARTS.items()]
         sys.stderr.write(f"Usage: scripts/bench PART [OPTIONS]\n\n{''.join(lines)}")
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
-    try:
-        part = importlib.import_module(f"localspec.bench.{arguments[0]}")
-    except ModuleNotFoundError as error:
-        if error.name != f"localspec.bench.{arguments[0]}":
-            raise
-        sys.stderr.write(f"localspec: the benchmark '{arguments[0]}' is not written yet.\n")
-        return 1
-    code: int = part.main(arguments[1:])
+    code: int = importlib.import_module(f"benchmarks.{arguments[0]}").main(arguments[1:])
     return code
 
 
 if __name__ == "__main__":
+    # Python puts the folder it was told to run there; a PYTHONPATH would be handed on to every daemon.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
     sys.exit(main(sys.argv[1:]))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.bench.workloads import Say
+from benchmarks.measuring.workloads import Say
 from localspec.client.api import Client
 from localspec.client.transport import Connection, events
 from localspec.errors import LocalspecError, NoDaemon

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.bench.process import Started
-from localspec.bench.runs import BenchError
+from benchmarks.measuring.runs import BenchError
+from benchmarks.servers.process import Started
 from localspec.client.transport import Connection, events
 from localspec.errors import LocalspecError, NoDaemon
 

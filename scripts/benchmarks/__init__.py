@@ -1,0 +1,21 @@
+"""Measurements and load, for those who work on localspec; none of it is in the wheel.
+
+A part of `scripts/bench` is a module with `main(arguments) -> int`:
+
+    cli          a warm `localspec ask` beyond the engine's own time
+    start        the daemon until it answers
+    engine       plain, every fixed depth and `auto`, beside llama-server
+    api          what the daemon makes of the engine, by its socket
+    gpu          `scripts/gpu_check`
+    soak_daemon  `scripts/soak`
+
+    measuring/   the engine in this process: settings in turns, texts, reports
+    servers/     daemons and llama-servers of the benchmark's own
+    traces/      depth policies replayed on a recorded trace
+    synthetic    pairs with a chosen acceptance rate, which the tests use too
+    quiet        is the machine quiet enough to measure on?
+    goals        a median beside its goal
+    command      what the command lines share
+
+It may import all of localspec; nothing of localspec may import it.
+"""

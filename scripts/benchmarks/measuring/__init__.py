@@ -1,0 +1,9 @@
+"""The engine measured in this process.
+
+interleaved  every setting on every text, in turns
+runner       one setting on one text, timed token by token
+runs         settings, and what one run gave
+workloads    the synthetic pairs and texts that are decoded
+report       from runs to figures, verdicts and tables
+soak         does memory grow with the rounds?
+"""
