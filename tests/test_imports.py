@@ -67,13 +67,14 @@ def is_ours(module: str) -> bool:
 
 # --- our own parts
 
-LEAVES = {"errors", "paths", "config"}
+LEAVES = {"errors", "files", "paths", "config"}
 
 # What each part may import of ours beside itself, and why no more. A new part needs a line here.
 PARTS: dict[str, tuple[set[str], str]] = {
     "__init__": (set(), "every other file imports it"),
     "__main__": ({"cli"}, "it is the command line under another name"),
     "errors": (set(), "everything may raise them, so they must drag nothing along"),
+    "files": (set(), "whoever keeps a file writes it so"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "purpose": (set(), "as compatibility"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
@@ -90,7 +91,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
     "registry": (
-        {"compatibility", "errors", "paths", "purpose"},
+        {"compatibility", "errors", "files", "paths", "purpose"},
         "it must be testable without a daemon",
     ),
     "daemon": (
@@ -98,7 +99,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
-        {"compatibility", "protocol", "errors", "paths", "purpose"},
+        {"compatibility", "protocol", "errors", "files", "paths", "purpose"},
         "it must be testable, and replaceable, without a daemon",
     ),
 }

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from localspec import config
+from localspec import config, files
 from localspec.cli import places
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import table
@@ -121,15 +121,7 @@ def _write(file: Path, text: str) -> None:
     """In one step: the daemon watches the file and must not read half of it."""
     file = file.resolve()  # a link into somebody's dotfiles stays one
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".config-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as new:
-            new.write(text)
-        Path(name).replace(file)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+    files.write_whole(file, text.encode())
 
 
 def edit() -> None:

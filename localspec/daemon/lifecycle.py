@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from localspec import errors
+from localspec import errors, files
 from localspec.config import Config
 from localspec.daemon import routes, watch
 from localspec.daemon.history.store import Conversations
@@ -112,6 +112,7 @@ class Daemon:
             self._context.forget_states(name), loop
         )
         allow_more_files()
+        files.sweep(self._paths.state)
         handed = listening_sockets()
         ours = not any(_is_at(each, self._paths.socket) for each in handed)
         listening = [*handed, *self._over_tcp()]

@@ -221,10 +221,11 @@ def test_no_time_means_no_file(disk: Disk) -> None:
 
 def test_an_unfinished_file_is_cleared_away_by_the_next_process(disk: Disk) -> None:
     disk.save("ab12")
-    part = disk.file("ab12").with_suffix(".part")
+    whole = disk.file("ab12")
+    part = whole.with_name(f".{whole.name}.1.2.tmp")
     part.write_bytes(b"half")
     Disk(disk.folder)
-    assert not part.exists()
+    assert (whole.exists(), part.exists()) == (True, False)
 
 
 def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from localspec import files
 from localspec.config import Config, host_and_port
 from localspec.daemon.http import errors
 from localspec.daemon.http.connection import UNIX
@@ -167,20 +168,9 @@ def kept_token(file: Path) -> str:
             return found
     except FileNotFoundError:
         pass
-    new = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        new.unlink(missing_ok=True)
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(handle, "w", encoding="ascii") as opened:
-                opened.write(os.urandom(_TOKEN_BYTES).hex() + "\n")
-                opened.flush()
-                os.fsync(handle)
-            new.replace(file)  # whole or not at all: a disk that is full leaves no half of one
-        except OSError:
-            new.unlink(missing_ok=True)
-            raise
+        files.write_whole(file, f"{os.urandom(_TOKEN_BYTES).hex()}\n".encode())
     except OSError as error:
         raise UnsafePath(
             f"The token {file} cannot be made ({error.strerror}); make room for it there, or start "

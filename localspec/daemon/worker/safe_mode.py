@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import os
 import platform
-import tempfile
 from pathlib import Path
 
 import msgspec
 
+from localspec import files
 from localspec.paths import read_file
 
 log = logging.getLogger("localspec.safe_mode")
@@ -56,7 +55,8 @@ class Memory:
 
     def _write(self, record: Record) -> None:
         try:
-            _replace(self._file, msgspec.json.encode(record))
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            files.write_whole(self._file, msgspec.json.encode(record))
         except OSError as error:
             log.warning("%s cannot be written: %s", self._file, error)  # serving goes on
 
@@ -94,18 +94,3 @@ def _build() -> str:
             info = file.stat()
             digest.update(f"{file.name} {info.st_size} {info.st_mtime_ns}\n".encode())
     return f"llama.cpp {digest.hexdigest()[:16]}"
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Write the whole file or leave the old one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-    try:
-        with os.fdopen(handle, "wb") as output:
-            output.write(data)
-            output.flush()
-            os.fsync(output.fileno())
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -25,6 +25,7 @@ from typing import BinaryIO
 import msgspec
 import numpy as np
 
+from localspec import files
 from localspec.engine.cache.prefixes import Mark, Prefix, free_memory
 from localspec.engine.llama import State
 from localspec.paths import open_file, remove_tree
@@ -87,9 +88,8 @@ class States:
         self._gone: set[str] = set()  # conversations of which nothing may be written any more
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         if self._folder is not None:
-            for left in self._folder.glob("*/*.part"):
-                with contextlib.suppress(OSError):
-                    left.unlink()
+            for each in self._folder.glob("*"):
+                files.sweep(each)
 
     # ------------------------------------------------------------------ reading
 
@@ -221,24 +221,20 @@ class States:
         if conversation is None or not self.wanted(conversation, len(prefix.tokens)):
             return
         path = self._path(conversation)
-        part = path.with_suffix(".part")
         try:
             if not self._make_room(prefix.size, path):
                 return
             assert self._folder is not None
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
+            with files.replacing(
+                path, sync=False
+            ) as file:  # a power cut's rest, the hash will tell
                 self._fill(file, prefix, deadline)
-            if conversation in self._gone:
-                raise _Late
-            part.replace(path)  # not synced: what a power cut leaves, the hash will tell
-        except (OSError, _Late) as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                self._notice(f"the state of conversation {conversation} is not saved: {error}")
+        except _Late:
+            return
+        except OSError as error:
+            self._notice(f"the state of conversation {conversation} is not saved: {error}")
             return
         with self._lock:
             self._held[conversation] = len(prefix.tokens)
@@ -270,6 +266,8 @@ class States:
                 file.write(piece)
         file.seek(0)
         file.write(_HEAD.pack(MAGIC, VERSION, len(header), hashed.digest()))
+        if prefix.conversation in self._gone:
+            raise _Late
 
     def _make_room(self, size: int, path: Path) -> bool:
         """Delete what was used longest ago until `size` bytes fit into the limit. False: they never do."""

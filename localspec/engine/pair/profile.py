@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec import files
 from localspec.engine.pair.measuring import Measured
 from localspec.engine.speculation.cost import table_from
 from localspec.paths import read_file
@@ -98,11 +99,7 @@ class ProfileStore:
     def write(self, content: Mapping[str, Any]) -> None:
         if self._file is None:
             return
-        part = self._file.with_suffix(f".{os.getpid()}.part")
-        try:
+        text = json.dumps({"version": VERSION, **content})
+        with contextlib.suppress(OSError):  # a full or read-only disk must not stop an answer
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps({"version": VERSION, **content}), encoding="utf-8")
-            part.replace(self._file)
-        except OSError:  # a full or read-only disk must not stop an answer
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
+            files.write_whole(self._file, text.encode(), sync=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localspec.errors import FileChanged, HashMismatch
+from localspec.files import sync_folder
 from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.journal import Journal, bytes_there
 from localspec.registry.hub.limit import Limit
@@ -23,7 +24,6 @@ from localspec.registry.store.files import (
     open_own,
     sha256_of,
     store_error,
-    sync_folder,
 )
 from localspec.registry.store.store import Store
 

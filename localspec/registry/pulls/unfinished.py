@@ -10,9 +10,10 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from localspec.errors import RegistryError, UnsafePath
+from localspec.files import sync_folder
 from localspec.paths import read_file
 from localspec.registry.pulls.wanted import Wanted
-from localspec.registry.store.files import make_folder, sync_folder, write_whole
+from localspec.registry.store.files import make_folder, write_whole
 
 VERSION = 1
 

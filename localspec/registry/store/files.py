@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec import files
 from localspec.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly, UnsafePath
 from localspec.paths import open_file
 
@@ -78,34 +79,14 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def sync_folder(path: Path) -> None:
-    """Make renames in this folder survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` so that after a crash there is the old file or the new one, never a part.
+    """As `localspec.files.write_whole`, with what goes wrong in our words.
 
     Raises:
         DiskFull, StoreReadOnly, StoreError, UnsafePath
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
-        descriptor = open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(descriptor)
-            temporary.replace(path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+        files.write_whole(path, data)
     except OSError as error:
         raise store_error(error, path) from error
 

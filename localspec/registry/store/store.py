@@ -30,6 +30,7 @@ from localspec.errors import (
     StoreReadOnly,
     UnsafePath,
 )
+from localspec.files import UNFINISHED, sync_folder
 from localspec.paths import read_file, remove_tree
 from localspec.registry.catalogue import NAME
 from localspec.registry.header.model import shard_paths
@@ -40,7 +41,6 @@ from localspec.registry.store.files import (
     make_folder,
     sha256_of,
     store_error,
-    sync_folder,
     write_whole,
 )
 from localspec.registry.store.records import Part, Record, StoredModel
@@ -416,7 +416,7 @@ class Store:
         for path in sorted(self.parts.iterdir()):
             if path.name != ".pulls.lock" and path.stem not in wanted:
                 yield path
-        yield from sorted(self.pairs.glob(".*.tmp"))
+        yield from sorted(self.pairs.glob(UNFINISHED))
         for folder in sorted(self.shards.glob("*")):
             if folder.name not in needed:
                 yield from sorted(folder.iterdir())

@@ -1,0 +1,72 @@
+"""A file is replaced whole, or stays as it was."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from localspec.files import UNFINISHED, replacing, sweep, write_whole
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "kept.json"
+    file.write_bytes(b"old")
+    return file
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_what_is_written_takes_the_place_of_the_old_for_its_owner_alone(
+    file: Path, sync: bool
+) -> None:
+    write_whole(file, b"new", sync=sync)
+    assert file.read_bytes() == b"new"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "full"), KeyboardInterrupt(), ValueError()])
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(
+    file: Path, error: BaseException
+) -> None:
+    def write_half() -> None:
+        with replacing(file) as new:
+            new.write(b"half")
+            raise error
+
+    with pytest.raises(type(error)):
+        write_half()
+    assert file.read_bytes() == b"old"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_link_is_replaced_and_not_followed(file: Path) -> None:
+    link = file.with_name("link")
+    link.symlink_to(file)
+    write_whole(link, b"new")
+    assert (file.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"old", b"new", False)
+
+
+def test_what_a_killed_process_left_is_swept_away(file: Path) -> None:
+    with replacing(file):
+        (left,) = file.parent.glob(UNFINISHED)
+    left.write_bytes(b"half")
+    sweep(file.parent)
+    assert list(file.parent.iterdir()) == [file]
+    sweep(file.parent / "nowhere")
