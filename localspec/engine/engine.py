@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -13,15 +13,15 @@ from localspec.engine.cache.room import fits
 from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
-from localspec.engine.sequence import Generation, Prepared
+from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation import policy
 from localspec.engine.speculation.commit import commit
-from localspec.engine.speculation.controller import Planner, Turn
+from localspec.engine.speculation.controller import Planner, SequenceStep
 from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.depth import (
-    LOOK_GAP,
-    LOOK_LEFT,
     MAX_LIMIT,
+    PROBE_GAP,
+    PROBE_LEFT,
     Belief,
     FixedDepth,
 )
@@ -42,7 +42,7 @@ class Engine:
         self.pair = pair
         self._clock = clock
         self._emit = emit
-        self._waiting: deque[Prepared | Generation] = deque()
+        self._waiting: deque[TokenizedRequest | Sequence] = deque()
         self._started = 0  # requests that have had a slot
         self._lanes = [pair.shared]
         self._planner = Planner(pair)
@@ -51,7 +51,7 @@ class Engine:
 
     # ------------------------------------------------------------------------ requests in
 
-    def submit(self, prepared: Prepared) -> None:
+    def submit(self, prepared: TokenizedRequest) -> None:
         """Queue a request; it is refused at once (Failed) where it can never run."""
         try:
             self._check(prepared)
@@ -63,7 +63,7 @@ class Engine:
         else:
             self._waiting.append(prepared)
 
-    def _check(self, prepared: Prepared) -> None:
+    def _check(self, prepared: TokenizedRequest) -> None:
         room = self.pair.n_ctx
         count = len(prepared.tokens)
         if count >= room:
@@ -78,7 +78,7 @@ class Engine:
         for waiting in self._waiting:
             if waiting.request.id == request:
                 self._waiting.remove(waiting)
-                if isinstance(waiting, Generation):  # what it wrote before it gave way is valid
+                if isinstance(waiting, Sequence):  # what it wrote before it gave way is valid
                     waiting.finish = "cancelled"
                     self._guarded(
                         self.pair.shared, waiting, self._finish, self.pair.shared, waiting
@@ -102,7 +102,7 @@ class Engine:
                 waiting.request.conversation,
             ):
                 waiting.request = msgspec.structs.replace(waiting.request, conversation=None)
-                if isinstance(waiting, Prepared):
+                if isinstance(waiting, TokenizedRequest):
                     waiting.saved = None
         self.pair.forget(conversation)
 
@@ -138,7 +138,7 @@ class Engine:
         for turn in turns:
             self._guarded(lane, turn.gen, self._after, lane, turn)
 
-    def _carry_out(self, lane: Lane, turns: list[Turn]) -> list[Turn]:
+    def _carry_out(self, lane: Lane, turns: list[SequenceStep]) -> list[SequenceStep]:
         """Read, verify and commit; the turns whose requests are still there. None: no pass was made."""
         try:
             if not turns or not self._pass(lane, turns):
@@ -152,7 +152,9 @@ class Engine:
                 self._guarded(lane, turn.gen, self._commit, lane, turn)
         return [turn for turn in turns if turn.gen in lane.active]
 
-    def _one_by_one(self, lane: Lane, turns: list[Turn], error: Exception) -> list[Turn]:
+    def _one_by_one(
+        self, lane: Lane, turns: list[SequenceStep], error: Exception
+    ) -> list[SequenceStep]:
         """A pass that could not be made has one sequence at fault, if any: each has one of its own."""
         if len(turns) == 1:
             self._break(lane, turns[0].gen, error)
@@ -163,19 +165,19 @@ class Engine:
         left = [turn.gen for turn in turns if turn.gen in lane.active]
         return [turn for gen in left for turn in self._carry_out(lane, [self._turn(lane, gen)])]
 
-    def _commit(self, lane: Lane, turn: Turn) -> None:
+    def _commit(self, lane: Lane, turn: SequenceStep) -> None:
         delta = commit(lane, turn, self.pair.vocab)
         if delta is not None:
             self._emit(delta)
 
-    def _after(self, lane: Lane, turn: Turn) -> None:
+    def _after(self, lane: Lane, turn: SequenceStep) -> None:
         self._look_in(lane, turn)
         if turn.gen.finish is not None:
             self._finish(lane, turn.gen)
 
-    def _drop_drafts(self, lane: Lane, gen: Generation) -> None:
+    def _drop_drafts(self, lane: Lane, gen: Sequence) -> None:
         """What was drafted for a pass that was not made is not verified any more."""
-        lane.slots.roll_back(gen.slot, gen.slot.n_target)
+        lane.slots.commit(gen.slot, 0)
 
     # ------------------------------------------------------------------------ admit
 
@@ -199,7 +201,7 @@ class Engine:
                 continue
             self._waiting.remove(waiting)
             try:
-                if isinstance(waiting, Generation):
+                if isinstance(waiting, Sequence):
                     self._go_on(lane, waiting)
                 else:
                     self._start(lane, waiting)
@@ -208,14 +210,14 @@ class Engine:
                 self._clean(lane)
                 self._fail(request.id, error)
 
-    def _start(self, lane: Lane, prepared: Prepared) -> None:
+    def _start(self, lane: Lane, prepared: TokenizedRequest) -> None:
         request = prepared.request
         align = EXACT_CHUNK if lane.exact else 1
         slot = lane.slots.acquire(prepared.tokens, request.cache_prompt, align, prepared.saved)
         prepared.saved = None  # as large as a model's memory, and not needed any more
         slot.conversation = request.conversation
         kinds = policy.kinds(self.pair, prepared)
-        gen = Generation(
+        gen = Sequence(
             prepared,
             slot,
             self.pair.vocab,
@@ -232,14 +234,14 @@ class Engine:
             Started(request.id, len(prepared.tokens), gen.tally.cached, prepared.tail, slot.source)
         )
 
-    def _go_on(self, lane: Lane, gen: Generation) -> None:
+    def _go_on(self, lane: Lane, gen: Sequence) -> None:
         """One that had given way gets a slot again, and its text is read where it is not kept."""
         slot = lane.slots.acquire(gen.tokens, gen.request.cache_prompt)
         slot.conversation = gen.request.conversation
         gen.go_on_in(slot)
         self._enter(lane, gen)
 
-    def _enter(self, lane: Lane, gen: Generation) -> None:
+    def _enter(self, lane: Lane, gen: Sequence) -> None:
         chooses = self.pair.chooses_on_device and not lane.exact
         gen.chosen_on_device = lane.context.choose_on_device(
             gen.slot.id, chooses and policy.needs_no_logits(gen)
@@ -255,14 +257,14 @@ class Engine:
 
     # ------------------------------------------------------------------------ schedule
 
-    def _schedule(self, lane: Lane) -> list[Turn]:
+    def _schedule(self, lane: Lane) -> list[SequenceStep]:
         """Every writing generation, and a bounded chunk of prompts: editors first, then short ones."""
         writing = [gen for gen in lane.active if not gen.reading]
         if lane.exact:
             return [self._turn(lane, lane.active[0])]
-        turns = [Turn(gen, _unread(gen)) for gen in writing]
+        turns = [SequenceStep(gen, gen.slot.unread) for gen in writing]
         readers = [gen for gen in lane.active if gen.reading]
-        readers.sort(key=lambda g: (g.request.priority != "editor", len(_unread(g))))
+        readers.sort(key=lambda g: (g.request.priority != "editor", len(g.slot.unread)))
         rows = 0
         for gen in readers:
             turn = self._reading_turn(lane, gen, not writing and len(readers) == 1)
@@ -274,25 +276,29 @@ class Engine:
             turns.append(turn)
         return turns
 
-    def _turn(self, lane: Lane, gen: Generation) -> Turn:
+    def _turn(self, lane: Lane, gen: Sequence) -> SequenceStep:
         """A turn of one that has the pass for itself."""
-        return self._reading_turn(lane, gen, True) if gen.reading else Turn(gen, _unread(gen))
+        return (
+            self._reading_turn(lane, gen, True)
+            if gen.reading
+            else SequenceStep(gen, gen.slot.unread)
+        )
 
-    def _reading_turn(self, lane: Lane, gen: Generation, alone: bool) -> Turn:
-        left = _unread(gen)
-        count = lane.chunk(gen.slot.n_target, len(left), alone)
-        return Turn(gen, left[: lane.slots.reading(gen.slot, count)])
+    def _reading_turn(self, lane: Lane, gen: Sequence, alone: bool) -> SequenceStep:
+        left = gen.slot.unread
+        count = lane.chunk(gen.slot.n_past, len(left), alone)
+        return SequenceStep(gen, left[: lane.slots.reading(gen.slot, count)])
 
     # ------------------------------------------------------------------------ one target pass
 
-    def _pass(self, lane: Lane, turns: Sequence[Turn]) -> bool:
+    def _pass(self, lane: Lane, turns: list[SequenceStep]) -> bool:
         """Decode all rows together. False: no room; someone was asked to leave, try the next step."""
         batch = lane.batch
         batch.clear()
         for turn in turns:
             slot = turn.gen.slot
-            last_chunk = slot.n_target + len(turn.read) == len(slot.tokens)
-            position = slot.last_pass = slot.n_target
+            last_chunk = slot.n_past + len(turn.read) == len(slot.tokens)
+            position = slot.last_pass = slot.n_past
             for at, token in enumerate(turn.read, start=1):
                 wants = last_chunk and at == len(turn.read)
                 row = batch.add(token, position, slot.id, wants)
@@ -313,13 +319,13 @@ class Engine:
                     self._make_room(lane)
                     return False
 
-    def _pad(self, lane: Lane, turn: Turn) -> None:
+    def _pad(self, lane: Lane, turn: SequenceStep) -> None:
         """Rows whose results nobody reads, where a wider pass is cheaper or the width is fixed."""
         batch = lane.batch
         if turn.gen.reading and lane.exact:
             return  # a prompt's chunks are the same in every run as they are
         filler = turn.read[-1]
-        position = turn.gen.slot.n_target + turn.rows
+        position = turn.gen.slot.n_past + turn.rows
         room = self.pair.n_ctx - position
         for _ in range(min(lane.pad_to(batch.rows) - batch.rows, max(room, 0))):
             batch.add(filler, position, turn.gen.slot.id, True)
@@ -341,14 +347,16 @@ class Engine:
         newest.gave_way = lane.left
         self._waiting.appendleft(newest)
 
-    def _give_way(self, lane: Lane, gen: Generation) -> None:
+    def _give_way(self, lane: Lane, gen: Sequence) -> None:
         """Leave the slot, which keeps its text as any idle one does, as long as there is room."""
         lane.active.remove(gen)
         lane.slots.release(gen.slot)
 
     # ------------------------------------------------------------------------ the books
 
-    def _account(self, lane: Lane, turns: Sequence[Turn], round_s: float, busy_s: float) -> None:
+    def _account(
+        self, lane: Lane, turns: list[SequenceStep], round_s: float, busy_s: float
+    ) -> None:
         """Book the round's time: to the overhead, and to each generation that wrote."""
         self.rounds += 1
         self.round_s += round_s
@@ -365,35 +373,35 @@ class Engine:
             tally.round_ms += round_s * 1e3
             tally.plain_ms += plain * made
             if turn.kind == "draft":
-                turn.gen.plain_since_look = 0
+                turn.gen.plain_since_probe = 0
             elif "draft" in turn.gen.beliefs and self.pair.drafter is not None:
-                turn.gen.plain_since_look += made
+                turn.gen.plain_since_probe += made
                 turn.gen.beliefs["draft"].calibration.earn(round_s * 1e3 / len(writing), plain)
 
-    def _look_in(self, lane: Lane, turn: Turn) -> None:
+    def _look_in(self, lane: Lane, turn: SequenceStep) -> None:
         """While drafts do not pay, see now and then whether they would, at a bounded share of time."""
         gen, drafter = turn.gen, self.pair.drafter
         if drafter is None or "draft" not in gen.beliefs or gen.finish is not None:
             return
         if turn.kind == "draft" or isinstance(gen.policy, FixedDepth) or turn.first_row < 0:
             return
-        if gen.plain_since_look < LOOK_GAP or gen.left < LOOK_LEFT:
+        if gen.plain_since_probe < PROBE_GAP or gen.left < PROBE_LEFT:
             return
-        if not gen.beliefs["draft"].calibration.pay(drafter.look_ms):
+        if not gen.beliefs["draft"].calibration.pay(drafter.probe_ms):
             return
         start = self._clock()
         try:
-            drafter.look_in(gen.slot.tokens, gen.beliefs["draft"])
+            drafter.probe(gen.slot.tokens, gen.beliefs["draft"])
         except DecodeFatal:
             raise
         except Exception as error:
             self._planner.stop_drafting(lane, gen, error)
         gen.tally.round_ms += (self._clock() - start) * 1e3
-        gen.plain_since_look = 0
+        gen.plain_since_probe = 0
 
     # ------------------------------------------------------------------------ the end of a request
 
-    def _finish(self, lane: Lane, gen: Generation) -> None:
+    def _finish(self, lane: Lane, gen: Sequence) -> None:
         rule = "rejection" if gen.reject else "match"
         last, done = gen.last_text(), gen.done(rule if gen.beliefs else None, lane.exact)
         if gen in lane.active:
@@ -402,17 +410,15 @@ class Engine:
             self._emit(last)
         self._emit(done)
 
-    def _leave(self, lane: Lane, gen: Generation) -> None:
+    def _leave(self, lane: Lane, gen: Sequence) -> None:
         if lane.exact:  # only whole chunks of a prompt are the same in every run
             chunks = gen.n_prompt // EXACT_CHUNK * EXACT_CHUNK
-            lane.slots.roll_back(gen.slot, min(chunks, gen.slot.n_target))
+            lane.slots.roll_back(gen.slot, min(chunks, gen.slot.n_past))
         lane.slots.release(gen.slot)
         lane.active.remove(gen)
         lane.left += 1
 
-    def _guarded(
-        self, lane: Lane, gen: Generation, act: Callable[..., None], *args: object
-    ) -> None:
+    def _guarded(self, lane: Lane, gen: Sequence, act: Callable[..., None], *args: object) -> None:
         """Do something for one request; what is raised ends that one."""
         try:
             act(*args)
@@ -421,7 +427,7 @@ class Engine:
         except Exception as error:
             self._break(lane, gen, error)
 
-    def _break(self, lane: Lane, gen: Generation, error: Exception) -> None:
+    def _break(self, lane: Lane, gen: Sequence, error: Exception) -> None:
         """End one request with an error. Nothing of its slot is trusted any more."""
         if isinstance(error, NotFinite) and self._part(lane, gen):
             return
@@ -432,7 +438,7 @@ class Engine:
             lane.slots.release(gen.slot)
         self._fail(gen.id, error)
 
-    def _part(self, lane: Lane, gen: Generation) -> bool:
+    def _part(self, lane: Lane, gen: Sequence) -> bool:
         """Logits that are no numbers may come from any text in the context: some of llama.cpp's kernels
         add what others' cells hold, times nothing, and NaN times nothing is NaN.
 
@@ -464,7 +470,3 @@ class Engine:
         traceback.print_exception(error)
         what = error.message if isinstance(error, LocalspecError) else f"{error!r}."
         self._emit(Failed(request, "internal_error", f"The engine failed in this request: {what}"))
-
-
-def _unread(gen: Generation) -> list[int]:
-    return gen.slot.tokens[gen.slot.n_target :]

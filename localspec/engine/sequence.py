@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from localspec.engine.cache.prefixes import Prefix
@@ -27,7 +26,7 @@ from localspec.protocol.frames import (
 
 
 @dataclass(slots=True, eq=False)
-class Prepared:
+class TokenizedRequest:
     """A request whose prompt is tokens and whose grammar is compiled: ready for a slot."""
 
     request: Generate
@@ -63,7 +62,7 @@ class Tally:
     accepts: Counter[int] = field(default_factory=Counter)
 
 
-class Generation:
+class Sequence:
     """A request that has had a slot. `tokens` is the text so far: prompt, then what was generated.
 
     While it runs, its slot's tokens are that very list. It may give its slot up and go on in another:
@@ -72,7 +71,7 @@ class Generation:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: TokenizedRequest,
         slot: Slot,
         vocab: Vocab,
         *,
@@ -101,9 +100,9 @@ class Generation:
             asked is None or asked > room
         )  # the context ends it where nothing else does
         self.n_prompt = len(prepared.tokens)
-        self.tally = Tally(cached=slot.n_target)
+        self.tally = Tally(cached=slot.n_past)
         self.finish: str | None = None
-        self.plain_since_look = 0  # tokens written since drafts were last tried or looked at
+        self.plain_since_probe = 0  # tokens written since drafts were last tried or looked at
         self._vocab = vocab
         self._stream = TextStream(prepared.request.stop)
         self._cut = False  # the rules about lines have ended the text
@@ -125,7 +124,7 @@ class Generation:
     @property
     def reading(self) -> bool:
         """Is there text left to read besides the last token?"""
-        return len(self.tokens) - self.slot.n_target > 1
+        return len(self.tokens) - self.slot.n_past > 1
 
     @property
     def left(self) -> int:
@@ -150,7 +149,7 @@ class Generation:
         self.reason = reason
 
     def keep(
-        self, tokens: Sequence[int], drafted: int, logprobs: Sequence[TokenLogprob], began: float
+        self, tokens: list[int], drafted: int, logprobs: list[TokenLogprob], began: float
     ) -> tuple[int, Delta | None]:
         """Append what a round kept, up to the end of the answer; `drafted` of them came from a draft.
 
@@ -215,7 +214,7 @@ class Generation:
             self.finish = "stop"
         return self._delta(chunk.text, chunk.drafted)
 
-    def consume(self, kept: Sequence[int]) -> None:
+    def consume(self, kept: list[int]) -> None:
         """Tell the grammar of tokens kept in this round that it has not seen."""
         if self.matcher is None:
             return

@@ -24,7 +24,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.sequence import Prepared
+from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol import frames
 from localspec.protocol.frames import (
@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._sending = threading.Lock()
-        self._inbox: queue.SimpleQueue[Frame | Prepared] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Frame | TokenizedRequest] = queue.SimpleQueue()
         self._to_prepare: queue.SimpleQueue[Generate | _Small] = queue.SimpleQueue()
         self._slow_to_prepare: queue.SimpleQueue[Generate | _Small] = queue.SimpleQueue()
         self._preparing: set[int] = set()  # requests between reader and engine
@@ -237,9 +237,9 @@ class Worker:
 
     # ------------------------------------------------------------------------ main thread
 
-    def _handle(self, item: Frame | Prepared) -> None:
+    def _handle(self, item: Frame | TokenizedRequest) -> None:
         match item:
-            case Prepared():
+            case TokenizedRequest():
                 self._submit(item)
             case Load():
                 self._load(item)
@@ -251,7 +251,7 @@ class Worker:
                 if self._engine is not None:
                     self._engine.forget(item.conversation)
 
-    def _submit(self, prepared: Prepared) -> None:
+    def _submit(self, prepared: TokenizedRequest) -> None:
         request = prepared.request.id
         self._preparing.discard(request)
         if request in self._cancelled:

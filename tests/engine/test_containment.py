@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from localspec.engine.llama import BadBatch, NoKvSlot
-from localspec.engine.sequence import Generation
+from localspec.engine.sequence import Sequence
 from localspec.engine.speculation import policy
 from localspec.protocol.frames import Constraint, Done, PairFiles, Sampling, Speculative
 from tests.support.pairs import N_VOCAB
@@ -61,7 +61,7 @@ class Fuse:
         setattr(owner, name, lit)
 
 
-def _decode(engine: Running, gen: Generation, fuse: Fuse) -> None:
+def _decode(engine: Running, gen: Sequence, fuse: Fuse) -> None:
     """llama.cpp refuses each batch that has this sequence in it."""
     lane, decode = engine.pair.shared, engine.pair.shared.decode
 
@@ -74,7 +74,7 @@ def _decode(engine: Running, gen: Generation, fuse: Fuse) -> None:
     lane.decode = picky  # type: ignore[method-assign]
 
 
-STAGES: dict[str, Callable[[Running, Generation, Fuse], None]] = {
+STAGES: dict[str, Callable[[Running, Sequence, Fuse], None]] = {
     "lookup": lambda e, g, f: f.into(g.lookup, "propose"),
     "pass": _decode,
     "adjust": lambda e, g, f: f.into(g.sampler, "adjusted"),
@@ -227,7 +227,7 @@ def test_a_look_at_drafts_that_fails_costs_the_drafts_only(
     engine = load(contextual_files)
     truth = engine.ask([7, 8, 9], 100).tokens
     assert engine.pair.drafter is not None
-    Fuse(0, np.linalg.LinAlgError()).into(engine.pair.drafter, "look_in")
+    Fuse(0, np.linalg.LinAlgError()).into(engine.pair.drafter, "probe")
     answer = engine.ask([7, 8, 9], 100, GREEDY, Speculative())
     assert_own_text(engine, [7, 8, 9], answer.tokens, truth)
 

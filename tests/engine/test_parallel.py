@@ -345,7 +345,7 @@ def test_idle_caches_make_room_for_a_long_prompt(contextual_files: PairFiles, lo
     engine = load(contextual_files, n_ctx=256)
     for prompt in prompts(4, 50):
         engine.ask(prompt, 8)
-    held = [slot.n_target for slot in engine.pair.shared.slots]
+    held = [slot.n_past for slot in engine.pair.shared.slots]
     assert sum(held) > 200
     long = [(3 * at) % 500 for at in range(200)]
     answer = engine.ask(long, 20, speculative=drafting(4))

@@ -271,7 +271,7 @@ def test_a_text_whose_beginning_was_overwritten_is_gone_on_from_only_where_its_w
         engine.ask(words(1, 100), 1)
         engine.ask(words(2, 200), 1)
         engine.ask(words(3, 150), 1)  # in the place of the first, and fifty cells of the second
-        first = next(context.first(s.id) for s in engine.pair.shared.slots if s.n_target == 200)
+        first = next(context.first(s.id) for s in engine.pair.shared.slots if s.n_past == 200)
         assert 60 - WINDOW < first <= 120 - WINDOW
         prompt = [*words(2, 200)[:length], 7, 8]
         answer = engine.ask(prompt, 8)
@@ -364,8 +364,8 @@ def test_both_memories_hold_the_windows_of_what_is_gone_on_from(
             base = dice.choice(texts[-4:])
             prompt = [*base[: dice.randint(1, len(base))], *words(dice.randrange(999), 40)][:170]
             slot = slots.acquire(prompt)
-            reused += slot.n_draft
-            for context, held in ((target, slot.n_target), (draft, slot.n_draft)):
+            reused += slot.n_past_draft
+            for context, held in ((target, slot.n_past), (draft, slot.n_past_draft)):
                 first, window = context.first(slot.id), context.model.n_swa
                 assert context.length(slot.id) == held
                 assert first <= (max(held - window + 1, 0) if window else 0)
@@ -378,7 +378,7 @@ def test_both_memories_hold_the_windows_of_what_is_gone_on_from(
                         break
                     except NoKvSlot:
                         assert slots.evict()
-            slot.n_target = slot.n_draft = len(prompt) - 1
+            slot.n_past = slot.n_past_draft = len(prompt) - 1
             slots.release(slot)
             texts.append(prompt)
         assert reused > 0

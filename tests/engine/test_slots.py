@@ -38,9 +38,9 @@ class Bench:
     def read(self, slot: Slot, tokens: list[int]) -> None:
         """As the step loop does: target and draft read all but the last token."""
         slot.tokens = tokens
-        slot.n_target = self._advance(self.target, slot.id, tokens, slot.n_target)
+        slot.n_past = self._advance(self.target, slot.id, tokens, slot.n_past)
         if self.draft is not None:
-            slot.n_draft = self._advance(self.draft, slot.draft_id, tokens, slot.n_draft)
+            slot.n_past_draft = self._advance(self.draft, slot.draft_id, tokens, slot.n_past_draft)
 
     def _advance(self, context: Context, sequence: int, tokens: list[int], start: int) -> int:
         self._batch.clear()
@@ -53,7 +53,7 @@ class Bench:
     def serve(self, tokens: list[int]) -> tuple[Slot, int]:
         """One request from acquiring to releasing its slot; returns what it reused."""
         slot = self.slots.acquire(tokens)
-        reused = slot.n_target
+        reused = slot.n_past
         assert slot.tokens == tokens
         assert reused < len(tokens)
         self.check(slot)
@@ -64,9 +64,9 @@ class Bench:
 
     def check(self, slot: Slot) -> None:
         """The counts are what llama.cpp's memories hold."""
-        assert self.target.length(slot.id) == slot.n_target
+        assert self.target.length(slot.id) == slot.n_past
         if self.draft is not None:
-            assert self.draft.length(slot.draft_id) == slot.n_draft <= slot.n_target
+            assert self.draft.length(slot.draft_id) == slot.n_past_draft <= slot.n_past
 
     def close(self) -> None:
         self.target.close()
@@ -123,14 +123,14 @@ def test_reuse_ends_at_the_first_difference(bench: Bench) -> None:
 def test_reuse_can_be_declined(bench: Bench) -> None:
     bench.serve([*range(20)])
     slot = bench.slots.acquire([*range(20)], reuse=False)
-    assert slot.n_target == 0
+    assert slot.n_past == 0
     bench.check(slot)
 
 
 def test_reuse_ends_at_a_multiple_of_the_alignment(bench: Bench) -> None:
     bench.serve([*range(60)])
     slot = bench.slots.acquire([*range(60)], align=16)
-    assert slot.n_target == 48
+    assert slot.n_past == 48
     bench.check(slot)
 
 
@@ -140,17 +140,17 @@ def test_a_prefix_shared_with_a_busy_slot_is_copied(bench: Bench) -> None:
     bench.read(busy, [*system, 100, 101])
     other = bench.slots.acquire([*system, 200, 201])
     assert other is not busy
-    assert other.n_target == 40
-    assert other.n_draft == 40
+    assert other.n_past == 40
+    assert other.n_past_draft == 40
     bench.check(other)
-    assert busy.n_target == 41
+    assert busy.n_past == 41
 
 
 def test_an_unrelated_conversation_takes_an_empty_slot_not_somebodys_cache(bench: Bench) -> None:
     first, _ = bench.serve([*range(30)])
     second, _ = bench.serve([*range(100, 130)])
     assert second is not first
-    assert first.n_target == 29
+    assert first.n_past == 29
 
 
 def test_a_branch_of_a_long_conversation_leaves_the_trunk_alone(bench: Bench) -> None:
@@ -158,7 +158,7 @@ def test_a_branch_of_a_long_conversation_leaves_the_trunk_alone(bench: Bench) ->
     branch, reused = bench.serve([*range(10), 200, 201])
     assert branch is not trunk
     assert reused == 10
-    assert trunk.n_target == 59
+    assert trunk.n_past == 59
 
 
 def test_of_three_caches_the_oldest_gives_way(bench: Bench) -> None:
@@ -175,10 +175,10 @@ def test_evicting_takes_the_idle_slot_used_longest_ago_and_then_stops(bench: Ben
     old, _ = bench.serve([*range(100, 120)])
     new, _ = bench.serve([*range(200, 220)])
     assert bench.slots.evict()
-    assert (old.n_target, new.n_target) == (0, 19)
+    assert (old.n_past, new.n_past) == (0, 19)
     assert bench.slots.evict()
     assert not bench.slots.evict()
-    assert busy.n_target == 2
+    assert busy.n_past == 2
     for slot in (old, new, busy):
         bench.check(slot)
 
@@ -187,10 +187,10 @@ def test_rolling_back_cuts_both_memories(bench: Bench) -> None:
     slot = bench.slots.acquire([*range(30)])
     bench.read(slot, [*range(30)])
     assert bench.slots.roll_back(slot, 12)
-    assert (slot.n_target, slot.n_draft) == (12, 12)
+    assert (slot.n_past, slot.n_past_draft) == (12, 12)
     bench.check(slot)
     assert bench.slots.roll_back(slot, 20)  # there is nothing behind 12 to cut
-    assert slot.n_target == 12
+    assert slot.n_past == 12
 
 
 prompt_parts = st.lists(st.sampled_from([0, 1]), max_size=4)
@@ -209,7 +209,7 @@ def test_the_counts_are_right_after_any_conversations(
             prompt = [7, *(token for part in chosen for token in parts[part])]
             slot = bench.slots.acquire(prompt, reuse)
             bench.check(slot)
-            assert slot.n_target < len(prompt)
+            assert slot.n_past < len(prompt)
             bench.read(slot, prompt)
             bench.slots.release(slot)
             for each in bench.slots:

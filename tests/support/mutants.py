@@ -161,7 +161,7 @@ def ask(path: Path) -> None:
 
 
 def outcome(path: Path, words: BinaryIO) -> str:
-    """Ask in a child; how it ended."""
+    """DraftRequest in a child; how it ended."""
     child = os.fork()
     if child == 0:
         os.dup2(words.fileno(), 1)

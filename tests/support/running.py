@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from localspec.engine import sequence
 from localspec.engine.engine import Engine
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.sequence import Generation
 from localspec.protocol.frames import (
     Constraint,
     Delta,
@@ -100,7 +100,7 @@ class Running:
         else:
             answer.ending = frame
 
-    def generation(self, request: int) -> Generation:
+    def generation(self, request: int) -> sequence.Sequence:
         lanes = [self.pair.shared] + ([self.pair.exact()] if self.pair._exact else [])
         return next(g for lane in lanes for g in lane.active if g.id == request)
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.pair.lane import Lane
-from localspec.engine.sequence import Generation, Prepared
+from localspec.engine.sequence import Sequence, TokenizedRequest
 
 # Tokens that each is left to write before one may have to give way to the others: giving way costs
 # reading a text again, so it is to bring some progress first.
 GROWTH = 64
 
 
-def fits(lane: Lane, waiting: Prepared | Generation) -> bool:
+def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
     """Is there room for it beside those that run, and for all to go on a while? Alone there always is.
 
     One that gave way waits until another has left, so that none is started and stopped in turns.
@@ -24,7 +23,7 @@ def fits(lane: Lane, waiting: Prepared | Generation) -> bool:
     if any(gen.alone for gen in lane.active):
         return False
     growth = sum(min(gen.left, GROWTH) for gen in lane.active)
-    if isinstance(waiting, Generation):
+    if isinstance(waiting, Sequence):
         if waiting.alone or waiting.gave_way == lane.left:
             return False
         growth += min(waiting.left, GROWTH)
@@ -36,7 +35,7 @@ def fits(lane: Lane, waiting: Prepared | Generation) -> bool:
     return sum(map(len, texts)) <= room or cells(texts) <= room
 
 
-def cells(texts: Sequence[list[int]]) -> int:
+def cells(texts: list[list[int]]) -> int:
     """Cells that texts take where each shares its beginning with the others as far as it can.
 
     Texts read at the same time share less: this is the least they take.

@@ -28,15 +28,16 @@ MARKS = 8  # of one slot; all slots' together take at most a quarter of the memo
 class Slot:
     """One sequence id in the target's memory, and one in the draft's.
 
-    tokens[:n_target] are in the target's KV, tokens[:n_draft] in the draft's. During a round the
+    tokens[:n_past] are in the target's KV, tokens[:n_past_draft] in the draft's. During a round the
     memories hold more (drafts not verified yet); after it they are rolled back to these counts.
+    Both counts are written in this file alone.
     """
 
     id: int
     draft_id: int
     tokens: list[int] = field(default_factory=list)
-    n_target: int = 0
-    n_draft: int = 0
+    n_past: int = 0
+    n_past_draft: int = 0
     marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
     turns: list[int] = field(default_factory=list)  # where answers began and ended
     draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
@@ -48,7 +49,16 @@ class Slot:
 
     @property
     def cached(self) -> list[int]:
-        return self.tokens[: self.n_target]
+        return self.tokens[: self.n_past]
+
+    @property
+    def unread(self) -> list[int]:
+        """What the target has not read yet."""
+        return self.tokens[self.n_past :]
+
+    def draft_has_read(self, count: int) -> None:
+        """The draft's memory holds so many tokens now, drafts of its own among them."""
+        self.n_past_draft = count
 
 
 class Slots:
@@ -90,7 +100,7 @@ class Slots:
         align: int = 1,
         saved: Prefix | None = None,
     ) -> Slot:
-        """A free slot that holds as much of `prompt` as any slot does; its `n_target` says how much.
+        """A free slot that holds as much of `prompt` as any slot does; its `n_past` says how much.
 
         Where a kept prefix, or `saved`, holds so much more that putting it back pays, it holds that.
         At least the last prompt token is left to be read (its logits are needed), and reuse ends at a
@@ -103,9 +113,9 @@ class Slots:
         source = max(self._slots, key=lambda s: shared[s.id])
         keep = shared[best.id]
         # A slot whose cache would mostly be lost is left alone where another is free to take a copy.
-        wasteful = keep * 2 < best.n_target
+        wasteful = keep * 2 < best.n_past
         if shared[source.id] > keep or wasteful:
-            best = min(idle, key=lambda s: (s.n_target > 0, s.last_used))
+            best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
             keep = shared[best.id]
         back = self._put_back(best, prompt, shared[source.id], align, saved) if reuse else 0
         if reuse and not back:  # trying may have cost a slot what it held
@@ -113,7 +123,7 @@ class Slots:
             keep = self._bring(best, source, keep, offered)
         self._take(best, prompt, back or keep)
         if not back:
-            best.source = "slot" if best.n_target else ""
+            best.source = "slot" if best.n_past else ""
         return best
 
     def _usable(self, slot: Slot, prompt: Sequence[int], align: int) -> int:
@@ -124,10 +134,10 @@ class Slots:
     def _least(self, slot: Slot) -> int:
         """The fewest tokens that the target's memory of a slot can be cut to."""
         if self._cuttable:
-            return _least(self._target, slot.id, slot.n_target)
+            return _least(self._target, slot.id, slot.n_past)
         # llama.cpp keeps a snapshot per token of the last pass only, and would give an older pass's
         # instead of refusing.
-        return min(slot.last_pass + 1, slot.n_target)
+        return min(slot.last_pass + 1, slot.n_past)
 
     def _bring(self, slot: Slot, source: Slot, keep: int, offered: int) -> int:
         """Copy a longer shared prefix from another slot; returns what `slot` now holds of the prompt."""
@@ -140,12 +150,12 @@ class Slots:
         if offered < self._least(source) and self._back_to_mark(slot, offered) != offered:
             self.clear(slot)
             return 0
-        slot.tokens, slot.n_target = source.tokens[:offered], offered
+        slot.tokens, slot.n_past = source.tokens[:offered], offered
         if self._draft is not None and self._draft_cuttable:
-            n_draft = min(source.n_draft, offered)
-            if n_draft and n_draft >= _least(self._draft, source.draft_id, source.n_draft):
+            n_draft = min(source.n_past_draft, offered)
+            if n_draft and n_draft >= _least(self._draft, source.draft_id, source.n_past_draft):
                 self._draft.copy(source.draft_id, slot.draft_id, n_draft)
-                slot.n_draft = n_draft
+                slot.n_past_draft = n_draft
         return offered
 
     def _take(self, slot: Slot, prompt: list[int], keep: int) -> None:
@@ -153,9 +163,9 @@ class Slots:
         slot.busy, slot.last_used = True, self._clock
         self._keep(slot, keep)
         keep = self._cut(slot, keep)
-        slot.tokens, slot.n_target = prompt, keep
+        slot.tokens, slot.n_past = prompt, keep
         slot.turns.append(max(len(prompt) - OPENING, 0))
-        slot.n_draft = min(slot.n_draft, keep)
+        slot.n_past_draft = min(slot.n_past_draft, keep)
         slot.conversation = None
 
     def forget_conversation(self, conversation: str | None) -> None:
@@ -172,7 +182,7 @@ class Slots:
         """A copy of what both memories hold for a slot, whose target may be cut to `left` for it."""
         start = time.perf_counter()
         draft = None
-        if self._draft is not None and slot.n_draft:
+        if self._draft is not None and slot.n_past_draft:
             draft = self._draft.save(slot.draft_id)
         target, least = self._target.save(slot.id), self._least_saved(slot)
         spent = time.perf_counter() - start
@@ -181,7 +191,7 @@ class Slots:
             slot.cached,
             target,
             draft,
-            slot.n_draft if draft is not None else 0,
+            slot.n_past_draft if draft is not None else 0,
             least,
             self._exact,
             slot.conversation,
@@ -194,17 +204,17 @@ class Slots:
     def _least_saved(self, slot: Slot) -> int:
         """As `_least`, of a copy: llama.cpp leaves out what the last token of the text could not see."""
         if not self._cuttable:
-            return slot.n_target
+            return slot.n_past
         least, window = self._least(slot), self._target.model.n_swa
-        return least if not window or slot.n_target <= window else max(least, slot.n_target - 1)
+        return least if not window or slot.n_past <= window else max(least, slot.n_past - 1)
 
     def _keep(self, slot: Slot, left: int) -> None:
         """Before a slot loses all but `left` tokens: keep a copy where that is worth it."""
         kept = self._prefixes
-        if kept is None or slot.n_target <= left or kept.limit <= 0 or not self._restores:
+        if kept is None or slot.n_past <= left or kept.limit <= 0 or not self._restores:
             return
         size = self._target.state_size(slot.id)
-        worth = kept.exchange.worth_keeping(slot.n_target - left, size)
+        worth = kept.exchange.worth_keeping(slot.n_past - left, size)
         if not worth or kept.covers(slot.cached, self._exact):
             return
         held = self.snapshot(slot, left)
@@ -237,12 +247,12 @@ class Slots:
         if not self._target.restore(slot.id, found.target):
             self.clear(slot)
             return 0
-        slot.tokens, slot.n_target = list(found.tokens), len(found.tokens)
-        slot.last_pass, slot.marks = slot.n_target, list(found.marks)
+        slot.tokens, slot.n_past = list(found.tokens), len(found.tokens)
+        slot.last_pass, slot.marks = slot.n_past, list(found.marks)
         slot.turns = [mark.tokens for mark in found.marks]
         if self._draft is not None and found.draft is not None:
             restored = self._draft.restore(slot.draft_id, found.draft)
-            slot.n_draft = found.n_draft if restored else 0
+            slot.n_past_draft = found.n_draft if restored else 0
         kept.exchange.copied(found.copied, (time.perf_counter() - start) * 1e3)
         kept.taken(found, length)
         slot.source = "disk" if found.source == "disk" else "memory"
@@ -251,28 +261,37 @@ class Slots:
 
     def _make_cells(self, count: int) -> None:
         """llama.cpp puts a state back only where cells are free: others give theirs up for it."""
-        while sum(slot.n_target for slot in self._slots) + count > self._target.n_ctx:
+        while sum(slot.n_past for slot in self._slots) + count > self._target.n_ctx:
             if not self.evict():
                 return
 
+    def prefilled(self, slot: Slot, count: int) -> None:
+        """A pass has read `count` tokens of the prompt."""
+        slot.n_past += count
+
+    def commit(self, slot: Slot, count: int) -> None:
+        """Of what a pass read, `count` tokens are the text's; all else goes out of both memories."""
+        slot.n_past += count
+        self.roll_back(slot, slot.n_past)
+
     def roll_back(self, slot: Slot, length: int) -> bool:
         """Cut both memories to `length` tokens. False: the model cannot, and reads some of it again."""
-        wanted = min(length, slot.n_target)
+        wanted = min(length, slot.n_past)
         return self._cut(slot, length) == wanted
 
     def _cut(self, slot: Slot, length: int) -> int:
         """Cut both memories to `length` tokens, or to fewer where the model cannot; returns how many."""
         if self._target.length(slot.id) > length:
-            # What a pass read ahead of `n_target` took no cell that the text up to there needs.
-            ahead = self._cuttable and length >= slot.n_target
+            # What a pass read ahead of `n_past` took no cell that the text up to there needs.
+            ahead = self._cuttable and length >= slot.n_past
             there = ahead or length >= self._least(slot)
             if not (there and self._target.remove(slot.id, length)):
                 length = self._back_to_mark(slot, length)
-        slot.n_target = min(slot.n_target, length)
+        slot.n_past = min(slot.n_past, length)
         slot.marks = [mark for mark in slot.marks if mark.tokens <= length]
         slot.turns = [turn for turn in slot.turns if turn <= length]
-        self.roll_back_draft(slot, min(slot.n_draft, length))
-        return slot.n_target
+        self.roll_back_draft(slot, min(slot.n_past_draft, length))
+        return slot.n_past
 
     # ------------------------------------------------------------------ going back without a cut
 
@@ -284,10 +303,10 @@ class Slots:
         if not self._loses(slot) or self._mark_bytes() <= 0:
             return count
         opening = len(slot.tokens) - OPENING
-        if slot.n_target == opening or slot.n_target - _marked(slot) >= MARK_EVERY:
+        if slot.n_past == opening or slot.n_past - _marked(slot) >= MARK_EVERY:
             self._mark(slot)
-        if opening - _marked(slot) >= MIN_TOKENS and slot.n_target < opening:
-            return min(count, opening - slot.n_target)
+        if opening - _marked(slot) >= MIN_TOKENS and slot.n_past < opening:
+            return min(count, opening - slot.n_past)
         return count
 
     def _loses(self, slot: Slot) -> bool:
@@ -303,14 +322,14 @@ class Slots:
     def _mark(self, slot: Slot) -> None:
         """Keep what the target cannot be cut to later, where that is worth its copy."""
         room, kept = self._mark_bytes(), self._prefixes
-        if not self._loses(slot) or kept is None or slot.n_target <= _marked(slot):
+        if not self._loses(slot) or kept is None or slot.n_past <= _marked(slot):
             return
-        if self._target.length(slot.id) != slot.n_target:
+        if self._target.length(slot.id) != slot.n_past:
             return  # a pass that failed may have left more
         size = self._target.state_size(slot.id, partial=True)
-        if size > room or not kept.exchange.worth_keeping(slot.n_target - _marked(slot), size):
+        if size > room or not kept.exchange.worth_keeping(slot.n_past - _marked(slot), size):
             return
-        self._add_mark(slot, slot.n_target)
+        self._add_mark(slot, slot.n_past)
 
     def _mark_turns(self, slot: Slot, left: int) -> None:
         """Before a text with a window leaves: its copy will hold the last one only, so keep the others
@@ -319,9 +338,9 @@ class Slots:
         kept = self._prefixes
         if not self._cuttable or not self._target.model.n_swa or kept is None:
             return
-        least, later = max(self._least(slot), left, 1), slot.n_target + MIN_TOKENS
+        least, later = max(self._least(slot), left, 1), slot.n_past + MIN_TOKENS
         for turn in sorted(set(slot.turns), reverse=True):
-            apart = least <= turn < slot.n_target and later - turn >= MIN_TOKENS
+            apart = least <= turn < slot.n_past and later - turn >= MIN_TOKENS
             if apart and self._target.remove(slot.id, turn):
                 size = self._target.state_size(slot.id, partial=True)
                 if size <= self._mark_bytes() and kept.exchange.worth_keeping(turn, size):
@@ -354,16 +373,16 @@ class Slots:
         """Cut the draft's memory to `length` tokens; where it cannot, it starts anew."""
         if self._draft is None:
             return
-        slot.n_draft = length
+        slot.n_past_draft = length
         if self._draft.length(slot.draft_id) > length:
             if not self._draft_cuttable:
-                slot.n_draft = self._return_to_mark(self._draft, slot, length)
+                slot.n_past_draft = self._return_to_mark(self._draft, slot, length)
             else:
                 held = self._draft.length(slot.draft_id)
                 there = length >= _least(self._draft, slot.draft_id, held)
                 if not (there and self._draft.remove(slot.draft_id, length)):
                     self._draft.remove(slot.draft_id, 0)
-                    slot.n_draft = 0
+                    slot.n_past_draft = 0
 
     def _return_to_mark(self, draft: Context, slot: Slot, length: int) -> int:
         """Go back to where drafting began (llama.cpp's own snapshots reach no further back than the
@@ -379,11 +398,11 @@ class Slots:
 
     def release(self, slot: Slot) -> None:
         """The request is over; what the target has read stays as a cache."""
-        slot.tokens = slot.tokens[: slot.n_target]
-        slot.turns.append(slot.n_target)
+        slot.tokens = slot.tokens[: slot.n_past]
+        slot.turns.append(slot.n_past)
         self._mark(slot)
         slot.last_used = self._clock = self._clock + 1
-        slot.n_draft = min(slot.n_draft, slot.n_target)
+        slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
         slot.busy = False
 
     def forget(self, slot: Slot) -> None:
@@ -391,7 +410,7 @@ class Slots:
         self._target.remove(slot.id, 0)
         if self._draft is not None:
             self._draft.remove(slot.draft_id, 0)
-        slot.n_target = slot.n_draft = 0
+        slot.n_past = slot.n_past_draft = 0
         slot.draft_mark = None
         slot.marks, slot.turns = [], []
 
@@ -403,7 +422,7 @@ class Slots:
 
     def evict_draft(self) -> bool:
         """Empty the draft's memory of the idle slot that was used longest ago; as `evict`."""
-        idle = [slot for slot in self._slots if not slot.busy and slot.n_draft]
+        idle = [slot for slot in self._slots if not slot.busy and slot.n_past_draft]
         if not idle:
             return False
         self.roll_back_draft(min(idle, key=lambda s: s.last_used), 0)
@@ -411,7 +430,7 @@ class Slots:
 
     def evict(self) -> bool:
         """Empty the idle slot that was used longest ago. False: no idle slot holds anything."""
-        idle = [slot for slot in self._slots if not slot.busy and slot.n_target]
+        idle = [slot for slot in self._slots if not slot.busy and slot.n_past]
         if not idle:
             return False
         oldest = min(idle, key=lambda s: s.last_used)

@@ -16,7 +16,7 @@ import numpy as np
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
 from localspec.engine.pair.measuring import WIDTHS
-from localspec.engine.sequence import Generation
+from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.cost import Clock, CostTable
 from localspec.engine.speculation.depth import Floats
 
@@ -46,7 +46,7 @@ class Lane:
         self.slots = slots
         self.costs = costs
         self.width = width
-        self.active: list[Generation] = []
+        self.active: list[Sequence] = []
         self.left = 0  # requests that have ended here
         self.began = 0.0  # when the last pass did (perf_counter)
         # A state that can go back only a few tokens also limits how far a pass may run ahead.

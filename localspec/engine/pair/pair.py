@@ -39,7 +39,7 @@ from localspec.engine.pair.models import (
 from localspec.engine.pair.profile import Stock
 from localspec.engine.sampling import sampler
 from localspec.engine.speculation.cost import CostProfile, CostTable
-from localspec.engine.speculation.depth import HOPE, MAX_DEPTH, MAX_LIMIT, Calibration
+from localspec.engine.speculation.depth import INITIAL_ACCEPTANCE, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.speculation.drafters.model import READING, DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.errors import InvalidRequest, LoadFailed
@@ -163,7 +163,7 @@ class Pair:
         learned = stored if isinstance(stored, dict) else {}
         self.calibrations = {
             kind: Calibration.from_dict(learned.get(kind), mean)
-            for kind, mean in (("draft", HOPE), ("ngram", 0.4), ("grammar", 0.94))
+            for kind, mean in (("draft", INITIAL_ACCEPTANCE), ("ngram", 0.4), ("grammar", 0.94))
         }
         width = known.get("exact_width")
         self._exact_width = width if width in CANDIDATES else None
@@ -389,7 +389,7 @@ class Pair:
         found: dict[str | None, Callable[[], Prefix]] = {}
         for lane in self._lanes():
             for slot in sorted(lane.slots, key=lambda s: -s.last_used):
-                if self.states.wanted(slot.conversation, slot.n_target):
+                if self.states.wanted(slot.conversation, slot.n_past):
                     found.setdefault(slot.conversation, partial(lane.slots.snapshot, slot))
         for prefix in self.prefixes:
             if self.states.wanted(prefix.conversation, len(prefix.tokens)):

@@ -19,7 +19,7 @@ from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.dry import Breakers, BreakerTable
 from localspec.engine.sampling.infill import weigh_endings
 from localspec.engine.sampling.sampler import Distribution, Sampler, Settings, resolve
-from localspec.engine.sequence import Prepared
+from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import Lookup
 from localspec.errors import ContextExceeded, InvalidRequest
 from localspec.protocol.frames import (
@@ -57,7 +57,7 @@ class Preparer:
         cutter = self._pair.vocab.cutter
         return cutter.seconds("\n".join(_texts(request)), cuts=_messages(request))
 
-    def prepare(self, request: Generate) -> Prepared:
+    def prepare(self, request: Generate) -> TokenizedRequest:
         """Ready for `Engine.submit`.
 
         Raises:
@@ -70,7 +70,7 @@ class Preparer:
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
         matcher = self._grammars.compile(request.constraint) if request.constraint else None
-        return Prepared(
+        return TokenizedRequest(
             request,
             tokens,
             self._sampler(settings),

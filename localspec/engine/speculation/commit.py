@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from localspec.engine.llama import Context, Vocab
 from localspec.engine.pair.lane import Lane
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.sampler import Logits
-from localspec.engine.speculation.controller import Turn
+from localspec.engine.speculation.controller import SequenceStep
 from localspec.engine.speculation.drafters.ngram import length_bucket
 from localspec.engine.speculation.verify import verify_chosen, verify_match, verify_rejection
 from localspec.protocol.frames import Delta, TokenLogprob
 
 
-def commit(lane: Lane, turn: Turn, vocab: Vocab) -> Delta | None:
+def commit(lane: Lane, turn: SequenceStep, vocab: Vocab) -> Delta | None:
     """Keep what the target agrees with, and roll both memories back to it; the text to show, if any.
 
     The logits of the turn's pass are still there. Whatever is raised is this sequence's trouble: what
-    its slot holds beyond `n_target` tokens is unknown then, and no other sequence was touched.
+    its slot holds beyond `n_past` tokens is unknown then, and no other sequence was touched.
     """
     gen, slot = turn.gen, turn.gen.slot
     if turn.first_row < 0:
-        slot.n_target += len(turn.read)
+        lane.slots.prefilled(slot, len(turn.read))
         return None
     if gen.limit <= 0:  # the prompt was only to be read
-        slot.n_target += len(turn.read)
+        lane.slots.prefilled(slot, len(turn.read))
         gen.wrote(0, lane.began)
         gen.finish = "length"
         return None
@@ -33,7 +31,7 @@ def commit(lane: Lane, turn: Turn, vocab: Vocab) -> Delta | None:
         kept, raw = _verify(lane, turn)
     except _Doubtful:  # the same pass once more, now with logits
         gen.chosen_on_device = lane.context.choose_on_device(slot.id, False)
-        lane.slots.roll_back(slot, slot.n_target)
+        lane.slots.commit(slot, 0)
         return None
     gen.round_over()
     logprobs: list[TokenLogprob] = []
@@ -43,21 +41,19 @@ def commit(lane: Lane, turn: Turn, vocab: Vocab) -> Delta | None:
             for i, token in enumerate(kept)
         ]
     _observe(turn, kept)
-    before = slot.n_target + len(turn.read)
     count, delta = gen.keep(kept, len(kept) - 1, logprobs, lane.began)
     # Accepted drafts are in the target's KV already; its own last token is not.
-    slot.n_target = before + min(count, len(kept) - 1)
-    lane.slots.roll_back(slot, slot.n_target)
+    lane.slots.commit(slot, len(turn.read) + min(count, len(kept) - 1))
     gen.tally.produced += count
     return delta
 
 
-def _verify(lane: Lane, turn: Turn) -> tuple[list[int], dict[int, Logits]]:
+def _verify(lane: Lane, turn: SequenceStep) -> tuple[list[int], dict[int, Logits]]:
     """The tokens to keep, and the target's own rows that were looked at."""
     gen, slot = turn.gen, turn.gen.slot
     raw: dict[int, Logits] = {}
 
-    def rows(i: int, kept: Sequence[int]) -> Logits:
+    def rows(i: int, kept: list[int]) -> Logits:
         row = lane.context.finite(turn.first_row + i)
         raw[i] = row
         mask = None
@@ -89,7 +85,7 @@ def _chosen(context: Context, row: int) -> int:
     return token
 
 
-def _observe(turn: Turn, kept: Sequence[int]) -> None:
+def _observe(turn: SequenceStep, kept: list[int]) -> None:
     """Teach the beliefs: each verified draft up to the first rejection, and lookup for free."""
     gen = turn.gen
     accepted = len(kept) - 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from localspec.engine.llama import DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.sampling.sampler import Distribution
-from localspec.engine.sequence import Generation
+from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
     MAX_LIMIT,
@@ -20,7 +19,7 @@ from localspec.engine.speculation.depth import (
     best_depth,
     bucket,
 )
-from localspec.engine.speculation.drafters.model import Ask
+from localspec.engine.speculation.drafters.model import DraftRequest
 from localspec.engine.speculation.drafters.ngram import length_bucket
 
 # With a fixed depth the kinds are ranked; the policy compares what they are expected to give instead.
@@ -30,7 +29,7 @@ _CERTAIN = bucket(1.0)
 
 
 @dataclass(slots=True)
-class Turn:
+class SequenceStep:
     """One generation's part of a pass: tokens to read, then drafts to verify.
 
     candidate, kind: what it was decided to draft, None for nothing. looked_up, match: what lookup
@@ -38,8 +37,8 @@ class Turn:
     first_row: the row of the last token read; -1 for a chunk in the middle of a prompt.
     """
 
-    gen: Generation
-    read: Sequence[int]
+    gen: Sequence
+    read: list[int]
     candidate: Candidate | None = None
     kind: str | None = None
     drafted: list[int] = field(default_factory=list)
@@ -66,7 +65,7 @@ class _Option:
 
     kind: str
     candidate: Candidate
-    tokens: Sequence[int] = ()
+    tokens: list[int] = field(default_factory=list)
 
 
 class Planner:
@@ -75,13 +74,13 @@ class Planner:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
 
-    def draft(self, lane: Lane, turns: Sequence[Turn]) -> list[tuple[Generation, Exception]]:
+    def draft(self, lane: Lane, turns: list[SequenceStep]) -> list[tuple[Sequence, Exception]]:
         """Give each writing turn the drafts that are worth verifying, if any.
 
         Returns those whose own lookup or grammar failed, and how. What fails in deciding or drafting
         for several together costs them their drafts only, unless a context is lost (`DecodeFatal`).
         """
-        broken: list[tuple[Generation, Exception]] = []
+        broken: list[tuple[Sequence, Exception]] = []
         rows = sum(len(turn.read) for turn in turns)
         writing = [turn for turn in turns if not turn.gen.reading]
         spare = min(lane.context.n_outputs - len(turns), lane.batch.capacity - rows)
@@ -113,7 +112,7 @@ class Planner:
                     broken.append((turn.gen, error))
         return broken
 
-    def stop_drafting(self, lane: Lane, gen: Generation, error: Exception) -> None:
+    def stop_drafting(self, lane: Lane, gen: Sequence, error: Exception) -> None:
         """The draft model cannot serve this request any more; its answer goes on without."""
         lane.slots.roll_back_draft(gen.slot, 0)
         if isinstance(error, NoKvSlot):
@@ -127,7 +126,7 @@ class Planner:
 
     # ------------------------------------------------------------------------ which kind
 
-    def _consider(self, lane: Lane, turn: Turn, rows: int, most: int) -> bool:
+    def _consider(self, lane: Lane, turn: SequenceStep, rows: int, most: int) -> bool:
         """Set the turn's kind and candidate to the best this generation could have now."""
         gen = turn.gen
         room = self._pair.n_ctx - len(gen.slot.tokens) - 1
@@ -142,7 +141,7 @@ class Planner:
         turn.drafted, turn.buckets = list(best.tokens), list(best.candidate.known)
         return True
 
-    def _options(self, turn: Turn, limit: int) -> list[_Option]:
+    def _options(self, turn: SequenceStep, limit: int) -> list[_Option]:
         gen, options = turn.gen, []
         if "grammar" in gen.beliefs and gen.matcher is not None:
             forced = gen.matcher.forced()[:limit]
@@ -177,7 +176,7 @@ class Planner:
 
     # ------------------------------------------------------------------------ how deep
 
-    def _decide(self, lane: Lane, turns: list[Turn], other: int) -> float:
+    def _decide(self, lane: Lane, turns: list[SequenceStep], other: int) -> float:
         """Fix each turn's depth; turns of depth 0 lose kind and drafts. Returns the rate aimed at."""
         candidates = [turn.candidate for turn in turns if turn.candidate is not None]
         most = sum(candidate.limit for candidate in candidates)
@@ -203,7 +202,7 @@ class Planner:
 
     # ------------------------------------------------------------------------ the draft model
 
-    def _ask_model(self, lane: Lane, turns: list[Turn], rate: float) -> None:
+    def _ask_model(self, lane: Lane, turns: list[SequenceStep], rate: float) -> None:
         if not turns or self._pair.drafter is None:
             return
         pass_ms = lane.pass_ms(max(turn.base for turn in turns) + MAX_LIMIT)
@@ -231,10 +230,10 @@ class Planner:
             if not count:
                 turn.kind = None
 
-    def _ask(self, turn: Turn, pass_ms: Floats, rate: float) -> Ask:
+    def _ask(self, turn: SequenceStep, pass_ms: Floats, rate: float) -> DraftRequest:
         gen, candidate = turn.gen, turn.candidate
 
-        def more(ask: Ask) -> bool:
+        def more(ask: DraftRequest) -> bool:
             if not ask.tokens:
                 return True  # that something is drafted has been decided
             if candidate is None or self._pair.vocab.is_eog(ask.tokens[-1]):
@@ -242,10 +241,10 @@ class Planner:
             candidate.known = ask.buckets
             return gen.policy.keep_drafting(candidate, pass_ms, rate)
 
-        return Ask(gen.slot, gen.sampler if gen.reject else None, more)
+        return DraftRequest(gen.slot, gen.sampler if gen.reject else None, more)
 
 
-def _known(kind: str, gen: Generation, tokens: list[int], at: int) -> _Option:
+def _known(kind: str, gen: Sequence, tokens: list[int], at: int) -> _Option:
     """Drafts that cost nothing and are known at once, all of one confidence bucket."""
     known = [at] * len(tokens)
     return _Option(kind, Candidate(gen.beliefs[kind], len(tokens), 0.0, 0.0, known), tokens)

@@ -33,7 +33,7 @@ MAX_DEPTH = 15  # drafted by the policy; one pass of 16 rows
 MAX_LIMIT = 64  # a request may ask for so many, lookup may bring so many
 # Expected of a draft model nobody has seen at work. Hopeful: a few rounds that did not pay teach more
 # than waiting, and are forgotten after the first text.
-HOPE = 0.75
+INITIAL_ACCEPTANCE = 0.75
 # Looking whether drafts have become good is paid from a credit in units of one plain token's time: a new
 # draft model begins with some, and what short answers leave over is kept. The share of time that earns
 # it falls to the least one as the prior comes to say that this pair's drafts are never good.
@@ -43,8 +43,8 @@ GOOD = GRID >= 0.6  # rates at which drafting pays on most machines
 # Drafting must promise so much more than plain decoding: the best of several estimates is an
 # optimistic one, and near the break-even the error would be paid for and nothing won.
 MARGIN = 1.03
-LOOK_GAP = 8  # tokens between two looks at least
-LOOK_LEFT = 32  # with fewer tokens to come there is nothing to win by looking
+PROBE_GAP = 8  # tokens between two looks at least
+PROBE_LEFT = 32  # with fewer tokens to come there is nothing to win by looking
 _KNOWN = 50  # checked drafts from which on a draft model is no longer new
 
 
@@ -66,7 +66,7 @@ class Calibration:
     how often bucket b occurs. `count[b]`: drafts checked.
     """
 
-    def __init__(self, mean: float = HOPE) -> None:
+    def __init__(self, mean: float = INITIAL_ACCEPTANCE) -> None:
         weights = np.exp(-((GRID - mean) ** 2) / 0.18)  # a broad hill around the expected mean
         self.prior: Floats = weights / weights.sum()
         self.offset: Floats = np.zeros(BUCKETS)
@@ -132,7 +132,7 @@ class Calibration:
         }
 
     @classmethod
-    def from_dict(cls, stored: Any, mean: float = HOPE) -> Calibration:
+    def from_dict(cls, stored: Any, mean: float = INITIAL_ACCEPTANCE) -> Calibration:
         """A stored calibration; a fresh one if it is not sound."""
         fresh = cls(mean)
         sizes = {"prior": len(GRID), "offset": BUCKETS, "share": BUCKETS, "count": BUCKETS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localspec.engine.pair.pair import Pair
-from localspec.engine.sequence import Generation, Prepared
+from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.depth import (
     MAX_LIMIT,
     DepthPolicy,
@@ -17,13 +17,13 @@ def wants_exact(pair: Pair, request: Generate) -> bool:
     return pair.settings.exact if request.exact is None else request.exact
 
 
-def depth(pair: Pair, prepared: Prepared) -> DepthPolicy:
+def depth(pair: Pair, prepared: TokenizedRequest) -> DepthPolicy:
     asked = prepared.request.speculative.depth
     depth = asked if asked is not None else pair.settings.depth
     return MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
 
 
-def kinds(pair: Pair, prepared: Prepared) -> list[str]:
+def kinds(pair: Pair, prepared: TokenizedRequest) -> list[str]:
     """The kinds of drafts this request may use, none where speculation is off or impossible."""
     asked = prepared.request.speculative
     depth = asked.depth if asked.depth is not None else pair.settings.depth
@@ -39,7 +39,7 @@ def kinds(pair: Pair, prepared: Prepared) -> list[str]:
     return kinds
 
 
-def why_no_drafts(pair: Pair, prepared: Prepared) -> str:
+def why_no_drafts(pair: Pair, prepared: TokenizedRequest) -> str:
     """Why `kinds` has none."""
     asked = prepared.request.speculative
     if not asked.enabled:
@@ -49,7 +49,7 @@ def why_no_drafts(pair: Pair, prepared: Prepared) -> str:
     return pair.no_rollback or pair.no_draft
 
 
-def needs_no_logits(prepared: Prepared | Generation) -> bool:
+def needs_no_logits(prepared: TokenizedRequest | Sequence) -> bool:
     """Does the highest logit of each row decide, and nobody look at the row itself?"""
     settings = prepared.sampler.settings
     touched = settings.penalised or settings.infill or bool(settings.logit_bias)
@@ -58,7 +58,7 @@ def needs_no_logits(prepared: Prepared | Generation) -> bool:
     return settings.greedy and not touched and not asked
 
 
-def rejects(pair: Pair, prepared: Prepared) -> bool:
+def rejects(pair: Pair, prepared: TokenizedRequest) -> bool:
     """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding."""
     request = prepared.request
     settings = prepared.sampler.settings

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from localspec.engine.sampling.sampler import Distribution, Logits, Sampler, residual
 
 # Row i, adjusted for the tokens kept so far in this round (penalties, grammar).
-Rows = Callable[[int, Sequence[int]], Logits]
+Rows = Callable[[int, list[int]], Logits]
 
 
 def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler, place: int) -> list[int]:

@@ -15,7 +15,7 @@ from benchmarks.measuring.workloads import Text
 from localspec.engine.engine import Engine
 from localspec.engine.pair.pair import Pair
 from localspec.engine.sampling.sampler import Sampler, resolve
-from localspec.engine.sequence import Prepared
+from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import Calibration
 from localspec.protocol.frames import (
@@ -158,9 +158,9 @@ class Runner:
             cache_prompt=False,
         )
 
-    def _prepared(self, request: Generate, prompt: list[int]) -> Prepared:
+    def _prepared(self, request: Generate, prompt: list[int]) -> TokenizedRequest:
         settings = resolve(request.sampling, self.pair.defaults)
-        return Prepared(request, prompt, Sampler(settings))
+        return TokenizedRequest(request, prompt, Sampler(settings))
 
     def _result(
         self,

@@ -20,7 +20,7 @@ from benchmarks.traces.simulated import SimulatedClock, SimulatedPair
 from benchmarks.traces.trace import Trace
 from localspec.engine.engine import Engine
 from localspec.engine.sampling.sampler import Sampler, resolve
-from localspec.engine.sequence import Prepared
+from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.cost import CostProfile
 from localspec.engine.speculation.depth import MAX_DEPTH, Calibration, Floats
 from localspec.protocol.frames import (
@@ -124,7 +124,7 @@ class Replay:
             speculative=Speculative(True, self._depth, "draft"),
         )
         sampler = Sampler(resolve(request.sampling, {}))
-        self._engine.submit(Prepared(request, [0], sampler))
+        self._engine.submit(TokenizedRequest(request, [0], sampler))
         while self._engine.active:
             before = self._drafted
             self._engine.step()

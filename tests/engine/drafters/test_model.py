@@ -11,7 +11,12 @@ import pytest
 from localspec.engine.cache.slots import Slot, Slots
 from localspec.engine.sampling.sampler import Sampler, Settings
 from localspec.engine.speculation.depth import Belief, Calibration
-from localspec.engine.speculation.drafters.model import LOOK_CONTEXT, PROBE_ROWS, Ask, DraftModel
+from localspec.engine.speculation.drafters.model import (
+    PROBE_CONTEXT,
+    PROBE_ROWS,
+    DraftModel,
+    DraftRequest,
+)
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair
 from tests.support.recurrent import lfm2_pair
@@ -30,8 +35,8 @@ class Drafting:
         self._slots: Slots = engine.pair.shared.slots
         self.slot: Slot = next(iter(self._slots))
 
-    def propose(self, count: int, sampler: Sampler | None = None) -> Ask:
-        ask = Ask(self.slot, sampler, lambda a: len(a.tokens) < count)
+    def propose(self, count: int, sampler: Sampler | None = None) -> DraftRequest:
+        ask = DraftRequest(self.slot, sampler, lambda a: len(a.tokens) < count)
         self.model.propose([ask])
         return ask
 
@@ -44,7 +49,7 @@ class Drafting:
         """The target kept these drafts and added a token of its own."""
         length = len(self.slot.tokens) + len(accepted)
         self.slot.tokens = [*self.slot.tokens, *accepted, correction]
-        self._slots.roll_back_draft(self.slot, min(self.slot.n_draft, length))
+        self._slots.roll_back_draft(self.slot, min(self.slot.n_past_draft, length))
 
 
 @pytest.fixture(params=["attention", "hybrid"])
@@ -65,9 +70,9 @@ def test_after_any_rejection_the_drafts_are_those_of_the_text(
         drafting.verified(first[:accepted], correction)
         text = list(drafting.slot.tokens)
         again = drafting.propose(4).tokens
-        state = drafting.slot.n_draft
+        state = drafting.slot.n_past_draft
         assert again == drafting.fresh(text, 4)
-        assert drafting.slot.n_draft == state
+        assert drafting.slot.n_past_draft == state
         first = again
 
 
@@ -99,13 +104,13 @@ def test_a_look_at_a_text_compares_its_end_with_what_would_have_been_drafted(
     if not right:
         text[-PROBE_ROWS:] = [(token + 1) % 64 for token in text[-PROBE_ROWS:]]
     drafting.fresh(TEXT, 2)
-    before = drafting.slot.n_draft
+    before = drafting.slot.n_past_draft
     belief = Belief(Calibration())
     mean = belief.mean
-    drafting.model.look_in(text, belief)
+    drafting.model.probe(text, belief)
     assert belief.mean > mean if right else belief.mean < mean
     assert belief.calibration.count.sum() == PROBE_ROWS
-    assert drafting.slot.n_draft == before
+    assert drafting.slot.n_past_draft == before
 
 
 def test_a_look_costs_the_same_however_long_the_text_and_leaves_nothing_behind(
@@ -117,8 +122,8 @@ def test_a_look_costs_the_same_however_long_the_text_and_leaves_nothing_behind(
     for length in (2, 9, 40, 400):
         belief = Belief(Calibration())
         rows = drafting.model._batch
-        drafting.model.look_in(list(range(100, 100 + length)), belief)
-        assert rows.rows <= LOOK_CONTEXT + PROBE_ROWS
+        drafting.model.probe(list(range(100, 100 + length)), belief)
+        assert rows.rows <= PROBE_CONTEXT + PROBE_ROWS
         assert belief.calibration.count.sum() == min(PROBE_ROWS, length - 1)
         assert context.length(drafting.model._scratch) == 0
 
@@ -145,13 +150,13 @@ def test_several_slots_draft_together_as_each_alone(models: Path, load: Load) ->
     for i, (slot, text) in enumerate(zip(engine.pair.shared.slots, texts, strict=False)):
         engine.pair.shared.slots.clear(slot)
         slot.tokens = text
-        asks.append(Ask(slot, None, lambda a, most=4 + i: len(a.tokens) < most))  # type: ignore[misc]
+        asks.append(DraftRequest(slot, None, lambda a, most=4 + i: len(a.tokens) < most))  # type: ignore[misc]
     drafting.model.propose(asks)
     assert [ask.tokens for ask in asks] == alone
 
 
 def test_a_draft_that_wants_nothing_gets_nothing(drafting: Drafting) -> None:
     drafting.fresh(TEXT, 2)
-    before = drafting.slot.n_draft
+    before = drafting.slot.n_past_draft
     assert drafting.propose(0).tokens == []
-    assert drafting.slot.n_draft == before
+    assert drafting.slot.n_past_draft == before

@@ -18,12 +18,12 @@ from localspec.engine.speculation.drafters.shared import SharedTokens
 # A look-in reads so many tokens before the place it looks at: enough to guess well, and never the whole
 # text. Of the last rows the guesses are compared with what the target wrote: more would cost the
 # draft's output matrix for each, and four hits or misses in a row already say what the text is like.
-LOOK_CONTEXT, PROBE_ROWS = 20, 4
+PROBE_CONTEXT, PROBE_ROWS = 20, 4
 READING = 64  # width of the pass whose cost per token stands for reading text
 
 
 @dataclass(slots=True)
-class Ask:
+class DraftRequest:
     """One sequence that wants drafts, and what it got.
 
     sampler: draw from the draft's own distribution with it (rejection rule); None: the draft's best
@@ -32,7 +32,7 @@ class Ask:
 
     slot: Slot
     sampler: Sampler | None
-    more: Callable[[Ask], bool]
+    more: Callable[[DraftRequest], bool]
     tokens: list[int] = field(default_factory=list)
     buckets: list[int] = field(default_factory=list)
     probs: list[Distribution] = field(default_factory=list)
@@ -67,11 +67,11 @@ class DraftModel:
         self._batch = batch
         self._costs = costs
         self.busy_s = 0.0  # time inside llama.cpp
-        self.look_ms = costs.ms(LOOK_CONTEXT + PROBE_ROWS)  # of a look-in; corrected by each
+        self.probe_ms = costs.ms(PROBE_CONTEXT + PROBE_ROWS)  # of a look-in; corrected by each
 
     def unread(self, slot: Slot) -> int:
         """Tokens of a slot the draft model has not read (the last is read by the first draft)."""
-        return len(slot.tokens) - slot.n_draft
+        return len(slot.tokens) - slot.n_past_draft
 
     def step_ms(self, sequences: int = 1) -> float:
         """Milliseconds of one draft for one of so many sequences drafting together."""
@@ -86,7 +86,7 @@ class DraftModel:
         """What reading costs per token, in wide passes."""
         return self._costs.per_token_ms(READING)
 
-    def propose(self, asks: Sequence[Ask]) -> None:
+    def propose(self, asks: Sequence[DraftRequest]) -> None:
         """Fill each ask with drafts until its `more` says no.
 
         Raises:
@@ -102,14 +102,14 @@ class DraftModel:
             rows = []
             for ask in active:
                 slot = ask.slot
-                new = ask.tokens[-1:] or slot.tokens[slot.n_draft :]
-                for at, token in enumerate(new, start=slot.n_draft):
-                    last = at + 1 == slot.n_draft + len(new)
+                new = ask.tokens[-1:] or slot.tokens[slot.n_past_draft :]
+                for at, token in enumerate(new, start=slot.n_past_draft):
+                    last = at + 1 == slot.n_past_draft + len(new)
                     row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
                 rows.append((row, at + 1))
             self._pass()
             for ask, (row, length) in zip(active, rows, strict=True):
-                ask.slot.n_draft = length
+                ask.slot.draft_has_read(length)
                 self._choose(ask, self._proposals(row))
             active = [ask for ask in active if ask.more(ask)]
 
@@ -119,10 +119,10 @@ class DraftModel:
     def _mark(self, slot: Slot) -> None:
         """Keep a state that cannot be cut, for Slots to return to after a rejection."""
         model = self._context.model
-        if (model.recurrent or model.hybrid) and slot.n_draft:
-            slot.draft_mark = slot.n_draft, self._context.save(slot.draft_id, partial=True)
+        if (model.recurrent or model.hybrid) and slot.n_past_draft:
+            slot.draft_mark = slot.n_past_draft, self._context.save(slot.draft_id, partial=True)
 
-    def _choose(self, ask: Ask, logits: Logits) -> None:
+    def _choose(self, ask: DraftRequest, logits: Logits) -> None:
         if ask.sampler is None:
             token = int(logits.argmax())
             confidence = _probability(logits, token)
@@ -135,13 +135,13 @@ class DraftModel:
         ask.tokens.append(token)
         ask.buckets.append(bucket(confidence))
 
-    def look_in(self, tokens: Sequence[int], belief: Belief) -> None:
+    def probe(self, tokens: Sequence[int], belief: Belief) -> None:
         """Would the draft model have seen the end of a text coming that was written without it?
 
         One pass over the last tokens in a sequence of their own: the text before them stays unread, so
         looking costs the same in texts of any length.
         """
-        window = tokens[-(LOOK_CONTEXT + PROBE_ROWS + 1) :]
+        window = tokens[-(PROBE_CONTEXT + PROBE_ROWS + 1) :]
         first = max(len(window) - 1 - PROBE_ROWS, 0)
         self._batch.clear()
         rows = [
@@ -155,7 +155,7 @@ class DraftModel:
             spent = self._pass(timed=False)
         finally:
             self._context.remove(self._scratch, 0)
-        self.look_ms += 0.3 * (spent * 1e3 - self.look_ms)
+        self.probe_ms += 0.3 * (spent * 1e3 - self.probe_ms)
         for row, token in rows[first:]:
             logits = self._proposals(row)
             best = int(logits.argmax())
@@ -166,13 +166,13 @@ class DraftModel:
         most = self._batch.capacity
         if self._pass_s:
             most = min(most, max(int(self._pass_s * 1e3 / self.token_reading_ms), 1))
-        while end - slot.n_draft > keep_tail:
-            size = min(end - slot.n_draft - keep_tail, most)
+        while end - slot.n_past_draft > keep_tail:
+            size = min(end - slot.n_past_draft - keep_tail, most)
             self._batch.clear()
-            for at in range(slot.n_draft, slot.n_draft + size):
+            for at in range(slot.n_past_draft, slot.n_past_draft + size):
                 self._batch.add(self._shared.shown(slot.tokens[at]), at, slot.draft_id, False)
             self._pass(timed=False)
-            slot.n_draft += size
+            slot.draft_has_read(slot.n_past_draft + size)
 
     def _pass(self, timed: bool = True) -> float:
         start = self._clock()
