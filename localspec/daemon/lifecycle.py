@@ -21,7 +21,7 @@ from localspec.daemon.history.store import Conversations
 from localspec.daemon.http import tcp
 from localspec.daemon.http.connection import ClientConnection, allow_more_files
 from localspec.daemon.http.sockets import bind, listening_sockets, notify
-from localspec.daemon.pairs.library import Library
+from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.state import Context
 from localspec.daemon.worker.process import DEFAULT_COMMAND
 from localspec.daemon.worker.safe_mode import Memory
@@ -74,7 +74,7 @@ class Daemon:
             worker_command=worker_command,
         )
         supervisor = self._supervisor
-        self._library = Library(
+        self._registry = Registry(
             paths,
             supervisor.uses,
             lambda: supervisor.worker_pid,
@@ -84,7 +84,7 @@ class Daemon:
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )
         self._context = Context(
-            config, paths, supervisor, self._library, self._conversations, self.drain
+            config, paths, supervisor, self._registry, self._conversations, self.drain
         )
         self._server = _Server(
             uvicorn.Config(
@@ -121,7 +121,7 @@ class Daemon:
         for each in listening:
             log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
         watching = watch.start(self._context)
-        threading.Thread(target=self._library.resume, name="resume", daemon=True).start()
+        threading.Thread(target=self._registry.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=listening)
         finally:
@@ -129,8 +129,8 @@ class Daemon:
                 self._paths.socket.unlink(missing_ok=True)
             watching.set()
             self._context.looks.close()
-            if self._library.pulling:
-                await asyncio.to_thread(self._library.close)
+            if self._registry.pulling:
+                await asyncio.to_thread(self._registry.close)
             await self._supervisor.close()
             await asyncio.to_thread(self._conversations.close)
             log.info("daemon %d ended", os.getpid())
@@ -154,7 +154,7 @@ class Daemon:
         notify("STOPPING=1", f"STATUS=Ending; {running} answers are being written")
         self._context.draining = True
         self._supervisor.admission.close()
-        self._library.stop()
+        self._registry.stop()
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
 

@@ -17,7 +17,7 @@ from localspec.daemon.history.store import Conversations
 from localspec.daemon.http.requests import unless_gone
 from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.pairs import names
-from localspec.daemon.pairs.library import Library
+from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.threads import Shared, Threads
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.paths import Paths
@@ -34,7 +34,7 @@ class Context:
     config: Config
     paths: Paths
     supervisor: Supervisor
-    library: Library
+    registry: Registry
     conversations: Conversations
     stop: Callable[[], None]
     editors: Editors = field(default_factory=Editors)
@@ -56,9 +56,9 @@ class Context:
         name = names.full_name(name, self.config)
         held = self.supervisor.holds(name)
         if held or not names.needs_a_look(name):
-            return held or names.resolve(name, self.config, self.library)
+            return held or names.resolve(name, self.config, self.registry)
         config = self.config
-        look = self.looks.get(name, lambda left: names.resolve(name, config, self.library, left))
+        look = self.looks.get(name, lambda left: names.resolve(name, config, self.registry, left))
         # One look for all who ask, so what each is told of it is decided here.
         with names.unseen() if names.names_files(name) else contextlib.nullcontext():
             return await unless_gone(receive, look)
@@ -79,7 +79,7 @@ class Context:
     @property
     def problems(self) -> list[str]:
         """Sentences about files that were edited and cannot be read."""
-        return [each for each in (self.problem, self.library.problem) if each]
+        return [each for each in (self.problem, self.registry.problem) if each]
 
 
 def context(request: Request) -> Context:

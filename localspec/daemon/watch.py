@@ -96,7 +96,7 @@ def _read_again(context: Context, changed: set[str]) -> None:
     if context.paths.config_file.name in changed:
         _read_config(context)
     if context.paths.user_catalogue.name in changed:
-        context.library.reload()
+        context.registry.reload()
     for problem in context.problems:
         log.warning("%s", problem)
 

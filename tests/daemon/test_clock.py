@@ -25,7 +25,7 @@ WALL_CLOCK = {
     "daemon/history/turn.py": "when something was said",
     "daemon/handlers/models.py": "`created` of a model",
     "engine/prompt/template_child.py": "the date that a chat template may ask for",
-    "registry/store/own.py": "when a pair was added",
+    "registry/store/local.py": "when a pair was added",
     "registry/pulls/pull.py": "when a pair was added",
 }
 

@@ -133,16 +133,16 @@ def test_over_tcp_no_folder_is_looked_through(home: Home) -> None:
 
 
 def test_a_good_one_is_found_right_once_and_again_when_it_changes(tmp_path: Path) -> None:
-    from localspec.daemon.pairs.library import Library
+    from localspec.daemon.pairs.registry import Registry
     from localspec.errors import RegistryError
     from localspec.paths import Paths
 
-    library = Library(Paths(*[tmp_path] * 5), lambda _: False, lambda: None)
+    registry = Registry(Paths(*[tmp_path] * 5), lambda _: False, lambda: None)
     file = tmp_path / "good.gguf"
     shutil.copy(SHIPPED / "target.gguf", file)
-    library.check(file)
-    library.check(file)
+    registry.check(file)
+    registry.check(file)
     data = file.read_bytes()
     file.write_bytes(data[:-1])
     with pytest.raises(RegistryError):
-        library.check(file)
+        registry.check(file)

@@ -24,7 +24,7 @@ from localspec.registry.pulls.pull import Progress, Puller
 from localspec.registry.pulls.running import Pulls
 from localspec.registry.pulls.wanted import Wanted
 from localspec.registry.store import files as files_module
-from localspec.registry.store.own import add
+from localspec.registry.store.local import add
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole

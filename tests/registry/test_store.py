@@ -29,7 +29,7 @@ from localspec.registry.header.model import read_local_model
 from localspec.registry.header.traits import Template, Traits, traits
 from localspec.registry.store import files
 from localspec.registry.store.details import show
-from localspec.registry.store.own import add, refreshed
+from localspec.registry.store.local import add, refreshed
 from localspec.registry.store.records import Part, Record, StoredModel, encode
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256

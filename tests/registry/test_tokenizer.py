@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry.header import tokenizer
+from localspec.registry.header import pairing
 from localspec.registry.header.gguf import FileSource, read_header
-from localspec.registry.header.tokenizer import Verdict, read_vocabulary
+from localspec.registry.header.pairing import Verdict
+from localspec.registry.header.vocabulary import read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
 
 VOCABULARIES = Path(__file__).parents[2].parent / "shared" / "vocabs"
@@ -31,7 +32,7 @@ REASONS = ("the kind of tokenizer is", "add_bos_token is", "; the draft knows")
 def judge(target: Gguf, draft: Gguf, folder: Path) -> Verdict:
     files = [target.write(folder / "target.gguf"), draft.write(folder / "draft.gguf")]
     ours, theirs = (read_vocabulary(read_header(FileSource(file))) for file in files)
-    return tokenizer.judge(ours, theirs)
+    return pairing.judge(ours, theirs)
 
 
 def test_a_tokenizer_matches_itself(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_flag_left_out_means_llama_cpps_default(tmp_path: Path) -> None:
 def test_every_real_vocabulary_against_every_other(ours: str, theirs: str) -> None:
     files = (VOCABULARIES / f"ggml-vocab-{name}.gguf" for name in (ours, theirs))
     target, draft = (read_vocabulary(read_header(FileSource(file))) for file in files)
-    verdict = tokenizer.judge(target, draft)
+    verdict = pairing.judge(target, draft)
     if ours == theirs:
         assert verdict == Verdict(True, "", ())
     elif (ours, theirs) in MATCHED:

@@ -14,7 +14,7 @@ import pytest
 from localspec.compatibility import MIN_COVERAGE, compare
 from localspec.engine import llama
 from localspec.registry.header.gguf import FileSource, read_header
-from localspec.registry.header.tokenizer import read_vocabulary
+from localspec.registry.header.vocabulary import read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
 
 llama.initialise()

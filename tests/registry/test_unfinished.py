@@ -11,8 +11,7 @@ from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.running import Pulls
-from localspec.registry.pulls.unfinished import Unfinished
-from localspec.registry.pulls.wanted import Wanted
+from localspec.registry.pulls.wanted import Unfinished, Wanted
 from tests.registry.pulling import SIZE
 from tests.support.daemons import wait_for
 from tests.support.hub import Faults, TestHub

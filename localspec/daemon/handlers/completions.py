@@ -54,7 +54,7 @@ async def _respond(
     daemon: Context = context(request)
     pair = await daemon.pair(body.model, request.receive)
     composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
-    composer.news = partial(daemon.library.news, pair.name)
+    composer.news = partial(daemon.registry.news, pair.name)
     events = events_of(daemon.supervisor, pair, wanted)
     if turn and isinstance(composer, ChatComposer):
         composer.conversation = turn.id

@@ -40,8 +40,8 @@ async def status(request: Request) -> Response:
             figures=supervisor.metrics.figures(),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
-            pulls=len(daemon.library.pulling),
-            hashing=daemon.library.hashing,
+            pulls=len(daemon.registry.pulling),
+            hashing=daemon.registry.hashing,
             problems=daemon.problems,
             listen=daemon.tcp.url if daemon.tcp else None,
             token_file=str(daemon.paths.token) if daemon.tcp else None,
@@ -52,7 +52,7 @@ async def status(request: Request) -> Response:
 async def shutdown(request: Request) -> Response:
     """Drain and end, as SIGTERM does; the answer comes first: it names the pulls that go on later."""
     daemon = context(request)
-    pulls = daemon.library.pulling
+    pulls = daemon.registry.pulling
     daemon.stop()
     return answer({"status": "draining", "pulls": pulls})
 

@@ -22,7 +22,7 @@ async def models(request: Request) -> Response:
     info = daemon.supervisor.info
     names = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
     created = dict.fromkeys(names, began)
-    listed = await asyncio.to_thread(lambda: daemon.library.store.listing())
+    listed = await asyncio.to_thread(lambda: daemon.registry.store.listing())
     created |= {record.name: int(record.created) for record in listed.records}
     return answer(ModelList([Model(name, when) for name, when in created.items()]))
 

@@ -15,8 +15,8 @@ from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import EventStream, reported
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs import disk, measure, views
-from localspec.daemon.pairs.library import Library
 from localspec.daemon.pairs.names import names_files, unseen
+from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.state import context
 from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
@@ -33,7 +33,7 @@ async def listed(request: Request) -> Response:
     """What is here; with ?all=1 the catalogue too."""
     daemon = context(request)
     everything = request.query_params.get("all", "0") not in ("", "0", "false")
-    found = await asyncio.to_thread(views.listing, daemon.library, everything)
+    found = await asyncio.to_thread(views.listing, daemon.registry, everything)
     found.problems += [each for each in daemon.problems if each not in found.problems]
     return answer(found)
 
@@ -47,7 +47,7 @@ async def show(request: Request) -> Response:
     config = daemon.config
     return answer(
         await asyncio.to_thread(
-            views.details, daemon.library, request.path_params["name"], int(text), config
+            views.details, daemon.registry, request.path_params["name"], int(text), config
         )
     )
 
@@ -55,12 +55,12 @@ async def show(request: Request) -> Response:
 async def add(request: Request) -> Response:
     body = await read(request, pairs.AddRequest)
     daemon = context(request)
-    library = daemon.library
+    registry = daemon.registry
     if body.replace:
         await daemon.rest(body.name)
     with unseen():
         record = await daemon.errands.run(
-            library.add,
+            registry.add,
             body.name,
             body.target,
             body.draft,
@@ -68,14 +68,14 @@ async def add(request: Request) -> Response:
             body.replace,
             body.hash_now,
         )
-    return answer(views.entry(record, library.in_use), 201)
+    return answer(views.entry(record, registry.in_use), 201)
 
 
 async def remove(request: Request) -> Response:
     daemon = context(request)
-    name = await asyncio.to_thread(daemon.library.removable, request.path_params["name"])
+    name = await asyncio.to_thread(daemon.registry.removable, request.path_params["name"])
     await daemon.rest(name)
-    removed = await asyncio.to_thread(daemon.library.remove, name)
+    removed = await asyncio.to_thread(daemon.registry.remove, name)
     return answer(pairs.RemovedView(name, removed.freed, removed.kept))
 
 
@@ -86,12 +86,12 @@ async def verify(request: Request) -> Response:
         files = await daemon.pair(name, request.receive)  # as for a load: refused, or there
         return EventStream(reported(daemon.errands, lambda report: _verify_files(files, report)))
     return EventStream(
-        reported(daemon.errands, lambda report: _verify(daemon.library, name, report))
+        reported(daemon.errands, lambda report: _verify(daemon.registry, name, report))
     )
 
 
 def _verify(
-    library: Library, name: str, report: Callable[[pairs.Verifying], None]
+    registry: Registry, name: str, report: Callable[[pairs.Verifying], None]
 ) -> pairs.Verifying:
     if name == "builtin":
         raise InvalidRequest(
@@ -99,18 +99,18 @@ def _verify(
         )
     from localspec.registry.store.store import remedy
 
-    record = library.refreshed(name)
+    record = registry.refreshed(name)
     progress = _progress(record, report)
-    reports = library.store.verify(record.name, progress)
-    return _verified(record, reports, remedy(record), library.news(record.name))
+    reports = registry.store.verify(record.name, progress)
+    return _verified(record, reports, remedy(record), registry.news(record.name))
 
 
 def _verify_files(found: PairFiles, report: Callable[[pairs.Verifying], None]) -> pairs.Verifying:
-    from localspec.registry.store import own
+    from localspec.registry.store import local
 
     draft = Path(found.draft) if found.draft else None
-    record = own.describe_files(found.name, Path(found.target), draft)
-    reports = own.verify_files(record, _progress(record, report))
+    record = local.describe_files(found.name, Path(found.target), draft)
+    reports = local.verify_files(record, _progress(record, report))
     return _verified(record, reports, "Fetch it again with the program that it belongs to.")
 
 
@@ -144,7 +144,7 @@ def _verified(
 async def collect(request: Request) -> Response:
     body = await read(request, pairs.CollectRequest)
     daemon = context(request)
-    store = daemon.library.store
+    store = daemon.registry.store
     found = await asyncio.to_thread(lambda: store.collect(dry_run=body.dry_run))
     states = await daemon.conversations.run(lambda each: each.collect(dry_run=body.dry_run))
     freed = found.freed + sum(size for _, size in states)
@@ -166,7 +166,7 @@ async def drafts(request: Request) -> Response:
     return EventStream(
         reported(
             daemon.errands,
-            lambda report: views.drafts(daemon.library, pair.target, body.folders, trials, report),
+            lambda report: views.drafts(daemon.registry, pair.target, body.folders, trials, report),
         )
     )
 
@@ -176,8 +176,8 @@ async def on_disk(request: Request) -> Response:
     body = await read(request, pairs.DiskRequest)
     if came_by_tcp(request.scope):
         raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")
-    library, errands = context(request).library, context(request).errands
+    registry, errands = context(request).registry, context(request).errands
     told = body.environment
     return EventStream(
-        reported(errands, lambda report: disk.look(library, body.folders, told, report))
+        reported(errands, lambda report: disk.look(registry, body.folders, told, report))
     )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.http.tcp import came_by_tcp
-from localspec.daemon.pairs.library import Library
+from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.state import context
 from localspec.errors import Forbidden, ModelNotFound, Unavailable
 from localspec.protocol.pairs import PullRequest
@@ -27,8 +27,8 @@ _CANCEL_SECONDS = 5.0  # how long whoever cancels waits to be told that it is ov
 
 
 async def listed(request: Request) -> Response:
-    library = context(request).library
-    states = await asyncio.to_thread(lambda: library.pulls.states())
+    registry = context(request).registry
+    states = await asyncio.to_thread(lambda: registry.pulls.states())
     return answer({"pulls": states})
 
 
@@ -41,7 +41,7 @@ async def start(request: Request) -> Response:
     if daemon.draining:
         raise Unavailable("The daemon is ending; try again.", retry_after=2)
     ours = not came_by_tcp(request.scope)  # over TCP no answer tells which files there are
-    pull = await asyncio.to_thread(daemon.library.pull, body, whole_disk=ours)
+    pull = await asyncio.to_thread(daemon.registry.pull, body, whole_disk=ours)
     return answer(pull.state, 202)
 
 
@@ -93,12 +93,12 @@ async def _states(pull: Pull, emit: Emit) -> None:
 
 
 async def _pull(request: Request) -> Pull:
-    library: Library = context(request).library
-    return await asyncio.to_thread(_find, library, request.path_params["name"])
+    registry: Registry = context(request).registry
+    return await asyncio.to_thread(_find, registry, request.path_params["name"])
 
 
-def _find(library: Library, name: str) -> Pull:
+def _find(registry: Registry, name: str) -> Pull:
     """The pull, by the pair's own name or another name the catalogue has for it."""
     with suppress(ModelNotFound):  # it may have left the catalogue since
-        name, _ = library.catalogue.find(name)
-    return library.pulls.get(name) if "/" not in name else library.pulls.of_repository(name)
+        name, _ = registry.catalogue.find(name)
+    return registry.pulls.get(name) if "/" not in name else registry.pulls.of_repository(name)

@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.daemon.pairs.library import Library
+from localspec.daemon.pairs.registry import Registry
 from localspec.errors import InvalidRequest
 from localspec.paths import MODEL_PLACES
 from localspec.protocol.pairs import Disk, DiskModel, ProposedPair
 
 if TYPE_CHECKING:
-    from localspec.registry.disk.found import Found
+    from localspec.registry.disk.discovery import Found
 
 _PAUSE = 0.2  # seconds between two reports of progress
 
 
 def look(
-    library: Library,
+    registry: Registry,
     folders: list[str],
     environment: Mapping[str, str],
     report: Callable[[Disk], None],
@@ -33,7 +33,7 @@ def look(
         InvalidRequest: one of `folders` is not there.
     """
     from localspec.registry.disk import matches
-    from localspec.registry.disk.found import Search
+    from localspec.registry.disk.discovery import Search
 
     for folder in folders:
         if not Path(folder).exists():
@@ -48,7 +48,9 @@ def look(
             report(Disk(looking=str(what)))
 
     places = {name: environment[name] for name in MODEL_PLACES if name in environment}
-    search = Search(library.store, [Path(each) for each in folders], {**os.environ, **places}, told)
+    search = Search(
+        registry.store, [Path(each) for each in folders], {**os.environ, **places}, told
+    )
     judged = matches.judge_all(search.models, told)
     call = called()
     models = [
@@ -66,15 +68,15 @@ def look(
         ProposedPair(
             each.name, call(each.target), call(each.draft) if each.draft else None, each.ratio
         )
-        for each in matches.propose(judged, taken_names(library))
+        for each in matches.propose(judged, taken_names(registry))
     ]
     return Disk(models=models, pairs=pairs, problems=search.problems)
 
 
-def taken_names(library: Library) -> set[str]:
+def taken_names(registry: Registry) -> set[str]:
     """What a new pair of the person's own is not to be called."""
-    catalogue = library.catalogue
-    here = {record.name for record in library.store.listing().records}
+    catalogue = registry.catalogue
+    here = {record.name for record in registry.store.listing().records}
     return {*here, *catalogue.pairs, *catalogue.aliases}
 
 

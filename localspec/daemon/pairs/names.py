@@ -15,7 +15,7 @@ from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavai
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
-    from localspec.daemon.pairs.library import Library
+    from localspec.daemon.pairs.registry import Registry
 
 BUILTIN = "builtin"
 _SHOWN = 300  # characters of a path in an error: longer ones were not written by a person
@@ -24,7 +24,7 @@ CONFIGURED = ("", "default", "localspec")
 
 
 def resolve(
-    name: str, config: Config, library: Library, left: threading.Event | None = None
+    name: str, config: Config, registry: Registry, left: threading.Event | None = None
 ) -> PairFiles:
     """The files of the pair `name`: "" for the configured one, "builtin", a pair that was pulled or
     added, or a target or "TARGET,DRAFT", each an absolute path or a name of Ollama's with its tag.
@@ -41,14 +41,14 @@ def resolve(
     name = full_name(name, config)
     if name == BUILTIN:
         return builtin()
-    name = library.called(name)
+    name = registry.called(name)
     if names_files(name):
         found = from_files(name)
-        library.check(*(Path(each) for each in (found.target, found.draft) if each))
+        registry.check(*(Path(each) for each in (found.target, found.draft) if each))
         return found
-    store = library.store
+    store = registry.store
     try:
-        record = store.ready(library.refreshed(name, left).name, left)
+        record = store.ready(registry.refreshed(name, left).name, left)
     except PullCancelled:  # somebody waits still where the daemon ends
         raise Unavailable("The daemon is ending; try again.", retry_after=2) from None
     target, draft = store.paths(record)

@@ -12,8 +12,8 @@ import msgspec
 from localspec.config import Config
 from localspec.daemon.pairs import disk
 from localspec.daemon.pairs import names as pairs
-from localspec.daemon.pairs.library import Library
 from localspec.daemon.pairs.measure import Interrupted, Trials
+from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.placement import Free
 from localspec.errors import Conflict, DoesNotFit, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
@@ -31,8 +31,8 @@ from localspec.protocol.pairs import (
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Pair
+    from localspec.registry.disk.discovery import Found
     from localspec.registry.disk.drafts import Candidate
-    from localspec.registry.disk.found import Found
     from localspec.registry.disk.gain import Trial
     from localspec.registry.header.model import Model
     from localspec.registry.header.traits import Template
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 BUILTIN_SUMMARY = "the small pair that comes with localspec"
 
 
-def listing(library: Library, everything: bool) -> PairList:
+def listing(registry: Registry, everything: bool) -> PairList:
     """The pairs that are here, and with `everything` those of the catalogue."""
-    listed = library.store.listing()
-    free = library.memory()
-    entries = _builtin_entries(library)
-    store = library.store
+    listed = registry.store.listing()
+    free = registry.memory()
+    entries = _builtin_entries(registry)
+    store = registry.store
     for record in listed.records:
-        found = entry(record, library.in_use)
+        found = entry(record, registry.in_use)
         found.problem = store.glance(record)
         entries.append(found)
     here = {each.name for each in entries}
-    for name, pair in library.catalogue.pairs.items():
+    for name, pair in registry.catalogue.pairs.items():
         if name in here:
             known = next(each for each in entries if each.name == name)
             known.aliases, known.memory, known.reported = pair.aliases, pair.memory, pair.reported
@@ -63,7 +63,7 @@ def listing(library: Library, everything: bool) -> PairList:
         if everything:
             (known,) = (each for each in entries if each.name == name)
             known.fits = _fits(pair.estimated_bytes(), free)
-    problems = [*listed.problems, *([library.problem] if library.problem else [])]
+    problems = [*listed.problems, *([registry.problem] if registry.problem else [])]
     return PairList(entries, problems, free.ram, free.vram)
 
 
@@ -84,7 +84,7 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
     )
 
 
-def _builtin_entries(library: Library) -> list[PairEntry]:
+def _builtin_entries(registry: Registry) -> list[PairEntry]:
     """The pair inside the package; nothing where it was packaged without."""
     try:
         files = pairs.builtin()
@@ -95,7 +95,7 @@ def _builtin_entries(library: Library) -> list[PairEntry]:
         pairs.BUILTIN,
         "builtin",
         here=True,
-        loaded=library.in_use(pairs.BUILTIN),
+        loaded=registry.in_use(pairs.BUILTIN),
         summary=BUILTIN_SUMMARY,
         size=size,
         target=Path(files.target).name,
@@ -133,38 +133,38 @@ def _fits(needed: int, free: Free) -> Literal["yes", "partly", "no"]:
     return "partly" if needed <= free.vram + free.ram else "no"
 
 
-def details(library: Library, name: str, context: int, config: Config) -> PairView:
+def details(registry: Registry, name: str, context: int, config: Config) -> PairView:
     """Everything about a pair that is here, counted for `context` tokens.
 
     Raises:
         ModelNotFound, BadGguf, StoreError
     """
-    from localspec.registry.store import own
+    from localspec.registry.store import local
     from localspec.registry.store.details import describe, stored_model
 
     if not name:  # a request's `model` may be empty, not a question about one pair
-        raise library.unknown(name)
+        raise registry.unknown(name)
     name = pairs.full_name(name, config)
     if name == pairs.BUILTIN:
         files = pairs.builtin()
         draft = Path(files.draft) if files.draft else None
-        record = own.describe_files(name, Path(files.target), draft)
+        record = local.describe_files(name, Path(files.target), draft)
     elif pairs.names_files(name):
         with pairs.unseen():
             files = pairs.from_files(name)
             draft = Path(files.draft) if files.draft else None
-            record = own.describe_files(name, Path(files.target), draft)
+            record = local.describe_files(name, Path(files.target), draft)
     else:
-        record = library.pulled(name)
-    found = describe(library.store, record, context, kv_type=config.kv_type)
-    target = stored_model(library.store, record.target)
-    theirs = stored_model(library.store, record.draft) if record.draft else None
-    free = library.memory()
+        record = registry.pulled(name)
+    found = describe(registry.store, record, context, kv_type=config.kv_type)
+    target = stored_model(registry.store, record.target)
+    theirs = stored_model(registry.store, record.draft) if record.draft else None
+    free = registry.memory()
     chosen, notes = _fit(target, theirs, free, context, config)
-    view = _details(found, chosen, notes, library.in_use(record.name))
+    view = _details(found, chosen, notes, registry.in_use(record.name))
     view.contexts = [ContextView(*each, _fits(each[1], free)) for each in found.by_context]
-    view.problem = library.store.glance(record)
-    known = library.catalogue.pairs.get(record.name)
+    view.problem = registry.store.glance(record)
+    known = registry.catalogue.pairs.get(record.name)
     if known and record.source == "hub":
         view.kind = known.kind
     return view
@@ -252,7 +252,7 @@ def _template(template: Template) -> TemplateView:
 
 
 def drafts(
-    library: Library,
+    registry: Registry,
     target: str,
     folders: list[str],
     trials: Trials | None,
@@ -263,18 +263,18 @@ def drafts(
     Raises:
         InvalidRequest: a folder. BadGguf: the target. Conflict: the engine is needed elsewhere.
     """
+    from localspec.registry.disk.discovery import Found, find_models
     from localspec.registry.disk.drafts import rank_drafts
-    from localspec.registry.disk.found import Found, find_models
     from localspec.registry.disk.matches import free_name
 
     for folder in folders:
         if not Path(folder).is_dir():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
-    models = find_models(library.store, map(Path, folders))
+    models = find_models(registry.store, map(Path, folders))
     own = Path(target).resolve()
     found = next((each for each in models if each.path.resolve() == own), None)
     found = found or Found(Path(target), own.name, "")
-    pair, call = free_name(found.name, disk.taken_names(library)), disk.called()
+    pair, call = free_name(found.name, disk.taken_names(registry)), disk.called()
     if trials is None:
         ranked = rank_drafts(Path(target), models)
         views = [_draft(each, call) for each in ranked]

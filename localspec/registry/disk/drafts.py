@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.errors import LocalspecError
-from localspec.registry.disk.found import Found
+from localspec.registry.disk.discovery import Found
 from localspec.registry.disk.gain import Gain, Trial, weigh
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import Model, read_local_model

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from localspec.compatibility import Compatibility, Tokenizer, compare
 from localspec.errors import LocalspecError
 from localspec.registry.catalogue import reserved
-from localspec.registry.disk.found import Found
+from localspec.registry.disk.discovery import Found
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import read_local_model
-from localspec.registry.header.tokenizer import read_vocabulary
+from localspec.registry.header.vocabulary import read_vocabulary
 
 # Target to draft, in bytes of weights. A draft half as large costs half of the target's time for each
 # token it guesses, and is worth that to nobody.

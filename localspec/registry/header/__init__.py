@@ -1,1 +1,10 @@
-"""What a model's file says of it, before llama.cpp sees it."""
+"""What a model's file says of it, before llama.cpp sees it.
+
+gguf.py           the header of a GGUF file, from disk or over HTTP ranges
+architectures.py  which architectures there are, and which can take tokens back
+vocabulary.py     the tokens, and those that would end llama.cpp
+model.py          the numbers of a model, and those that would end llama.cpp
+traits.py         quantization, licence, chat template, abilities
+pairing.py        may two models be a pair?
+fit.py            memory a pair needs, and the context and layers that fit
+"""

@@ -1,11 +1,38 @@
-"""May these two models be a pair? The one place that says no."""
+"""May these two models be a pair? The one place that says no.
+
+Whether a difference of tokens keeps a draft from drafting is decided in localspec/compatibility.py.
+Here is what a header says beyond what that rule reads: the pre-tokenizer, token types and merges. They
+decide how text becomes tokens, which only the target does, so in a draft they are worth a note.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from localspec.compatibility import FIRST_COMPARED, Compatibility, compare
 from localspec.errors import BadGguf, CannotRollBack, NotMatched
 from localspec.registry.header.architectures import rollback_sentence
+from localspec.registry.header.gguf import StringArray
 from localspec.registry.header.model import Model
-from localspec.registry.header.tokenizer import Verdict, judge, read_vocabulary
+from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
+
+_TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
+_NOTED_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pre", "fim_suf", "fim_mid")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether two vocabularies match.
+
+    `reason` is one sentence naming the first difference, empty when they match; `notes` are
+    differences that do no harm.
+    """
+
+    matched: bool
+    reason: str
+    notes: tuple[str, ...] = ()
 
 
 def verdict(target: Model, draft: Model) -> Verdict:
@@ -37,3 +64,49 @@ def check_pair(target: Model, draft: Model | None) -> tuple[str, ...]:
             raise NotMatched(f"{target.name} and {draft.name}: {found.reason}.")
         notes += [f"{note[:1].upper()}{note[1:]}." for note in found.notes]
     return tuple(notes)
+
+
+def judge(target: Vocabulary, draft: Vocabulary) -> Verdict:
+    """Can `draft` draft for `target`, and what is to be known of the two?"""
+    found = compare(target.tokenizer, draft.tokenizer)
+    if not found.usable:
+        return Verdict(False, f"not a matched pair: {found.reason}")
+    return Verdict(True, "", tuple(_notes(target, draft, found)))
+
+
+def _notes(target: Vocabulary, draft: Vocabulary, found: Compatibility) -> Iterator[str]:
+    """Differences that do no harm, as clauses."""
+    if found.note:
+        yield found.note
+    if target.pre != draft.pre:
+        yield f"the pre-tokenizer is '{target.pre}' in the target and '{draft.pre}' in the draft"
+    yield from _type_difference(target, draft)
+    yield from _merge_difference(target.merges, draft.merges)
+    for name in _NOTED_IDS:
+        one, other = target.ids.get(name), draft.ids.get(name)
+        if one is not None and other is not None and one != other:
+            yield f"the {name} token is {one} in the target and {other} in the draft"
+
+
+def _type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
+    """The first token whose type differs. Converters of different dates disagree about many."""
+    if target.types is None or draft.types is None:
+        if target.types is not draft.types:
+            yield "only one of the two files states the types of its tokens"
+        return
+    if target.types.raw == draft.types.raw:
+        return
+    pairs = enumerate(zip(target.types.values(), draft.types.values(), strict=False))
+    for index, (ours, theirs) in islice(pairs, FIRST_COMPARED, None):
+        if ours != theirs:
+            one, other = (_TYPES.get(int(each), str(each)) for each in (ours, theirs))
+            yield f"token {index} is of type {one} in the target and {other} in the draft"
+            return
+
+
+def _merge_difference(ours: StringArray | None, theirs: StringArray | None) -> Iterator[str]:
+    if ours is None or theirs is None:
+        if ours is not theirs:
+            yield "only one of the two files lists merges"
+    elif ours != theirs:
+        yield "the merges of the two tokenizers differ"

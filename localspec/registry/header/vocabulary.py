@@ -1,4 +1,5 @@
-"""A vocabulary llama.cpp can live with.
+"""The tokens that a header states, with llama.cpp's defaults, checked so that llama.cpp can live with
+them.
 
 It aborts on a token that appears twice, when it is to add a begin token that does not exist, and on
 a byte token that names no byte; it goes on without a word when an end token does not exist.
@@ -9,18 +10,106 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from localspec.errors import UnsafeModel
+from localspec.compatibility import Tokenizer
+from localspec.errors import BadGguf, UnsafeModel
 from localspec.registry.header.gguf import Header, NumberArray, StringArray, Tensor
-from localspec.registry.header.tokenizer import Vocabulary, read_vocabulary
 
+# tokenizer.ggml.model → llama.cpp's kind of vocabulary (llama_vocab::impl::load)
+_KINDS = {
+    "llama": "spm", "bert": "wpm", "gpt2": "bpe", "hybriddna": "bpe", "whitespace": "bpe",
+    "gemma4": "bpe", "t5": "ugm", "rwkv": "rwkv", "plamo2": "plamo2",
+}  # fmt: skip
+# Names that llama.cpp maps to one and the same pre-tokenizer (llama_vocab::impl::load), by its first.
+_PRE_TOKENIZERS = (
+    ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+     "jina-v5-nano"),
+    ("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0",
+     "mellum", "modern-bert", "jina-v1-en", "jina-v2-code", "roberta-bpe", "exaone4"),
+    ("gemma4", "granite-embed-multi-311m"),
+    ("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"),
+    ("chatglm-bpe", "glm4", "glm5"),
+    ("gpt-4o", "llama4", "kanana2", "talkie"),
+    ("tiny_aya", "cohere2moe"),
+    ("bailingmoe", "bailingmoe2", "llada-moe"),
+)  # fmt: skip
+_SAME_PRE = {name: names[0] for names in _PRE_TOKENIZERS for name in names}
+# Pre-tokenizers, and models of a tokenizer, for which llama.cpp adds a begin token, or assumes other
+# ids for begin and end, unless the file says otherwise.
+_ADD_BOS_PRE = frozenset({"llama-bpe", "tekken", "chameleon"})
+_NO_BOS_PRE = frozenset({"chatglm-bpe"})
+_ADD_BOS = frozenset({"llama", "bert"})
+_ADD_EOS = frozenset({"t5"})
+_DEFAULT_IDS = {
+    "llama": (1, 2), "bert": (101, None), "gpt2": (11, 11), "hybriddna": (11, 11),
+    "whitespace": (11, 11), "t5": (None, 1), "plamo2": (1, 2),
+}  # fmt: skip
 _ABSENT_IDS = (0xFFFFFFFF, -1)  # how converters write "no such token"
 _BYTE = 6
 _BYTE_TEXT = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
-
-
 # llama.cpp splits the spaces apart and then asserts that no token to be merged has one.
 _DEADLY = ("whitespace",)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A tokenizer as the file states it, with llama.cpp's defaults filled in."""
+
+    name: str
+    tokenizer: Tokenizer
+    pre: str
+    tokens: StringArray
+    types: NumberArray | None
+    merges: StringArray | None
+    ids: dict[str, int]  # stated special tokens: "bos" → id
+
+
+def read_vocabulary(header: Header) -> Vocabulary:
+    """The tokenizer in a header.
+
+    Raises:
+        BadGguf: there is none, or one of its lists has the wrong type.
+    """
+    data = header.metadata
+    kind, pre = data.get("tokenizer.ggml.model"), data.get("tokenizer.ggml.pre", "default")
+    tokens = data.get("tokenizer.ggml.tokens")
+    types, merges = data.get("tokenizer.ggml.token_type"), data.get("tokenizer.ggml.merges")
+    if not isinstance(kind, str) or not isinstance(pre, str) or not isinstance(tokens, StringArray):
+        raise BadGguf(f"{header.name} holds no tokenizer.")
+    if not isinstance(types, NumberArray | None) or not isinstance(merges, StringArray | None):
+        raise BadGguf(f"{header.name}: token types or merges are not lists of the right type.")
+    if types is not None and types.count != tokens.count:
+        raise BadGguf(f"{header.name} has {types.count} token types for {tokens.count} tokens.")
+    ids = {
+        key.removeprefix("tokenizer.ggml.").removesuffix("_token_id"): value
+        for key, value in data.items()
+        if key.startswith("tokenizer.ggml.")
+        and key.endswith("_token_id")
+        and type(value) is int
+        and 0 <= value < tokens.count
+    }
+    if kind == "gemma4":
+        pre = kind
+    pre = _SAME_PRE.get(pre, pre) if _KINDS.get(kind) == "bpe" else ""  # only these have one
+    bos, eos = _DEFAULT_IDS.get(kind, (None, None))
+    add_bos = data.get("tokenizer.ggml.add_bos_token", kind in _ADD_BOS or pre in _ADD_BOS_PRE)
+    return Vocabulary(
+        name=header.name,
+        tokenizer=Tokenizer(
+            kind=_KINDS.get(kind, kind),
+            texts=tokens,
+            bos=ids.get("bos", None if pre in _NO_BOS_PRE else bos),
+            eos=ids.get("eos", eos),
+            add_bos=bool(add_bos) or pre == "gemma4",  # llama.cpp overrides it for Gemma 4
+            add_eos=bool(data.get("tokenizer.ggml.add_eos_token", kind in _ADD_EOS)),
+        ),
+        pre=pre,
+        tokens=tokens,
+        types=types,
+        merges=merges,
+        ids=ids,
+    )
 
 
 def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) -> int:

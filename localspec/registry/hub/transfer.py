@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,6 @@ from localspec.errors import FileChanged, HashMismatch
 from localspec.files import sync_folder
 from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.journal import Journal, bytes_there
-from localspec.registry.hub.limit import Limit
 from localspec.registry.hub.remote import Flow
 from localspec.registry.hub.retry import Interrupted, Patience, gave_up, pause
 from localspec.registry.store.files import (
@@ -40,6 +40,26 @@ class Tuning:
     segment: int = 32 << 20
     sync: int = 64 << 20
     patience: Patience = field(default_factory=Patience)
+
+
+class Limit:
+    """Bytes per second for all connections of a pull together."""
+
+    def __init__(self, rate: int) -> None:
+        """`rate` 0: no limit."""
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._due = 0.0
+
+    def take(self, size: int, cancel: threading.Event) -> None:
+        """Wait until `size` more bytes are within the limit, or `cancel` is set."""
+        if not self._rate:
+            return
+        with self._lock:
+            now = time.monotonic()
+            start = max(self._due, now)
+            self._due = start + size / self._rate
+        cancel.wait(start - now)
 
 
 class _RangeIgnored(Exception):

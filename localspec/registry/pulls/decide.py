@@ -19,10 +19,11 @@ from localspec.errors import (
     Unreachable,
 )
 from localspec.registry.catalogue import Catalogue, Pair, Weights
-from localspec.registry.disk.found import find_models, list_in_cache
+from localspec.registry.disk.discovery import find_models
 from localspec.registry.header import fit
 from localspec.registry.header.model import Model, read_local_model
 from localspec.registry.header.pairing import check_pair
+from localspec.registry.hub.cache import list_in_cache
 from localspec.registry.hub.hub import Listed
 from localspec.registry.hub.repository import (
     Choice,

@@ -19,17 +19,16 @@ from localspec.errors import (
     Unreachable,
 )
 from localspec.registry.catalogue import Pair, Weights
-from localspec.registry.disk.found import cached_file, resolve_in_cache
 from localspec.registry.header import fit
 from localspec.registry.header.gguf import FileSource, Source
 from localspec.registry.header.model import Model, read_local_model, read_model, shard_names
 from localspec.registry.header.pairing import check_pair
+from localspec.registry.hub.cache import cached_file, resolve_in_cache
 from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.journal import bytes_there, prefix_there
-from localspec.registry.hub.limit import Limit
 from localspec.registry.hub.remote import Flow, RemoteSource
 from localspec.registry.hub.retry import Patience, patiently
-from localspec.registry.hub.transfer import Transfer, Tuning
+from localspec.registry.hub.transfer import Limit, Transfer, Tuning
 from localspec.registry.store.files import check_cancel, free_sentence, sha256_of
 from localspec.registry.store.records import Part, Record, StoredModel
 from localspec.registry.store.store import Store, local_parts

@@ -28,13 +28,12 @@ from localspec.errors import (
     WebPage,
 )
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.limit import Limit
 from localspec.registry.hub.repository import Offer, pair_name, reference
 from localspec.registry.hub.retry import Waiting
+from localspec.registry.hub.transfer import Limit
 from localspec.registry.pulls.decide import Decision
 from localspec.registry.pulls.pull import FileProgress, Plan, Progress, Puller
-from localspec.registry.pulls.unfinished import Unfinished
-from localspec.registry.pulls.wanted import Wanted
+from localspec.registry.pulls.wanted import Unfinished, Wanted
 
 State = Literal[
     "checking", "downloading", "verifying", "done", "failed", "cancelled", "interrupted"

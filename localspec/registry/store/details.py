@@ -10,8 +10,7 @@ from localspec.registry.header import fit
 from localspec.registry.header.architectures import Rollback
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import Model, read_model, shard_names
-from localspec.registry.header.pairing import verdict
-from localspec.registry.header.tokenizer import Verdict
+from localspec.registry.header.pairing import Verdict, verdict
 from localspec.registry.header.traits import Traits, traits
 from localspec.registry.store.records import Record, StoredModel
 from localspec.registry.store.store import Store

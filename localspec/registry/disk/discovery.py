@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.errors import BadGguf
-from localspec.paths import hf_cache
 from localspec.registry.disk import ollama, programs
 from localspec.registry.header.model import shard_names
-from localspec.registry.hub.hub import Listed, RemoteFile
 from localspec.registry.store.store import Store
 
 # A disk with a million files is walked through in less; a share on the network may take for ever.
 PATIENCE_S = 60.0
 # Of two files of one size so many pieces are compared; to hash them would take minutes.
 _PIECES, _PIECE = 16, 64 << 10
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NO_MODELS = frozenset({"/proc", "/sys", "/dev"})
 
 
@@ -32,50 +28,6 @@ class Found:
     path: Path
     name: str
     origin: str
-
-
-def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Path | None:
-    """The file in the Hugging Face cache, if it seems whole; its hash is still to be checked."""
-    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
-    for path in (folder / "snapshots" / commit / file, folder / "blobs" / sha256):
-        try:
-            if path.resolve().name == sha256 and path.stat().st_size == size:
-                return path
-        except OSError:
-            continue
-    return None
-
-
-def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile | None:
-    """What the Hugging Face cache knows of a file of the hub, where it is there whole.
-
-    Large files lie there under their SHA-256, `refs` has each revision's commit.
-    """
-    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
-    try:
-        ref = folder / "refs" / revision
-        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
-        blob = (folder / "snapshots" / commit / file).resolve(strict=True)
-        size = blob.stat().st_size
-    except (OSError, ValueError, RuntimeError):
-        return None
-    if blob.parent.name != "blobs" or not _SHA256.fullmatch(blob.name):
-        return None
-    return RemoteFile(repo, file, commit, blob.name, size)
-
-
-def list_in_cache(repo: str, revision: str = "main") -> tuple[Listed, ...]:
-    """The models of a repository that the Hugging Face cache has whole."""
-    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
-    try:
-        ref = folder / "refs" / revision
-        commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
-        snapshot = folder / "snapshots" / commit
-        names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
-    except (OSError, ValueError):
-        return ()
-    known = [resolve_in_cache(repo, name, revision) for name in sorted(names)]
-    return tuple(Listed(each.file, each.size) for each in known if each)
 
 
 def find_models(

@@ -12,7 +12,7 @@ import pytest
 
 from localspec.paths import hf_cache
 from localspec.registry.disk import ollama, programs
-from localspec.registry.disk.found import Found, Search, find_models
+from localspec.registry.disk.discovery import Found, Search, find_models
 from localspec.registry.store.store import Store
 from tests.support.programs import furnish, in_hub, in_ollama, small
 

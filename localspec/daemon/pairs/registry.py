@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
     from localspec.registry.hub.network import Network
     from localspec.registry.pulls.running import Pull, Pulls
-    from localspec.registry.pulls.unfinished import Unfinished
-    from localspec.registry.pulls.wanted import Wanted
+    from localspec.registry.pulls.wanted import Unfinished, Wanted
     from localspec.registry.store.files import Hashes
     from localspec.registry.store.records import Record
     from localspec.registry.store.store import Removed, Store
@@ -39,7 +38,7 @@ log = logging.getLogger("localspec.daemon")
 _REMEMBERED = 32  # files named by paths that were found right
 
 
-class Library:
+class Registry:
     """Store, catalogue and pulls of one user."""
 
     def __init__(
@@ -79,7 +78,7 @@ class Library:
         return Store(self._paths.store, self._known_hashes(), self._unfinished().files)
 
     def _unfinished(self) -> Unfinished:
-        from localspec.registry.pulls.unfinished import Unfinished
+        from localspec.registry.pulls.wanted import Unfinished
 
         with self._lock:
             self._kept = self._kept or Unfinished(self._paths.unfinished_pulls)
@@ -216,9 +215,9 @@ class Library:
         Raises:
             BadGguf, UnsafeModel, NotMatched, CannotRollBack: they cannot be used as they are now.
         """
-        from localspec.registry.store import own
+        from localspec.registry.store import local
 
-        record, news = own.refreshed(self.store, self.pulled(name), cancel)
+        record, news = local.refreshed(self.store, self.pulled(name), cancel)
         if news:
             log.info("%s: %s", record.name, news)
             with self._lock:
@@ -330,7 +329,7 @@ class Library:
         hash_now: bool = True,
     ) -> Record:
         """A pair of the user's own files; see registry.own."""
-        from localspec.registry.store import own
+        from localspec.registry.store import local
 
         self._refuse_reserved(name)
         if replace and self.in_use(name):
@@ -342,7 +341,7 @@ class Library:
         paths = [Path(each) if each.startswith("/") else pairs.one_file(each) for each in named]
         ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
         summary = " with ".join(named) if ollamas else ""
-        return own.add(
+        return local.add(
             self.store,
             name,
             *paths,
@@ -358,7 +357,7 @@ class Library:
         Raises:
             BadGguf, UnsafeModel, NotMatched, CannotRollBack; StoreError: one cannot be read.
         """
-        from localspec.registry.store import own
+        from localspec.registry.store import local
         from localspec.registry.store.files import store_error
 
         if not self._checks:
@@ -367,7 +366,7 @@ class Library:
             state = tuple(_state(path) for path in (target, draft) if path)
             with self._checking:
                 if state not in self._checked:
-                    own.describe_files("named", target, draft)
+                    local.describe_files("named", target, draft)
                     self._checked = {*list(self._checked)[-_REMEMBERED:], state}
         except OSError as error:
             raise store_error(error, target) from error
@@ -413,8 +412,8 @@ def _state(path: Path) -> tuple[str, int, int, int]:
 
 def _in_cache(wanted: Wanted) -> bool:
     """Whether the Hugging Face cache has what a pull needs, so that it may do without a network."""
-    from localspec.registry.disk.found import list_in_cache, resolve_in_cache
     from localspec.registry.header.model import shard_names
+    from localspec.registry.hub.cache import list_in_cache, resolve_in_cache
 
     pair = wanted.pair
     if pair is None and wanted.target:
