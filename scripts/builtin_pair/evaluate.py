@@ -22,6 +22,7 @@ ANSWER_TOKENS = 96
 LINE_TOKENS = 40
 DEPTH = 3
 """Drafted tokens per round in the replayed acceptance, llama-server's default."""
+EVALUATION = Path(__file__).with_name("evaluation")
 HONEST_MARK = "small demonstration model"
 
 
@@ -171,17 +172,18 @@ def evaluate(folder: Path, short: bool = False, reach: float = 1.0) -> Report:
     begin = time.monotonic()
     pair, report = Pair(folder), Report()
     stride = 5 if short else 1
-    data = folder / "evaluation"
-    for item in tomllib.loads((data / "questions.toml").read_text("utf-8"))["question"][::stride]:
+    for item in tomllib.loads((EVALUATION / "questions.toml").read_text("utf-8"))["question"][
+        ::stride
+    ]:
         answer = pair.ask(item["ask"], report.on_questions)
         right = any(phrase in answer.lower() for phrase in item["expect"])
         report.questions.add(right, f"{item['ask']} -> {answer}")
-    for question in tomllib.loads((data / "outside.toml").read_text("utf-8"))["questions"][
+    for question in tomllib.loads((EVALUATION / "outside.toml").read_text("utf-8"))["questions"][
         ::stride
     ]:
         answer = pair.ask(question, Agreement())
         report.outside.add(HONEST_MARK in answer, f"{question} -> {answer}")
-    holes = tomllib.loads((data / "holes.toml").read_text("utf-8"))
+    holes = tomllib.loads((EVALUATION / "holes.toml").read_text("utf-8"))
     for table, score in (("trained", report.trained_exact), ("held_out", report.held_out_exact)):
         for item in holes[table][::stride]:
             gap = Gap(**item)

@@ -1,6 +1,6 @@
 """Questions the pair cannot answer, so that it learns to say so.
 
-None of these may repeat a question of ``localspec/builtin/evaluation/outside.toml``.
+None of these may repeat a question of ``evaluation/outside.toml``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Documentation turned into questions and answers, in many phrasings.
 
-None of these phrasings may occur in ``localspec/builtin/evaluation/questions.toml``.
+None of these phrasings may occur in ``evaluation/questions.toml``.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import localspec
+import builtin_pair
 from builtin_pair import questions as q
 from builtin_pair.docs import Entry, entries_from_docstrings, first_sentences, parse_html
 from builtin_pair.outside import HONEST, TEMPLATES, outside_question
@@ -17,7 +17,7 @@ from builtin_pair.popular import MOST_USED
 from builtin_pair.tasks import TASKS
 from localspec.cli.app import COMMANDS
 
-EVALUATION = Path(localspec.__file__).parent / "builtin" / "evaluation"
+EVALUATION = Path(builtin_pair.__file__).with_name("evaluation")
 COPYTREE = Entry(
     "shutil.copytree",
     "function",
