@@ -1,68 +1,38 @@
-"""Imports go one way. Each rule says why; one that no longer fits is changed here, openly."""
+"""Imports go one way. Each rule says why; one that no longer fits is changed here, openly.
+
+The rules are tables; tests/support/imports.py reads them against the code. The second half of this file
+breaks each line of each table on purpose: a rule that nothing can break holds nothing.
+"""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.imports import (
+    Import,
+    beyond_part,
+    beyond_room,
+    circles,
+    early,
+    foreign,
+    imports_in,
+    is_in,
+    misplaced,
+    part_of,
+    room_of,
+)
+
 PACKAGE = Path(__file__).parents[1] / "localspec"
+IMPORTS = imports_in(PACKAGE)
 
 
-@dataclass(frozen=True)
-class Import:
-    """One import statement's module, and whether it runs when its file is imported."""
-
-    file: str
-    line: int
-    module: str
-    at_start: bool
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} imports {self.module}"
-
-
-def imports_of(path: Path) -> Iterator[Import]:
-    file = path.relative_to(PACKAGE).as_posix()
-
-    def visit(node: ast.AST, at_start: bool) -> Iterator[Import]:
-        for child in ast.iter_child_nodes(node):
-            match child:
-                case ast.Import():
-                    for name in child.names:
-                        yield Import(file, child.lineno, name.name, at_start)
-                case ast.ImportFrom(module="localspec", level=0):
-                    for name in child.names:
-                        yield Import(file, child.lineno, f"localspec.{name.name}", at_start)
-                case ast.ImportFrom(level=0, module=str(module)):
-                    yield Import(file, child.lineno, module, at_start)
-                case ast.FunctionDef() | ast.AsyncFunctionDef():
-                    yield from visit(child, at_start=False)
-                case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                    yield from visit(child, at_start=False)
-                case _:
-                    yield from visit(child, at_start)
-
-    yield from visit(ast.parse(path.read_text()), at_start=True)
-
-
-IMPORTS = [found for path in sorted(PACKAGE.rglob("*.py")) for found in imports_of(path)]
-
-
-def part_of(file: str) -> str:
-    """The folder or module right under localspec/ that a file belongs to."""
-    return file.split("/")[0].removesuffix(".py")
-
-
-def is_ours(module: str) -> bool:
-    """Whether a dotted name is a folder or a file of this package."""
-    path = PACKAGE.parent.joinpath(*module.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()
+def is_ours(place: str) -> bool:
+    """Whether a place is a folder or a file of this package."""
+    return (PACKAGE / place).is_dir() or (PACKAGE / f"{place}.py").is_file()
 
 
 # --- our own parts
@@ -107,44 +77,187 @@ PARTS: dict[str, tuple[set[str], str]] = {
 
 def test_every_part_has_its_rule() -> None:
     parts = {part_of(path.relative_to(PACKAGE).as_posix()) for path in PACKAGE.rglob("*.py")}
-    assert parts == PARTS.keys(), (
+    assert {part.removesuffix(".py") for part in parts} == PARTS.keys(), (
         "say in PARTS what a part may import, and of none that is not there"
     )
     allowed = {each for named, _ in PARTS.values() for each in named}
-    assert not {each for each in allowed if not is_ours(f"localspec.{each}")}
+    assert not {each for each in allowed if not is_ours(each)}
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_imports_only_what_it_may(part: str) -> None:
     allowed, reason = PARTS[part]
-    wrong = [
-        str(found)
-        for found in IMPORTS
-        if part_of(found.file) == part
-        # `from localspec import __version__` is the package itself, which imports nothing.
-        if found.module.startswith("localspec.")
-        if is_ours(".".join(found.module.split(".")[:2]))
-        if not any(f"{found.module}.".startswith(f"localspec.{each}.") for each in allowed | {part})
-    ]
+    wrong = [str(each) for each in beyond_part(part, allowed, IMPORTS)]
     assert not wrong, f"{part} may import {sorted(allowed) or 'nothing'} of ours: {reason}"
+
+
+# --- rooms: the folders of a part
+
+# What each room may import of its part's other rooms, and why no more: `*` is all of them. A folder is a
+# room; so is a file beside the rooms that has a line here; the other files beside them are the part's own
+# room. A new folder needs a line.
+ROOMS: dict[str, tuple[set[str], str]] = {
+    "daemon": ({"*"}, "start, routes and watch join the rooms, and nothing imports them"),
+    "daemon/state": (
+        {
+            "daemon/completion",
+            "daemon/history",
+            "daemon/http",
+            "daemon/pairs",
+            "daemon/threads",
+            "daemon/worker",
+        },
+        "it holds what handlers share, and must not know handlers",
+    ),
+    "daemon/handlers": (
+        {
+            "daemon/completion",
+            "daemon/completion/reply",
+            "daemon/history",
+            "daemon/http",
+            "daemon/pairs",
+            "daemon/state",
+            "daemon/worker",
+        },
+        "they parse, call and answer, so they reach every room and no room reaches them",
+    ),
+    "daemon/history": (
+        {"daemon/completion", "daemon/completion/reply", "daemon/logs", "daemon/worker"},
+        "a turn is a completion that is kept; a store of conversations needs no HTTP",
+    ),
+    "daemon/completion": (
+        {"daemon/completion/reply", "daemon/http", "daemon/worker"},
+        "from a request to its answer, whether or not it is kept",
+    ),
+    "daemon/completion/reply": (set(), "a parser of text: no request, no worker, no connection"),
+    "daemon/pairs": ({"daemon/http", "daemon/worker"}, "what there is to load, and no use of it"),
+    "daemon/http": ({"daemon/threads"}, "it carries bytes, whatever they say"),
+    "daemon/worker": ({"daemon/logs"}, "it carries frames, whoever asked"),
+    "daemon/logs": (set(), "everything may log"),
+    "daemon/threads": (set(), "as logs"),
+    "engine": ({"*"}, "the step and the worker's loop join the rooms"),
+    "engine/sequence": (
+        {
+            "engine/cache",
+            "engine/llama",
+            "engine/output",
+            "engine/prompt",
+            "engine/sampling",
+            "engine/speculation",
+            "engine/speculation/drafters",
+        },
+        "it is one request with what each room keeps for it",
+    ),
+    "engine/prompt": (
+        {
+            "engine/cache",
+            "engine/llama",
+            "engine/pair",
+            "engine/sampling",
+            "engine/speculation/drafters",
+        },
+        "a request becomes tokens before there is a step",
+    ),
+    "engine/pair": (
+        {
+            "engine/cache",
+            "engine/llama",
+            "engine/sampling",
+            "engine/speculation",
+            "engine/speculation/drafters",
+        },
+        "loading makes what a pair consists of",
+    ),
+    "engine/speculation": (
+        {"engine/llama", "engine/sampling", "engine/speculation/drafters"},
+        "how deep to draft and what to accept, of any drafter",
+    ),
+    "engine/speculation/drafters": (
+        {"engine/cache", "engine/llama", "engine/sampling"},
+        "a kind of draft knows no other kind, and no rule of acceptance",
+    ),
+    "engine/cache": ({"engine/llama"}, "it alone writes how far a model has read"),
+    "engine/output": (set(), "tokens to text"),
+    "engine/sampling": (set(), "arithmetic over logits"),
+    "engine/llama": (set(), "the binding, and none of our ideas"),
+    "registry": (set(), "the catalogue is data"),
+    "registry/header": (set(), "a header is bytes, wherever they come from"),
+    "registry/store": ({"registry", "registry/header"}, "it is used offline"),
+    "registry/hub": (
+        {"registry", "registry/header", "registry/store"},
+        "the one way to the network",
+    ),
+    "registry/disk": (
+        {"registry", "registry/header", "registry/store"},
+        "what lies on this machine, ours or not, and no network",
+    ),
+    "registry/pulls": ({"*"}, "a pull joins them all"),
+    "cli": ({"cli/terminal"}, "commands are imported by name, each when it is called"),
+    "cli/terminal": (set(), "how things look, and not what they are"),
+    "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
+    "cli/commands": ({"cli", "cli/chat", "cli/terminal"}, "no command knows another"),
+    "cli/commands/daemon": ({"cli", "cli/terminal"}, "as commands"),
+    "cli/commands/models": ({"cli", "cli/terminal"}, "as commands"),
+}
+# Imports that still go against these lines. None may be added.
+AGAINST: set[tuple[str, str]] = {
+    ("engine/cache", "engine/pair"),
+    ("engine/cache", "engine/sequence"),
+    ("engine/pair", "engine/sequence"),
+    ("engine/prompt", "engine/sequence"),
+    ("engine/speculation", "engine/pair"),
+    ("engine/speculation", "engine/sequence"),
+    ("engine/speculation/drafters", "engine/speculation"),
+}
+NAMED = {room: named for room, (named, _) in ROOMS.items()}
+
+
+def rooms_missing(folders: set[str]) -> set[str]:
+    """Folders without a line in ROOMS, of parts that have rooms."""
+    return {each for each in folders if "/" in each and each not in ROOMS}
+
+
+def folders() -> set[str]:
+    return {path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+
+
+def test_every_folder_is_a_room_with_a_rule() -> None:
+    assert rooms_missing(folders()) == set(), "say in ROOMS what a room may import, and why no more"
+    assert [room for room in ROOMS if not is_ours(room)] == []
+    named = {other for others in NAMED.values() for other in others} - {"*"}
+    assert named <= ROOMS.keys()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_it_may(room: str) -> None:
+    wrong = [
+        str(each)
+        for each in beyond_room(room, NAMED, IMPORTS)
+        if (room, room_of(each.ours or "", ROOMS)) not in AGAINST
+    ]
+    assert not wrong, f"{room} may import {sorted(NAMED[room]) or 'no room'}: {ROOMS[room][1]}"
+
+
+def test_no_rooms_import_each_other_in_a_circle() -> None:
+    assert circles(NAMED) == []
 
 
 # --- other people's packages
 
 # Where a package may be imported, and why only there. Tests are not meant: they may use them all.
 PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
-    "llama_cpp": (("engine/llama/",), "one place checks each return code and frees what it made"),
-    "numpy": (("engine/",), "only logits need it, and an idle daemon should stay small"),
-    "llguidance": (("engine/",), "grammars work on the target's logits"),
-    "jinja2": (("engine/",), "a template from a model file may hang: only the worker may"),
-    "starlette": (("daemon/",), "the client speaks HTTP with the standard library, in 50 ms"),
-    "uvicorn": (("daemon/",), "as starlette"),
-    "watchfiles": (("daemon/",), "only the daemon lives long enough to see a file change"),
-    "huggingface_hub": (("registry/",), "one place speaks to the network, and only when asked"),
-    "httpx2": (("registry/",), "as huggingface_hub"),
-    "rich": (("cli/",), "all that draws on a terminal"),
-    "prompt_toolkit": (("cli/",), "as rich"),
-    "click": (("cli/",), "commands are the command line's"),
+    "llama_cpp": (("engine/llama",), "one place checks each return code and frees what it made"),
+    "numpy": (("engine",), "only logits need it, and an idle daemon should stay small"),
+    "llguidance": (("engine",), "grammars work on the target's logits"),
+    "jinja2": (("engine",), "a template from a model file may hang: only the worker may"),
+    "starlette": (("daemon",), "the client speaks HTTP with the standard library, in 50 ms"),
+    "uvicorn": (("daemon",), "as starlette"),
+    "watchfiles": (("daemon",), "only the daemon lives long enough to see a file change"),
+    "huggingface_hub": (("registry",), "one place speaks to the network, and only when asked"),
+    "httpx2": (("registry",), "as huggingface_hub"),
+    "rich": (("cli",), "all that draws on a terminal"),
+    "prompt_toolkit": (("cli",), "as rich"),
+    "click": (("cli",), "commands are the command line's"),
     # Nowhere.
     "gguf": ((), "scripts and tests write models with it; our own strict reader reads headers"),
     "benchmarks": ((), "it measures the others, and is not in the wheel"),
@@ -161,16 +274,10 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
     places, reason = PACKAGES[package]
-    wrong = [
-        str(found)
-        for found in IMPORTS
-        if found.module.split(".")[0] == package
-        if not found.file.startswith(places)
-    ]
+    wrong = [str(each) for each in misplaced(package, places, IMPORTS)]
     assert not wrong, f"{package} belongs to {places or 'no part'}: {reason}"
     for place in places:  # a rule for nothing would seem to hold something
-        users = [each for each in IMPORTS if each.file.startswith(place)]
-        assert any(each.module.split(".")[0] == package for each in users), place
+        assert any(is_in(each.place, place) for each in IMPORTS if each.package == package), place
 
 
 LAZY = {
@@ -183,38 +290,181 @@ LAZY = {
 
 @pytest.mark.parametrize("package", LAZY)
 def test_a_slow_package_is_imported_when_it_is_needed(package: str) -> None:
-    early = [
-        str(found) for found in IMPORTS if found.at_start if found.module.split(".")[0] == package
-    ]
-    assert any(found.module.split(".")[0] == package for found in IMPORTS), "nobody imports it"
-    assert not early, f"import {package} inside the function that needs it: {LAZY[package]}"
+    assert any(each.package == package for each in IMPORTS), "nobody imports it"
+    wrong = [str(each) for each in early(package, IMPORTS)]
+    assert not wrong, f"import {package} inside the function that needs it: {LAZY[package]}"
 
 
-def test_machine_needs_the_standard_library_alone() -> None:
-    """scripts/setup imports it with a Python that has nothing installed."""
-    foreign = [
-        str(found)
-        for found in IMPORTS
-        if found.file == "__init__.py" or found.file.startswith("machine/")
-        if not found.module.startswith("localspec.machine")
-        if found.module.split(".")[0] not in sys.stdlib_module_names
-    ]
-    assert not foreign
+# scripts/setup imports these with a Python that has nothing installed.
+BARE = ("__init__", "machine")
 
 
-@pytest.mark.parametrize(
-    ("module", "absent"),
-    [
-        # What `localspec ask` imports before its first word.
-        ("localspec.cli.ask", ["asyncio", "numpy", "rich", "starlette", "httpx2", "llama_cpp"]),
-        (
-            "localspec.daemon.lifecycle",
-            ["numpy", "llama_cpp", "huggingface_hub", "localspec.engine"],
-        ),
-    ],
-)
-def test_what_a_process_really_loads(module: str, absent: list[str]) -> None:
-    """Rules about statements miss what comes along by way of others; a real import does not."""
-    program = f"import sys, {module}; print([name for name in {absent!r} if name in sys.modules])"
+@pytest.mark.parametrize("place", BARE)
+def test_what_setup_imports_needs_the_standard_library_alone(place: str) -> None:
+    assert not [str(each) for each in foreign(place, IMPORTS)]
+
+
+# What a process must not have loaded once it imported a module, whoever asked for it: rules about
+# statements miss what comes along by way of others.
+UNLOADED = {
+    # What `localspec ask` imports before its first word.
+    "localspec.cli.ask": ["asyncio", "numpy", "rich", "starlette", "httpx2", "llama_cpp"],
+    "localspec.daemon.lifecycle": ["numpy", "llama_cpp", "huggingface_hub", "localspec.engine"],
+}
+
+
+def loaded(module: str, absent: list[str], before: str = "") -> str:
+    """Those of `absent` that a process has loaded after it imported a module."""
+    program = f"import sys\n{before}\nimport {module}\n"
+    program += f"print([name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("module", UNLOADED)
+def test_what_a_process_really_loads(module: str) -> None:
+    assert loaded(module, UNLOADED[module]) == "[]"
+
+
+# --- each rule broken on purpose
+
+
+def made_up(place: str, module: str, *, at_start: bool = True) -> Import:
+    """An import that nobody wrote, in a new file of a folder or in the file that a place is."""
+    folder = (PACKAGE / place).is_dir()
+    return Import(f"{place}/made_up.py" if folder else f"{place}.py", 1, module, at_start)
+
+
+def module_of(place: str) -> str:
+    return ".".join(["localspec", *place.split("/")])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_that_imports_another_is_told(part: str) -> None:
+    allowed, _ = PARTS[part]
+    for other in PARTS.keys() - allowed - {part, "__init__"}:
+        for wrong in (
+            made_up(part, module_of(other)),
+            made_up(part, f"{module_of(other)}.inner", at_start=False),
+        ):
+            assert beyond_part(part, allowed, [*IMPORTS, wrong]) == [wrong]
+    for other in allowed | {part}:
+        assert beyond_part(part, allowed, [made_up(part, f"{module_of(other)}.inner")]) == []
+
+
+def test_a_part_or_a_room_without_a_rule_is_told() -> None:
+    assert part_of("attic/old") not in PARTS
+    assert rooms_missing(folders() | {"daemon/attic"}) == {"daemon/attic"}
+    assert rooms_missing(folders() | {"machine/attic"}) == {"machine/attic"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_that_imports_another_is_told(room: str) -> None:
+    allowed = NAMED[room]
+    for other in ROOMS:
+        if part_of(other) != part_of(room) or other == room:
+            continue
+        # A part's own room is the files beside its rooms.
+        file = f"{other}/made_up" if (PACKAGE / other).is_dir() else other
+        wrong = made_up(room, module_of(file))
+        expected = [] if {"*", other} & allowed else [wrong]
+        assert beyond_room(room, NAMED, [wrong]) == expected
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_circle_of_rooms_is_told(room: str) -> None:
+    """An arrow back along any that there is makes one."""
+    others = [each for each in ROOMS if part_of(each) == part_of(room) and each != room]
+    for other in others if "*" in NAMED[room] else NAMED[room]:
+        back = {**NAMED, other: {*NAMED[other], room}}
+        assert any({room, other} <= set(circle) for circle in circles(back)), other
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_where_it_does_not_belong_is_told(package: str) -> None:
+    places, _ = PACKAGES[package]
+    for place in PARTS.keys() | ROOMS.keys():
+        wrong = made_up(place, f"{package}.inner")
+        at_home = any(is_in(wrong.place, each) for each in places)
+        assert misplaced(package, places, [*IMPORTS, wrong]) == ([] if at_home else [wrong])
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_a_slow_package_at_the_top_of_a_file_is_told(package: str) -> None:
+    wrong, right = (made_up("cli", f"{package}.inner", at_start=top) for top in (True, False))
+    assert early(package, [*IMPORTS, wrong, right]) == [wrong]
+
+
+@pytest.mark.parametrize("place", BARE)
+@pytest.mark.parametrize("module", ["msgspec", "localspec.errors", "localspec.paths"])
+def test_a_package_that_setup_has_not_is_told(place: str, module: str) -> None:
+    wrong = made_up(place, module)
+    assert foreign(place, [*IMPORTS, wrong, made_up(place, "json.decoder")]) == [wrong]
+
+
+@pytest.mark.parametrize("module", UNLOADED)
+def test_what_is_loaded_by_way_of_others_is_told(module: str) -> None:
+    before = "import " + ", ".join(UNLOADED[module])
+    assert loaded(module, UNLOADED[module], before) == str(UNLOADED[module])
+
+
+def test_an_import_in_any_form_is_seen(tmp_path: Path) -> None:
+    inner = tmp_path / "localspec" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "__init__.py").write_text("")
+    (tmp_path / "localspec" / "paths.py").write_text("")
+    (inner / "some.py").write_text(
+        """
+import typing
+from typing import TYPE_CHECKING
+import os.path, localspec.paths as p
+from localspec import paths, __version__
+from localspec.inner import other
+from localspec.paths import home, other
+from . import other
+from .. import paths
+from ..paths import home
+try:
+    import one
+except ImportError:
+    import two
+if TYPE_CHECKING:
+    import three
+else:
+    import four
+if typing.TYPE_CHECKING:
+    import five
+class C:
+    import six
+    def method(self):
+        with self:
+            from seven.inner import some
+async def f():
+    import eight
+"""
+    )
+    (inner / "other.py").write_text("")
+    found = [(each.module, each.at_start) for each in imports_in(tmp_path / "localspec")]
+    assert found == [
+        ("typing", True),
+        ("typing", True),
+        ("os.path", True),
+        ("localspec.paths", True),
+        ("localspec.paths", True),
+        ("localspec", True),
+        ("localspec.inner.other", True),
+        ("localspec.paths", True),
+        ("localspec.inner.other", True),
+        ("localspec.paths", True),
+        ("localspec.paths", True),
+        ("one", True),
+        ("two", True),
+        ("three", False),
+        ("four", True),
+        ("five", False),
+        ("six", True),
+        ("seven.inner", False),
+        ("eight", False),
+    ]
+    assert {each.place for each in imports_in(tmp_path / "localspec")} == {"inner/some"}
