@@ -39,6 +39,13 @@ _TAKEN_AT_ONCE = 4
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+class _Listening(socket.socket):
+    """A socket that keeps BACKLOG connections waiting, whatever number asyncio names."""
+
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        super().listen(max(backlog, BACKLOG))
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, which would raise the signal again after a clean end."""
 
@@ -48,8 +55,6 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for each in sockets or ():
-            each.listen(BACKLOG)
         notify("READY=1", "STATUS=Listening")
 
 
@@ -118,6 +123,7 @@ class Daemon:
         listening = [*handed, *self._over_tcp()]
         if ours:
             listening.append(bind(self._paths.socket))
+        listening = [_Listening(fileno=each.detach()) for each in listening]
         for each in listening:
             log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
         watching = watch.start(self._context)

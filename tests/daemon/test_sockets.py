@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from localspec.daemon.http import sockets
 from localspec.errors import AlreadyRunning, UnsafePath
-from tests.support.daemons import Home
+from tests.support.daemons import Home, RunningDaemon
 
 
 def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(home: Home) -> None:
@@ -37,3 +39,33 @@ def test_a_socket_that_somebody_answers_on_is_not_taken(home: Home) -> None:
         first.listen()
         with pytest.raises(AlreadyRunning):
             sockets.bind(path)
+
+
+BUSY_AT_FIRST = """
+import os, sys, time
+import uvicorn
+start = uvicorn.Server.startup
+
+async def slowly(self, sockets=None):
+    await start(self, sockets)
+    while os.path.exists(os.environ["LOCALSPEC_HOME"] + "/busy"):
+        time.sleep(0.01)
+
+uvicorn.Server.startup = slowly
+from localspec.daemon.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_who_comes_while_the_daemon_begins_waits(home: Home) -> None:
+    """From the first moment on the kernel keeps more connections than come at once."""
+    home.use_fake()
+    busy = home.root / "busy"
+    busy.touch()
+    daemon = RunningDaemon(home, program=BUSY_AT_FIRST)
+    with ThreadPoolExecutor(100) as pool:
+        asked = [pool.submit(home.request, "GET", "/health") for _ in range(100)]
+        time.sleep(0.5)
+        busy.unlink()
+        assert {each.result().status for each in asked} == {200}
+    daemon.stop()
