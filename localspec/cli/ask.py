@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from localspec.cli.options import SAMPLING
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, UsageError
@@ -31,17 +32,7 @@ MAX_INPUT = 4 << 20  # bytes
 _LONG = 2000  # characters
 
 # Options that are fields of the request by another name or the same.
-_FIELDS = {
-    "tokens": "max_tokens",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repeat_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "seed": "seed",
-}
+_FIELDS = {"tokens": "max_tokens", **{each.name: each.name for each in SAMPLING}}
 
 
 def run(options: dict[str, Any]) -> int:

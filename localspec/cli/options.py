@@ -35,6 +35,25 @@ class Option:
         self.many = many
 
 
+# Each is the field of the request of that name (protocol/sampling.py).
+SAMPLING = (
+    Option("temperature", ("--temperature",), float, "0: always the likeliest token.", "T"),
+    Option("top_p", ("--top-p",), float, "Of the tokens that make up this share.", "P"),
+    Option("top_k", ("--top-k",), int, "Of so many of the likeliest tokens.", "K"),
+    Option("min_p", ("--min-p",), float, "Of tokens this likely beside the likeliest.", "P"),
+    Option("repeat_penalty", ("--repeat-penalty",), float, "Over 1: less often again.", "R"),
+    Option(
+        "presence_penalty",
+        ("--presence-penalty",),
+        float,
+        "What was said, less likely.",
+        "P",
+        low=-2,
+    ),
+    Option("frequency_penalty", ("--frequency-penalty",), float, "And by how often.", "P", low=-2),
+    Option("seed", ("--seed",), int, "The same seed, the same answer.", "SEED"),
+)
+
 ASK = (
     Option("model", ("-m", "--model"), str, "Ask this pair, not the configured one.", "PAIR"),
     Option("system", ("-s", "--system"), str, "A system message.", "SYSTEM"),
@@ -63,21 +82,7 @@ ASK = (
     Option("show_draft", ("--show-draft",), bool, "Tint what the draft proposed (on a terminal)."),
     Option("hide_reasoning", ("--hide-reasoning",), bool, "Do not show what the model thinks."),
     Option("usage", ("-u", "--usage"), bool, "Statistics on stderr when the answer is complete."),
-    Option("temperature", ("--temperature",), float, "0: always the likeliest token.", "T"),
-    Option("top_p", ("--top-p",), float, "Of the tokens that make up this share.", "P"),
-    Option("top_k", ("--top-k",), int, "Of so many of the likeliest tokens.", "K"),
-    Option("min_p", ("--min-p",), float, "Of tokens this likely beside the likeliest.", "P"),
-    Option("repeat_penalty", ("--repeat-penalty",), float, "Over 1: less often again.", "R"),
-    Option(
-        "presence_penalty",
-        ("--presence-penalty",),
-        float,
-        "What was said, less likely.",
-        "P",
-        low=-2,
-    ),
-    Option("frequency_penalty", ("--frequency-penalty",), float, "And by how often.", "P", low=-2),
-    Option("seed", ("--seed",), int, "The same seed, the same answer.", "SEED"),
+    *SAMPLING,
     Option("draft", ("--draft", "--draft-max"), int, "Draft just so many; 0: none.", "N"),
     Option("exact", ("--exact",), bool, "The same bytes with and without a draft."),
     Option("no_log", ("--no-log",), bool, "Keep nothing in the history."),

@@ -17,9 +17,8 @@ from localspec.errors import UsageError
 
 # Options of `ask` that a template may hold, beside `prompt`.
 KEPT = (
-    *("model", "system", "tokens", "temperature", "top_p", "top_k", "min_p", "repeat_penalty"),
-    *("presence_penalty", "frequency_penalty", "seed", "draft", "exact", "schema"),
-    *("extract", "extract_last"),
+    *("model", "system", "tokens", *(each.name for each in table.SAMPLING)),
+    *("draft", "exact", "schema", "extract", "extract_last"),
 )
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _KINDS = {option.name: option.kind for option in table.ASK}

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from localspec.protocol.sampling import Sampled
+
 MAX_FRAME = (
     256 * 1024 * 1024
 )  # a 1 M-token prompt is a few MB; more than this is a bug, not a request
@@ -79,31 +81,14 @@ class InfillPrompt(msgspec.Struct, tag="infill", omit_defaults=True):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
 
 
-class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sampling as asked. None: the model's own default (`general.sampling.*`), else the field's.
-
-    temperature 0 is greedy. Names and meanings are llama.cpp's. infill: its sampler of that name comes
-    last, which lets a completion end where writing on is not likely.
+class Sampling(Sampled, omit_defaults=True):
+    """Sampling as asked. infill: llama.cpp's sampler of that name comes last, which lets a completion
+    end where writing on is not likely.
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: int | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    dry_multiplier: float | None = None
-    dry_base: float | None = None
-    dry_allowed_length: int | None = None
-    dry_penalty_last_n: int | None = None
-    dry_sequence_breakers: list[str] | None = None
-    infill: bool = False
-    seed: int | None = None
-    logit_bias: dict[int, float] = {}
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     ignore_eos: bool = False
+    infill: bool = False
 
 
 class Constraint(msgspec.Struct, frozen=True):
@@ -192,7 +177,7 @@ class Generate(Frame, omit_defaults=True):
 
     id: int
     prompt: Prompt
-    sampling: Sampling = Sampling()
+    sampling: Sampling = msgspec.field(default_factory=Sampling)
     max_tokens: int | None = None
     stop: list[str] = []
     constraint: Constraint | None = None

@@ -15,22 +15,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol import reading
 from localspec.protocol.frames import Speculation, Timings
-from localspec.protocol.limits import (
-    INT32,
-    Bias,
-    Count,
-    DryBase,
-    DryMultiplier,
-    LookBack,
-    Penalty,
-    Probability,
-    RepeatPenalty,
-    Temperature,
-    TokenLimit,
-)
 from localspec.protocol.nulls import OrDefault, Request
 from localspec.protocol.reading import BadBody as BadBody
 from localspec.protocol.reading import Body
+from localspec.protocol.sampling import INT32, Bias, Sampled, TokenLimit
 from localspec.protocol.weight import Weight
 
 MAX_CHOICES = 4
@@ -133,7 +121,7 @@ class LocalspecOptions(Request):
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
-class GenerationRequest(Request):
+class GenerationRequest(Sampled, Request):
     """What chat and text completions share."""
 
     model: OrDefault[str] = ""
@@ -143,21 +131,6 @@ class GenerationRequest(Request):
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     n_predict: TokenLimit | None = None  # llama-server's
-    temperature: Temperature | None = None
-    top_k: LookBack | None = None
-    top_p: Probability | None = None
-    min_p: Probability | None = None
-    typical_p: Probability | None = None
-    repeat_penalty: RepeatPenalty | None = None
-    repeat_last_n: LookBack | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    dry_multiplier: DryMultiplier | None = None
-    dry_base: DryBase | None = None
-    dry_allowed_length: Count | None = None
-    dry_penalty_last_n: LookBack | None = None
-    dry_sequence_breakers: Annotated[list[str], Meta(max_length=64)] | None = None
-    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
     logit_bias: dict[str, Bias] | None = None
     ignore_eos: OrDefault[bool] = False

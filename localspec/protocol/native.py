@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from localspec.protocol.http import MAX_LOGPROBS, GenerationRequest
-from localspec.protocol.limits import INT32, Count
 from localspec.protocol.nulls import OrDefault, Request
+from localspec.protocol.sampling import INT32, Count
 
 _SLOT = Annotated[int, Meta(ge=-1, le=INT32)]
 _MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]

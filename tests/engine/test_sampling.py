@@ -16,7 +16,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.sampling.sampler import (
-    METADATA_KEYS,
     Distribution,
     Logits,
     Sampler,
@@ -26,7 +25,7 @@ from localspec.engine.sampling.sampler import (
     residual,
     resolve,
 )
-from localspec.protocol import limits
+from localspec.protocol import sampling as limits
 from localspec.protocol.frames import Sampling
 from tests.support.rescoring import near_draw
 from tests.support.statistics import chi_square_z
@@ -530,7 +529,8 @@ def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> N
 
 
 @pytest.mark.parametrize(
-    ("key", "name", "limit"), [(key, *of) for key, of in METADATA_KEYS.items()]
+    ("key", "name", "limit"),
+    [(each.also.gguf, each.name, each.kind) for each in limits.parameters() if each.also.gguf],
 )
 def test_settings_of_a_file_beyond_a_requests_limits_are_left_out(
     key: str, name: str, limit: Any

@@ -11,17 +11,8 @@ from localspec.daemon.completion import request as translate
 from localspec.daemon.completion.answer import Composer
 from localspec.protocol import frames
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
+from localspec.protocol.sampling import parameters
 
-# Samplers in the names of `samplers`, and the field values that switch each off.
-_OFF: dict[str, dict[str, Any]] = {
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "typ_p": {"typical_p": 1.0},
-    "temperature": {"temperature": 1.0},
-    "penalties": {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0},
-    "dry": {"dry_multiplier": 0.0},
-}
 # Older names and the one-letter form of llama-server's --sampling-seq.
 _ALSO = {"typical_p": "typ_p", "k": "top_k", "p": "top_p", "m": "min_p", "y": "typ_p"}
 _ALSO |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
@@ -83,10 +74,9 @@ def _use_samplers(request: NativeRequest) -> None:
     named = _named(request)
     if named is None:
         return
-    for name, fields in _OFF.items():
-        if name not in named:
-            for field, value in fields.items():
-                setattr(request, field, value)
+    for name, _, also in parameters():
+        if also.sampler and also.sampler not in named and also.off is not None:
+            setattr(request, name, also.off)
     if "infill" in named and "temperature" not in named:
         request.temperature = 0.0
 
@@ -183,10 +173,8 @@ def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
 
 def settings(request: NativeRequest) -> dict[str, Any]:
     """What was asked for, in llama-server's names; what the model itself decides is left out."""
-    names = [
-        name for name in frames.Sampling.__struct_fields__ if name not in ("logit_bias", "infill")
-    ]
-    asked = {name: getattr(request, name) for name in names}
+    asked = {each.name: getattr(request, each.name) for each in parameters()}
+    asked["ignore_eos"] = request.ignore_eos
     predict = translate.max_tokens(request)
     return {
         **{name: value for name, value in asked.items() if value is not None},

@@ -23,16 +23,11 @@ from localspec.protocol.http import (
     SpeculativeOptions,
     TemplateRequest,
 )
+from localspec.protocol.sampling import parameters
 from localspec.protocol.weight import TooHeavy, Weight
 
 # llama.cpp's seeds are 32 bits wide, and the highest one means "draw one".
 _SEEDS = (1 << 32) - 1
-# Names that are the same on both sides.
-_SAMPLING = tuple(
-    field
-    for field in frames.Sampling.__struct_fields__
-    if field not in ("seed", "logit_bias", "infill")
-)
 
 
 def chat(request: ChatRequest, template: str | None = None) -> list[frames.Generate]:
@@ -201,8 +196,9 @@ def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:
     if seed is not None:
         seed = None if seed == -1 else (seed + choice) % _SEEDS
     bias = {_token(key): value for key, value in (request.logit_bias or {}).items()}
-    same = {name: getattr(request, name) for name in _SAMPLING}
-    return frames.Sampling(seed=seed, logit_bias=bias, **same)
+    asked: dict[str, Any] = {each.name: getattr(request, each.name) for each in parameters()}
+    asked["seed"] = seed
+    return frames.Sampling(**asked, logit_bias=bias, ignore_eos=request.ignore_eos)
 
 
 def _token(key: str) -> int:

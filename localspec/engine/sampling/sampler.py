@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from localspec.engine.sampling.dry import Breakers, penalties
 from localspec.engine.sampling.noise import delays
-from localspec.protocol import limits
 from localspec.protocol.frames import Sampling, TokenLogprob
+from localspec.protocol.sampling import parameters
 
 Logits = npt.NDArray[np.float32]
 # Nats below the top (at temperature 1) from which on a token is no candidate: e^-30 is 1e-13, which
@@ -109,28 +109,17 @@ class Settings:
         )
 
 
-# The keys of `general.sampling.*` in a GGUF, the settings they are the defaults of, and their limits.
-METADATA_KEYS: dict[str, tuple[str, Any]] = {
-    "temp": ("temperature", limits.Temperature),
-    "top_k": ("top_k", limits.LookBack),
-    "top_p": ("top_p", limits.Probability),
-    "min_p": ("min_p", limits.Probability),
-    "penalty_last_n": ("repeat_last_n", limits.LookBack),
-    "penalty_repeat": ("repeat_penalty", limits.RepeatPenalty),
-}
-
-
 def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
     """The settings a model's file asks for; left out is a value that no request may have either."""
     found: dict[str, float] = {}
-    for key, (name, limit) in METADATA_KEYS.items():
-        text = metadata(f"general.sampling.{key}")
+    for name, kind, also in parameters():
+        text = metadata(f"general.sampling.{also.gguf}") if also.gguf else None
         if text is None:
             continue
         try:
             value = float(text)
             whole = isinstance(getattr(Settings(), name), int)
-            found[name] = msgspec.convert(int(value) if whole else value, limit)
+            found[name] = msgspec.convert(int(value) if whole else value, kind)
         except (ValueError, OverflowError):  # no number, none that is finite, or beyond the limits
             continue
     return found
@@ -139,17 +128,14 @@ def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
 def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
     """What was asked, over what the model's file says, over llama.cpp's defaults."""
     told: Mapping[str, Any] = defaults
-    settings = replace(Settings(), **told)
-    chosen = {
-        name: getattr(asked, name)
+    chosen: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
         for name in Settings.__dataclass_fields__
-        if name not in ("logit_bias", "dry_sequence_breakers") and getattr(asked, name) is not None
+        if (value := getattr(asked, name)) is not None
     }
-    if asked.dry_sequence_breakers is not None:
-        chosen["dry_sequence_breakers"] = tuple(asked.dry_sequence_breakers)
     if chosen.get("dry_base", 1.0) < 1.0:  # as llama-server
         del chosen["dry_base"]
-    return replace(settings, logit_bias=dict(asked.logit_bias), **chosen)
+    return replace(Settings(), **{**told, **chosen})
 
 
 class Sampler:
