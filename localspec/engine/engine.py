@@ -188,7 +188,7 @@ class Engine:
             request = waiting.request
             try:
                 exact = policy.wants_exact(self.pair, request)
-                lane = self.pair.exact() if exact else self.pair.shared
+                lane = self.pair.exact.lane() if exact else self.pair.shared
             except Exception as error:
                 self._waiting.remove(waiting)
                 self._fail(request.id, error)
@@ -223,7 +223,7 @@ class Engine:
             self.pair.vocab,
             room=self.pair.n_ctx - len(prepared.tokens),
             policy=policy.depth(self.pair, prepared),
-            beliefs={kind: Belief(self.pair.calibrations[kind]) for kind in kinds},
+            beliefs={kind: Belief(self.pair.learned.calibrations[kind]) for kind in kinds},
             reject=policy.rejects(self.pair, prepared),
             reason=None if kinds else policy.why_no_drafts(self.pair, prepared),
         )
@@ -363,8 +363,8 @@ class Engine:
         writing = [turn for turn in turns if turn.first_row >= 0 and len(turn.read) == 1]
         if len(writing) != len(turns):
             return  # a round that also read a prompt says nothing about the speed of writing
-        self.pair.costs.observe_overhead((round_s - busy_s) * 1e3)
-        plain = float(lane.pass_ms(len(writing))[-1]) + self.pair.costs.overhead_ms
+        self.pair.learned.costs.observe_overhead((round_s - busy_s) * 1e3)
+        plain = float(lane.pass_ms(len(writing))[-1]) + self.pair.learned.costs.overhead_ms
         for turn in writing:
             tally = turn.gen.tally
             made, tally.produced_timed = tally.produced - tally.produced_timed, tally.produced

@@ -21,7 +21,7 @@ import msgspec
 
 from localspec.engine import llama
 from localspec.engine.engine import Engine
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.load import load_pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
@@ -161,7 +161,7 @@ class Worker:
         if engine is None:
             forgotten()  # nothing of any conversation has come yet, or all is closed
         else:
-            engine.pair.states.forget(frame.conversation, forgotten)
+            engine.pair.sessions.forget(frame.conversation, forgotten)
 
     # ------------------------------------------------------------------------ preparer threads
 
@@ -273,7 +273,7 @@ class Worker:
             llama.beat()
 
         try:
-            pair = Pair(
+            pair = load_pair(
                 load.pair, load.settings, progress, lambda text: self.send(frames.Notice(text))
             )
         except LocalspecError as error:
@@ -281,7 +281,7 @@ class Worker:
             return
         vocab = pair.vocab
         renderer = TemplateRenderer(
-            pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
+            pair.models.target.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
         )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
         self._preparers = Preparer(pair, renderer), Preparer(pair, renderer)

@@ -204,7 +204,7 @@ def _exact(runner: Runner, texts: Sequence[Text]) -> tuple[Exact | None, str]:
     differing = tokens = 0
     seconds = [0.0, 0.0]
     try:
-        runner.pair.exact()
+        runner.pair.exact.lane()
     except InvalidRequest as error:
         return None, error.message
     for number, each in enumerate(texts, start=1):

@@ -211,13 +211,13 @@ SLOW_SAVING = """
 import sys, time
 from pathlib import Path
 from localspec.engine.cache import sessions as states
-real, mark = states.States._fill, Path({mark!r})
+real, mark = states.SessionStore._fill, Path({mark!r})
 def slowly(self, file, prefix, deadline):
     mark.touch()
     while mark.exists():
         time.sleep(0.01)
     real(self, file, prefix, None)
-states.States._fill = slowly
+states.SessionStore._fill = slowly
 from localspec.engine.worker import main
 main(int(sys.argv[-1]))
 """

@@ -12,7 +12,6 @@ import pytest
 from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model
 from localspec.engine.llama import Context, Model
 from localspec.engine.pair import models as opening
-from localspec.engine.pair import pair
 from localspec.engine.pair.measuring import Measured
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
@@ -38,7 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Model | Context]:
             super().__init__(*args, **more)
 
     monkeypatch.setattr(opening, "Model", NotedModel)
-    monkeypatch.setattr(pair, "Context", NotedContext)
+    monkeypatch.setattr(opening, "Context", NotedContext)
     return found
 
 
@@ -138,7 +137,7 @@ def test_a_damaged_profile_does_not_keep_a_pair_from_loading(
     engine = load(cycle_files, state_dir=str(tmp_path))
     answer = engine.ask([BOS, 7], 20, speculative=drafting(3), exact=True)
     assert answer.tokens == expected(7, 20)
-    assert engine.pair.costs.overhead_ms > 0
+    assert engine.pair.learned.costs.overhead_ms > 0
 
 
 def test_what_was_learned_is_there_at_the_next_load(
@@ -148,9 +147,9 @@ def test_what_was_learned_is_there_at_the_next_load(
         engine.ask([BOS, 7], 200, speculative=drafting(4))
         engine.ask([BOS, 7], 5, exact=True)
         width = engine.pair.info().exact_width
-        learned = engine.pair.calibrations["draft"]
+        learned = engine.pair.learned.calibrations["draft"]
     again = load(cycle_files, state_dir=str(tmp_path))
-    assert again.pair.calibrations["draft"].count.sum() == learned.count.sum() > 0
+    assert again.pair.learned.calibrations["draft"].count.sum() == learned.count.sum() > 0
     assert again.pair.info().exact_width == width
     # Other files, or other settings, are another machine as far as costs go.
     with running(target_alone(cycle_files), state_dir=str(tmp_path)):
@@ -177,7 +176,7 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
     def load() -> tuple[float, float]:
         """What a pass of width 1 takes, by target and draft, as this load has it."""
         with running(cycle_files, state_dir=str(tmp_path)) as engine:
-            costs = engine.pair.costs
+            costs = engine.pair.learned.costs
             assert costs.draft is not None
             return costs.target.ms(1), costs.draft.ms(1)
 

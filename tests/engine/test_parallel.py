@@ -126,7 +126,7 @@ def test_a_long_prompt_is_read_beside_running_answers(contextual: Running) -> No
 
 def test_one_past_the_slots_waits_and_is_served_in_order(cycle: Running) -> None:
     cycle.forget()
-    parallel = cycle.pair.parallel
+    parallel = cycle.pair.models.parallel
     ids = [cycle.start([BOS, i], 6 + i) for i in range(parallel + 3)]
     cycle.engine.step()
     started = [cycle.answers[request].started is not None for request in ids]
@@ -142,7 +142,7 @@ def test_one_past_the_slots_waits_and_is_served_in_order(cycle: Running) -> None
 
 def test_an_editors_request_is_served_before_those_that_wait(cycle: Running) -> None:
     cycle.forget()
-    running = [cycle.start([BOS, i], 8) for i in range(cycle.pair.parallel)]
+    running = [cycle.start([BOS, i], 8) for i in range(cycle.pair.models.parallel)]
     waiting = cycle.start([BOS, 20], 8)
     editor = cycle.start([BOS, 21], 8, priority="editor")
     while cycle.answers[editor].started is None:
@@ -172,7 +172,7 @@ def test_a_cancelled_answer_ends_at_once_and_frees_its_slot(cycle: Running, step
 
 def test_a_request_cancelled_in_the_queue_or_while_reading_ends_too(cycle: Running) -> None:
     cycle.forget()
-    running = [cycle.start([BOS, i], 30) for i in range(cycle.pair.parallel)]
+    running = [cycle.start([BOS, i], 30) for i in range(cycle.pair.models.parallel)]
     waiting = cycle.start([BOS, 30], 30)
     cycle.engine.step()
     assert cycle.engine.cancel(waiting)
@@ -355,7 +355,7 @@ def test_idle_caches_make_room_for_a_long_prompt(contextual_files: PairFiles, lo
 def test_depth_falls_as_load_rises(cycle_files: PairFiles, load: Load) -> None:
     """With a table on which rows are dear, four at once draft less each than one alone."""
     engine = load(cycle_files)
-    costs = engine.pair.costs
+    costs = engine.pair.learned.costs
     table = {1: 10.0, 2: 11.0, 4: 14.0, 8: 30.0, 16: 70.0, 32: 150.0}
     target = type(costs.target)(table)
     target.observe = lambda width, ms: None  # type: ignore[method-assign]

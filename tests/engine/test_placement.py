@@ -13,6 +13,7 @@ from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, follow, target_cycle, 
 from localspec.engine import llama
 from localspec.engine.llama import library
 from localspec.engine.pair import placement
+from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.pair import Pair
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, Speculative
@@ -23,7 +24,7 @@ def steps(settings: EngineSettings, context: int, gpu: bool) -> list[str]:
     """Everything that is tried, in order."""
     said = []
     while found := placement.smaller(settings, 32, context, gpu):
-        settings, told = found
+        settings, told = found.settings, found.told
         context = settings.n_ctx or context
         said.append(told.split(",")[0])
     return said
@@ -74,7 +75,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
 
 def load(files: PairFiles, said: list[str] | None = None) -> Pair:
     settings = EngineSettings(n_ctx=4096, parallel=1)
-    return Pair(
+    return load_pair(
         files, settings, lambda _stage, _part: None, (said if said is not None else []).append
     )
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from localspec.engine.cache.prefixes import (
     MIN_TOKENS,
     RESERVE,
-    Exchange,
+    CopyCost,
     Prefix,
     Prefixes,
     common_prefix,
@@ -36,7 +36,7 @@ def prefix(tokens: list[int], size: int = 10, **more: Any) -> Prefix:
 
 def store(limit: int = LIMIT, dropped: list[Prefix] | None = None) -> Prefixes:
     given_up = [] if dropped is None else dropped
-    return Prefixes(limit, Exchange(lambda: 1.0), given_up.append, lambda: None)
+    return Prefixes(limit, CopyCost(lambda: 1.0), given_up.append, lambda: None)
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -131,7 +131,7 @@ def test_one_that_is_put_back_moves_to_its_slot_unless_much_of_it_is_left() -> N
 
 def test_nothing_is_kept_where_memory_is_short() -> None:
     dropped: list[Prefix] = []
-    kept = Prefixes(LIMIT, Exchange(lambda: 1.0), dropped.append, lambda: RESERVE + 9)
+    kept = Prefixes(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVE + 9)
     assert kept.put(prefix([1], 9))
     assert not kept.put(prefix([2], 10))
     assert len(dropped) == 1
@@ -151,14 +151,14 @@ def test_a_conversation_is_forgotten_without_a_word() -> None:
 
 
 def test_a_copy_must_cost_less_than_reading() -> None:
-    exchange = Exchange(lambda: 0.5, ms_per_mib=1.0)
-    assert exchange.pays(100, 49 * MIB)
-    assert not exchange.pays(100, 51 * MIB)
-    assert not exchange.pays(MIN_TOKENS - 1, 1)
-    assert exchange.worth_keeping(100, 12 * MIB)
-    assert not exchange.worth_keeping(100, 13 * MIB)
-    exchange.copied(10 * MIB, 100.0)
-    assert not exchange.pays(100, 49 * MIB)
+    cost = CopyCost(lambda: 0.5, ms_per_mib=1.0)
+    assert cost.pays(100, 49 * MIB)
+    assert not cost.pays(100, 51 * MIB)
+    assert not cost.pays(MIN_TOKENS - 1, 1)
+    assert cost.worth_keeping(100, 12 * MIB)
+    assert not cost.worth_keeping(100, 13 * MIB)
+    cost.copied(10 * MIB, 100.0)
+    assert not cost.pays(100, 49 * MIB)
 
 
 # ------------------------------------------------------------------------------- real models
@@ -171,7 +171,7 @@ def conversation(first: int, length: int) -> list[int]:
 def loaded(load: Callable[..., Running], files: PairFiles, **more: Any) -> Running:
     """One slot, so that every other text takes it; copies are free and reading is dear."""
     engine = load(files, parallel=1, prefix_bytes=64 * MIB, **more)
-    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
     return engine
 
 
@@ -216,7 +216,7 @@ def test_a_few_tokens_or_a_slow_copy_are_not_worth_it(
     engine.ask(conversation(1, MIN_TOKENS // 2), 4)
     engine.ask(conversation(2, 150), 4)
     assert len(engine.pair.prefixes) == 0
-    engine.pair.prefixes.exchange.reading_ms = lambda: 1e-9
+    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e-9
     engine.ask(conversation(3, 150), 4)
     assert len(engine.pair.prefixes) == 0
 
@@ -235,7 +235,7 @@ def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
 ) -> None:
     """Two slots, and cells for one of the texts only."""
     engine = load(contextual_files, parallel=2, n_ctx=512, prefix_bytes=64 * MIB)
-    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
     texts = [conversation(at, 300) for at in (1, 2)]
     fresh = [contextual.ask(text, 12, cache_prompt=False).tokens for text in texts]
     for turn in range(3):

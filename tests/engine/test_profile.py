@@ -21,7 +21,7 @@ from localspec.engine.pair.measuring import (
     measure_widths,
     used_s,
 )
-from localspec.engine.pair.profile import QUIET, VERSION, ProfileStore, Stock, identity
+from localspec.engine.pair.profile import QUIET, VERSION, ProfileStore, Stored, identity
 from localspec.engine.speculation.cost import CostProfile, CostTable, table_from
 from tests.support.replay import DRAFT_MS, TARGET_MS
 
@@ -202,12 +202,12 @@ def test_only_a_disturbed_profile_is_measured_again_and_only_when_it_is_quiet() 
         ("x", 0.01, False),
         (float("nan"), 0.01, False),
     ):
-        stock = Stock.of({"target_ms": {"1": 1.0}, "noise": noise})
-        assert stock.will_do(stock.target, company) is used
-    stock = Stock(table, None, 0.6)
-    assert stock.better(table, Measured({1: 2.0}, 0.05)).ms == {1: 2.0}
-    assert stock.better(table, Measured({1: 2.0}, 0.9)) == (table, 0.6)
-    assert stock.better(None, Measured({1: 2.0}, 0.9)).noise == 0.9
+        stored = Stored.of({"target_ms": {"1": 1.0}, "noise": noise})
+        assert stored.will_do(stored.target, company) is used
+    stored = Stored(table, None, 0.6)
+    assert stored.better(table, Measured({1: 2.0}, 0.05)).ms == {1: 2.0}
+    assert stored.better(table, Measured({1: 2.0}, 0.9)) == (table, 0.6)
+    assert stored.better(None, Measured({1: 2.0}, 0.9)).noise == 0.9
 
 
 @pytest.mark.parametrize("seed", range(10))

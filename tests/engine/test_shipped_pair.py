@@ -53,7 +53,9 @@ def shipped() -> Iterator[Running]:
 
 def prompts(pair: Pair) -> list[list[int]]:
     vocab = pair.vocab
-    renderer = TemplateRenderer(pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos))
+    renderer = TemplateRenderer(
+        pair.models.target.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
+    )
     try:
         preparer = Preparer(pair, renderer)
         asked = [preparer.tokens(ChatPrompt([Message("user", text)])) for text in QUESTIONS]

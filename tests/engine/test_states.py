@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from localspec.engine.cache import sessions as states_module
 from localspec.engine.cache.prefixes import Mark, Prefix
-from localspec.engine.cache.sessions import MIN_TOKENS, VERSION, States
+from localspec.engine.cache.sessions import MIN_TOKENS, VERSION, SessionStore
 from localspec.protocol.frames import PairFiles
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting
@@ -34,7 +34,7 @@ class Disk:
     def __init__(self, folder: Path, identity: str = "pair", limit: int = MIB) -> None:
         self.folder = folder
         self.said: list[str] = []
-        self.states = States(folder, identity, limit, self.said.append)
+        self.states = SessionStore(folder, identity, limit, self.said.append)
 
     def save(self, conversation: str, tokens: list[int] = TEXT, size: int = 1000) -> None:
         body = np.arange(size, dtype=np.uint8)
@@ -243,7 +243,7 @@ def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> No
 
 def kept_on(load: Callable[..., Running], files: PairFiles, folder: Path) -> Running:
     engine = load(files, states_dir=str(folder), states_bytes=64 * MIB, prefix_bytes=64 * MIB)
-    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
     return engine
 
 
@@ -278,10 +278,10 @@ def test_a_conversation_pushed_out_of_memory_is_found_on_the_disk(
         states_bytes=64 * MIB,
         prefix_bytes=1000,
     )
-    engine.pair.prefixes.exchange.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
     engine.ask(TEXT, 4, conversation="ab12")
     engine.ask([400, 401], 4)
-    engine.pair.states._writer.submit(int).result()  # what was given up is written
+    engine.pair.sessions._writer.submit(int).result()  # what was given up is written
     answer = engine.ask([*TEXT, 5], 4, conversation="ab12")
     assert answer.started is not None
     assert answer.started.cache == "disk"

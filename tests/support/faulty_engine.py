@@ -91,7 +91,7 @@ after(pair.Pair, "info", "loaded")
 before(llama_cpp, "llama_tokenize", lambda *_: "tokenize" if serving else "load-tokenize")
 before(DraftModel, "propose", "draft")
 before(Sampler, "adjusted", "sample")
-before(sessions.States, "_write", "save")
+before(sessions.SessionStore, "_write", "save")
 before(pair.Pair, "close", "close")
 after(pair.Pair, "close", "closed")
 submit = Engine.__init__

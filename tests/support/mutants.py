@@ -22,7 +22,7 @@ from typing import BinaryIO
 from localspec.engine import environment, llama
 from localspec.engine.engine import Engine
 from localspec.engine.pair import measuring
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.load import load_pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import LocalspecError
@@ -148,7 +148,7 @@ def _name(text: str) -> bytes:
 def ask(path: Path) -> None:
     """Load it and answer, greedily and not."""
     llama.initialise()
-    pair = Pair(PairFiles("mutant", str(path)), SETTINGS, lambda _stage, _fraction: None)
+    pair = load_pair(PairFiles("mutant", str(path)), SETTINGS, lambda _stage, _fraction: None)
     preparer = Preparer(pair, TemplateRenderer(None, "", ""))
     engine = Engine(pair, lambda _frame: None)
     prompt = TextPrompt("Hello  world <|end|> x\n\n 12")

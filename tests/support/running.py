@@ -11,6 +11,7 @@ from typing import Any
 
 from localspec.engine import sequence
 from localspec.engine.engine import Engine
+from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
@@ -101,8 +102,7 @@ class Running:
             answer.ending = frame
 
     def generation(self, request: int) -> sequence.Sequence:
-        lanes = [self.pair.shared] + ([self.pair.exact()] if self.pair._exact else [])
-        return next(g for lane in lanes for g in lane.active if g.id == request)
+        return next(g for lane in self.pair.lanes for g in lane.active if g.id == request)
 
     def start(
         self,
@@ -150,8 +150,7 @@ class Running:
         for request, answer in self.answers.items():
             if answer.ending is None:  # a test that failed left it running
                 self.engine.cancel(request)
-        lanes = [self.pair.shared] + ([self.pair.exact()] if self.pair._exact else [])
-        for lane in lanes:
+        for lane in self.pair.lanes:
             for slot in lane.slots:
                 lane.slots.clear(slot)
 
@@ -169,7 +168,7 @@ _ALWAYS: dict[str, Any] = json.loads(os.environ.get("LOCALSPEC_TEST_ENGINE", "{}
 def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
     """A pair loaded on one thread, closed at the end."""
     chosen = {"n_threads": 1, "n_ctx": 512, "n_batch": 256, **settings, **_ALWAYS}
-    engine = Running(Pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None))
+    engine = Running(load_pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None))
     try:
         yield engine
     finally:

@@ -84,7 +84,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @dataclass(slots=True)
-class Exchange:
+class CopyCost:
     """What a copied state costs against reading its text again. Milliseconds."""
 
     reading_ms: Callable[[], float]  # of one token of a prompt
@@ -127,7 +127,7 @@ class Prefixes:
     """The store. `limit` in bytes; `dropped` hears of each prefix that is given up."""
 
     limit: int
-    exchange: Exchange
+    copy_cost: CopyCost
     dropped: Callable[[Prefix], None] = _nobody
     free: Callable[[], int | None] = free_memory
     _kept: list[Prefix] = field(default_factory=list)  # used longest ago first

@@ -54,7 +54,7 @@ class _Late(Exception):
 
 
 class _Header(msgspec.Struct):
-    """identity: see Pair.identity; sizes in bytes of the states, in this order behind it.
+    """identity: of files, settings and machine; sizes in bytes of the states, in this order behind it.
 
     marks: of each its tokens and its size.
     """
@@ -69,7 +69,7 @@ class _Header(msgspec.Struct):
     marks: list[tuple[int, int]]
 
 
-class States:
+class SessionStore:
     """The states of one pair's conversations. `load` may be called from any one thread beside the loop's.
 
     folder None or limit 0: nothing is saved. notice: called with sentences for the log.

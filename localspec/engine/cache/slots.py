@@ -79,8 +79,8 @@ class Slots:
         self._prefixes = prefixes
         self._exact = exact
         # A recurrent state cannot be cut, only continued whole.
-        self._cuttable = _cuttable(target)
-        self._draft_cuttable = draft is None or _cuttable(draft)
+        self._cuttable = target.model.cuttable
+        self._draft_cuttable = draft is None or draft.model.cuttable
         # A state put back lies in other cells than one that was read, so its sums have another order.
         self._restores = not (exact and target.model.n_swa)
         self._slots = [Slot(i, first_draft + i) for i in range(count)]
@@ -198,7 +198,7 @@ class Slots:
             marks=tuple(slot.marks),
         )
         if self._prefixes is not None:
-            self._prefixes.exchange.copied(held.copied, spent * 1e3)
+            self._prefixes.copy_cost.copied(held.copied, spent * 1e3)
         return held
 
     def _least_saved(self, slot: Slot) -> int:
@@ -214,7 +214,7 @@ class Slots:
         if kept is None or slot.n_past <= left or kept.limit <= 0 or not self._restores:
             return
         size = self._target.state_size(slot.id)
-        worth = kept.exchange.worth_keeping(slot.n_past - left, size)
+        worth = kept.copy_cost.worth_keeping(slot.n_past - left, size)
         if not worth or kept.covers(slot.cached, self._exact):
             return
         held = self.snapshot(slot, left)
@@ -238,7 +238,7 @@ class Slots:
             align=align,
             also=[saved] if saved is not None else [],
         )
-        if found is None or not kept.exchange.pays(length - offered, found.copied):
+        if found is None or not kept.copy_cost.pays(length - offered, found.copied):
             return 0
         self._keep(slot, 0)
         self.clear(slot)
@@ -253,7 +253,7 @@ class Slots:
         if self._draft is not None and found.draft is not None:
             restored = self._draft.restore(slot.draft_id, found.draft)
             slot.n_past_draft = found.n_draft if restored else 0
-        kept.exchange.copied(found.copied, (time.perf_counter() - start) * 1e3)
+        kept.copy_cost.copied(found.copied, (time.perf_counter() - start) * 1e3)
         kept.taken(found, length)
         slot.source = "disk" if found.source == "disk" else "memory"
         # What goes beyond the prompt is still kept, or too little to be: it is no loss.
@@ -327,7 +327,7 @@ class Slots:
         if self._target.length(slot.id) != slot.n_past:
             return  # a pass that failed may have left more
         size = self._target.state_size(slot.id, partial=True)
-        if size > room or not kept.exchange.worth_keeping(slot.n_past - _marked(slot), size):
+        if size > room or not kept.copy_cost.worth_keeping(slot.n_past - _marked(slot), size):
             return
         self._add_mark(slot, slot.n_past)
 
@@ -343,7 +343,7 @@ class Slots:
             apart = least <= turn < slot.n_past and later - turn >= MIN_TOKENS
             if apart and self._target.remove(slot.id, turn):
                 size = self._target.state_size(slot.id, partial=True)
-                if size <= self._mark_bytes() and kept.exchange.worth_keeping(turn, size):
+                if size <= self._mark_bytes() and kept.copy_cost.worth_keeping(turn, size):
                     self._add_mark(slot, turn)
                     later = turn
 
@@ -442,10 +442,6 @@ class Slots:
 def _marked(slot: Slot) -> int:
     """Where its last mark is."""
     return slot.marks[-1].tokens if slot.marks else 0
-
-
-def _cuttable(context: Context) -> bool:
-    return not (context.model.recurrent or context.model.hybrid)
 
 
 def _least(context: Context, sequence: int, held: int) -> int:

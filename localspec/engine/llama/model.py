@@ -80,13 +80,17 @@ class Model(Freed):
         self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
         self.n_layer = int(C.llama_model_n_layer(self.handle))
         self.n_swa = int(C.llama_model_n_swa(self.handle))  # 0: attention without a window
-        self.size = int(C.llama_model_size(self.handle))
         self.n_params = int(C.llama_model_n_params(self.handle))
         self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
         self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
         self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
         self._chunked = self.metadata("general.architecture") in _CHUNKED
         self.vocab = Vocab(self)
+
+    @property
+    def cuttable(self) -> bool:
+        """Can its memory be cut to fewer tokens? A recurrent state can only be gone on with whole."""
+        return not (self.recurrent or self.hybrid)
 
     def can_go_on_from(self, first: int) -> int:
         """The shortest text that can be gone on with where the cache begins at position `first`.

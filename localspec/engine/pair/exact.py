@@ -1,14 +1,73 @@
-"""Which pass width gives the same logits wherever a token stands in it: the self-test of exact mode."""
+"""Exact mode: a lane of its own, and the self-test that finds its width.
+
+That is one at which a pass gives the same logits wherever a token stands in it.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
+from localspec.engine.cache.prefixes import Prefixes
+from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Logits
+from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.models import Models
 from localspec.engine.speculation.cost import CostTable
+from localspec.errors import InvalidRequest
 
 CANDIDATES = range(4, 9)
 _SPAN = 3  # passes' worth of tokens compared
+
+
+class ExactMode:
+    """The exact lane of a pair, made at first use.
+
+    made: the lane, once it is. width: of its passes, once a self-test has found it, here or at an
+    earlier load. reason: why there can be none, once that is known.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        draft: Context | None,
+        costs: CostTable,
+        prefixes: Prefixes,
+        width: int | None,
+    ) -> None:
+        """draft: the context that drafts for this lane, too."""
+        self.made: Lane | None = None
+        self.width = width if width in CANDIDATES else None
+        self.reason: str | None = None
+        if not models.target.cuttable:
+            self.reason = "this model's state cannot be padded and rolled back"
+        self._models = models
+        self._draft = draft
+        self._costs = costs
+        self._prefixes = prefixes
+
+    def lane(self) -> Lane:
+        """The lane.
+
+        Raises:
+            InvalidRequest: no width passes the self-test on this machine, or the model cannot roll back.
+        """
+        if self.made is None and self.reason is None:
+            self.made = self._make()
+        if self.made is None:
+            raise InvalidRequest(f"Exact mode is not possible here: {self.reason}.", param="exact")
+        return self.made
+
+    def _make(self) -> Lane | None:
+        models, n_batch = self._models, self._models.settings.n_batch
+        context = models.context(models.target, sequences=1, outputs=n_batch, chooses=True)
+        batch = Batch(n_batch)
+        self.width = self.width or choose_width(context, batch, self._costs)
+        if self.width is None:
+            context.close()
+            self.reason = "no pass width gives the same logits in every row"
+            return None
+        slots = Slots(context, self._draft, models.parallel, 1, self._prefixes, exact=True)
+        return Lane(context, batch, slots, self._costs, self.width)
 
 
 def choose_width(context: Context, batch: Batch, costs: CostTable) -> int | None:

@@ -50,8 +50,7 @@ class Lane:
         self.left = 0  # requests that have ended here
         self.began = 0.0  # when the last pass did (perf_counter)
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
-        attention_only = not (context.model.recurrent or context.model.hybrid)
-        self.rollback = None if attention_only else context.n_rollback
+        self.rollback = None if context.model.cuttable else context.n_rollback
         self.busy_s = 0.0  # time inside llama.cpp
         self._pass_s = pass_s or math.inf
         self._row_s: float | None = None  # of a prompt's token, once one was read

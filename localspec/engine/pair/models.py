@@ -4,15 +4,60 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.compatibility import Compatibility, compare
-from localspec.engine.llama import Batch, Context, DecodeError, Model, NotFinite
+from localspec.engine.llama import (
+    Batch,
+    Context,
+    ContextSettings,
+    DecodeError,
+    Model,
+    NotFinite,
+)
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
 from localspec.purpose import no_writer
 
 SMALL = 4_000_000  # parameters
+ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
+
+
+@dataclass(frozen=True)
+class Models:
+    """Both models, opened and compared with each other, and what contexts are made with.
+
+    compared: what their vocabularies share; None without a draft. opened: closes what was opened, in
+    the other order. n_ctx: tokens; parallel: sequences of the shared lane; threads: of a large model.
+    """
+
+    target: Model
+    draft: Model | None
+    compared: Compatibility | None
+    settings: EngineSettings
+    n_ctx: int
+    parallel: int
+    threads: int
+    opened: ExitStack
+
+    def context(
+        self, model: Model, *, sequences: int, outputs: int, chooses: bool = False
+    ) -> Context:
+        """A context of one of the two. Raises OutOfMemory, LoadFailed."""
+        settings = ContextSettings(
+            n_ctx=self.n_ctx,
+            n_batch=self.settings.n_batch,
+            n_seq=sequences,
+            n_outputs=outputs,
+            n_threads=threads_for(model, self.threads),
+            type_kv=self.settings.type_kv,
+            n_rollback=0 if model.cuttable else ROLLBACK,
+            flash_attention=self.settings.flash_attention,
+            chooses=chooses,
+        )
+        return self.opened.enter_context(Context(model, settings))
 
 
 def physical_cores() -> int:

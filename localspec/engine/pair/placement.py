@@ -7,6 +7,8 @@ layers leave the GPU first: each step of the draft is on the path of every token
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import msgspec
 
 from localspec.protocol.frames import EngineSettings
@@ -16,10 +18,16 @@ SMALLEST_CONTEXT = 2048
 USUAL_LAYERS = 48
 
 
-def smaller(
-    settings: EngineSettings, layers: int, context: int, gpu: bool
-) -> tuple[EngineSettings, str] | None:
-    """The next plan and a sentence that tells it; None where nothing is left to give.
+class Smaller(NamedTuple):
+    """The next plan, what it gives up of, and a sentence that tells it."""
+
+    settings: EngineSettings
+    gives: Literal["layers", "context", "draft"]
+    told: str
+
+
+def smaller(settings: EngineSettings, layers: int, context: int, gpu: bool) -> Smaller | None:
+    """The next plan; None where nothing is left to give.
 
     layers: of the target, 0 where they are not known. context: tokens that did not fit.
     """
@@ -29,11 +37,12 @@ def smaller(
         placed = every if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, every)
         fewer = placed * 3 // 4 if placed > 4 else 0
         told = f"{fewer} layers of the target are on the GPU, because its memory holds no more."
-        return replace(settings, n_gpu_layers=fewer), told
+        return Smaller(replace(settings, n_gpu_layers=fewer), "layers", told)
     if context > SMALLEST_CONTEXT:
         less = max(SMALLEST_CONTEXT, context // 2)
         told = f"The context has {less} tokens, because memory holds no more."
-        return replace(settings, n_ctx=less), told
+        return Smaller(replace(settings, n_ctx=less), "context", told)
     if gpu and settings.draft_gpu_layers:
-        return replace(settings, draft_gpu_layers=0), "The draft runs on the CPU: the GPU is full."
+        told = "The draft runs on the CPU: the GPU is full."
+        return Smaller(replace(settings, draft_gpu_layers=0), "draft", told)
     return None

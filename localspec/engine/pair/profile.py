@@ -8,41 +8,52 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from localspec import files
 from localspec.engine.pair.measuring import Measured
-from localspec.engine.speculation.cost import table_from
+from localspec.engine.speculation.cost import CostProfile, table_from
+from localspec.engine.speculation.depth import INITIAL_ACCEPTANCE, Calibration
 from localspec.paths import read_file
 
 VERSION = 1
 # Up to here a measurement is taken for one of a quiet machine: medians lie some percent above the
 # shortest runs there, and one busy program on eight cores moves costs by less than rounds correct.
 QUIET = 0.125
+# What is expected of drafts by their kind before any was seen.
+FIRST_MEANS = {"draft": INITIAL_ACCEPTANCE, "ngram": 0.4, "grammar": 0.94}
 
 
 @dataclass
-class Stock:
-    """What an earlier load measured of both models, and how far it can be trusted.
+class Stored:
+    """What an earlier load left: costs by width, None where not known, and what it had learned.
 
-    noise: that of its measuring, 1 where it is not known. A profile of a busy day is measured again at
+    noise: that of the measuring, 1 where it is not known. A profile of a busy day is measured again at
     a load that finds the machine quiet, and replaced by what was disturbed less.
     """
 
     target: dict[int, float] | None
     draft: dict[int, float] | None
     noise: float
+    overhead_ms: float = 0.3
+    calibrations: Mapping[str, Any] = field(default_factory=dict)
+    exact_width: int | None = None
 
     @classmethod
-    def of(cls, stored: Mapping[str, Any]) -> Stock:
-        noise = stored.get("noise")
+    def of(cls, content: Mapping[str, Any]) -> Stored:
+        """What of a file's content is sound."""
+        noise, overhead = content.get("noise"), content.get("overhead_ms")
+        learned, width = content.get("calibration"), content.get("exact_width")
         sound = isinstance(noise, int | float) and 0 <= noise <= 1
         return cls(
-            table_from(stored.get("target_ms")),
-            table_from(stored.get("draft_ms")),
+            table_from(content.get("target_ms")),
+            table_from(content.get("draft_ms")),
             float(noise) if sound and noise is not None else 1.0,
+            overhead if isinstance(overhead, float) and 0 < overhead < 1e3 else cls.overhead_ms,
+            learned if isinstance(learned, dict) else {},
+            width if isinstance(width, int) else None,
         )
 
     def will_do(self, table: dict[int, float] | None, company: float) -> bool:
@@ -54,6 +65,25 @@ class Stock:
         if table is None or found.noise <= self.noise:
             return found
         return Measured(table, self.noise)
+
+    def calibration(self, kind: str) -> Calibration:
+        return Calibration.from_dict(self.calibrations.get(kind), FIRST_MEANS[kind])
+
+
+@dataclass
+class Learned:
+    """What the rounds correct while a pair is loaded. noise: of the measuring it began with."""
+
+    costs: CostProfile
+    calibrations: dict[str, Calibration]
+    noise: float = 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **self.costs.as_dict(),
+            "noise": round(self.noise, 4),
+            "calibration": {kind: c.as_dict() for kind, c in self.calibrations.items()},
+        }
 
 
 def identity(files: Iterable[str], settings: Mapping[str, Any], build: str) -> str:

@@ -117,7 +117,7 @@ class Preparer:
         """What an earlier run of the daemon left on disk of this conversation."""
         if request.conversation is None or not request.cache_prompt:
             return None
-        return self._pair.states.load(request.conversation, tokens)
+        return self._pair.sessions.load(request.conversation, tokens)
 
     def _control(self, texts: Sequence[str]) -> Iterator[int]:
         """Those of `texts` that are one token of this vocabulary."""

@@ -171,7 +171,7 @@ class Planner:
         if fixed:
             return min(options, key=lambda option: RANKED.index(option.kind))
         pass_ms = lane.pass_ms(rows + MAX_LIMIT)[rows:]
-        rate = 1 / (float(pass_ms[0]) + self._pair.costs.overhead_ms)
+        rate = 1 / (float(pass_ms[0]) + self._pair.learned.costs.overhead_ms)
         return max(options, key=lambda o: best_depth(o.candidate, pass_ms - pass_ms[0], rate)[2])
 
     # ------------------------------------------------------------------------ how deep
@@ -181,7 +181,7 @@ class Planner:
         candidates = [turn.candidate for turn in turns if turn.candidate is not None]
         most = sum(candidate.limit for candidate in candidates)
         pass_ms = lane.pass_ms(other + len(turns) + most)
-        overhead = self._pair.costs.overhead_ms
+        overhead = self._pair.learned.costs.overhead_ms
         if any(isinstance(turn.gen.policy, FixedDepth) for turn in turns):
             each = [
                 turn.gen.policy.decide([candidate], pass_ms, overhead, other)

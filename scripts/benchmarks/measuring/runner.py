@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,7 +14,8 @@ import msgspec
 from benchmarks.measuring.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
 from benchmarks.measuring.workloads import Text
 from localspec.engine.engine import Engine
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.load import load_pair
+from localspec.engine.pair.profile import Learned
 from localspec.engine.sampling.sampler import Sampler, resolve
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.cost import CostProfile, CostTable
@@ -31,8 +33,6 @@ from localspec.protocol.frames import (
     TokenLogprob,
     TokenPrompt,
 )
-
-_Learned = tuple[dict[str, Calibration], CostProfile]
 
 
 def speed_after(stamps: Sequence[tuple[float, int]], skip: int) -> float | None:
@@ -57,7 +57,7 @@ class Runner:
     def __init__(self, target: Path, draft: Path, settings: EngineSettings) -> None:
         """Load the pair. Raises LoadFailed."""
         files = PairFiles("bench", str(target), str(draft))
-        self.pair = Pair(files, settings, lambda _stage, _fraction: None)
+        self.pair = load_pair(files, settings, lambda _stage, _fraction: None)
         self.engine = Engine(self.pair, self._emit)
         self._requests = 0
         self._stamps: list[tuple[float, int]] = []
@@ -65,7 +65,7 @@ class Runner:
         self._ids: list[int] = []
         self._scored: list[TokenLogprob] = []
         self._done: Done | None = None
-        self._auto: _Learned = (self.pair.calibrations, self.pair.costs)
+        self._auto = replace(self.pair.learned)
 
     def _emit(self, frame: Frame) -> None:
         match frame:
@@ -81,16 +81,18 @@ class Runner:
             case _:
                 pass
 
-    def _throwaway(self) -> _Learned:
-        costs = self._auto[1]
+    def _throwaway(self) -> Learned:
+        costs = self._auto.costs
         table = CostTable(costs.target.as_dict())
-        return {kind: Calibration() for kind in self._auto[0]}, CostProfile(
-            table, costs.draft, costs.overhead_ms
+        return Learned(
+            CostProfile(table, costs.draft, costs.overhead_ms),
+            {kind: Calibration() for kind in self._auto.calibrations},
         )
 
-    def _use(self, learned: _Learned) -> None:
-        self.pair.calibrations, self.pair.costs = learned
-        self.pair.shared.costs = learned[1].target
+    def _use(self, learned: Learned) -> None:
+        self.pair.learned.costs = learned.costs
+        self.pair.learned.calibrations = learned.calibrations
+        self.pair.shared.costs = learned.costs.target
 
     def warm_up(self, text: Text) -> None:
         """Short runs of the extremes, so that nothing is done for the first time in a timed one."""
@@ -193,7 +195,7 @@ class Runner:
 
     def costs(self) -> dict[str, object]:
         """The cost profile as `auto` has it now."""
-        return self._auto[1].as_dict()
+        return self._auto.costs.as_dict()
 
     def close(self) -> None:
         self._use(self._auto)

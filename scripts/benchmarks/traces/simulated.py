@@ -10,21 +10,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.traces.trace import Trace
+from localspec.engine.cache.prefixes import CopyCost, Prefixes
+from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Model, Vocab
+from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.models import Models
 from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.sampling.sampler import Logits
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import CONFIDENCE_EDGES, MAX_DEPTH, MAX_LIMIT, Calibration
 from localspec.engine.speculation.drafters.model import DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens
-from localspec.protocol.frames import EngineSettings
+from localspec.protocol.frames import EngineSettings, PairFiles
 
 _OTHERS = (
     16  # tokens that share what a guess leaves: so many that the guess is always the likeliest
@@ -162,30 +168,41 @@ class SimulatedPair(Pair):
         """Raises ValueError where the costs have no draft."""
         if costs.draft is None:
             raise ValueError("this cost profile has no draft")
-        self.settings = EngineSettings()
-        self.parallel = 1
-        self.no_rollback = None
-        self.chooses_on_device = False
-        self._exact = None
         right = range(1, len(trace.target) + 1)
         guessed = [
             t if hit else t + len(right) + 1 for t, hit in zip(right, trace.hits, strict=True)
         ]
         sure = [confidence(at) for at in trace.buckets]
         target = SimulatedContext(clock, costs.target, Said(right, [0.99] * len(right)), 1)
-        self._guesses = SimulatedContext(clock, costs.draft, Said(guessed, sure), 2)
-        self.vocab, self.n_ctx = target.model.vocab, target.n_ctx
+        draft = SimulatedContext(clock, costs.draft, Said(guessed, sure), 2)
         # Tables of its own, since the rounds correct them.
         table, steps = CostTable(costs.target.as_dict()), CostTable(costs.draft.as_dict())
-        self.costs = CostProfile(table, steps, costs.overhead_ms)
-        self.calibrations = {"draft": calibration}
-        slots = Slots(target, self._guesses, 0, 1)
-        self.shared = Lane(target, Batch(_N_BATCH), slots, table, clock=clock)
-        self.drafter = DraftModel(
-            self._guesses, Batch(_N_BATCH), steps, lambda: False, _SCRATCH, SharedTokens(), clock
+        settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
+        models = Models(target.model, draft.model, None, settings, n_ctx, 1, 1, opened)
+        prefixes = Prefixes(0, CopyCost(lambda: 0.0))
+        slots = Slots(target, draft, 0, 1)
+        super().__init__(
+            files=PairFiles("simulated", ""),
+            settings=settings,
+            models=models,
+            draft_context=draft,
+            shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
+            exact=ExactMode(models, draft, table, prefixes, None),
+            drafter=DraftModel(
+                draft, Batch(_N_BATCH), steps, lambda: False, _SCRATCH, SharedTokens(), clock
+            ),
+            no_rollback=None,
+            no_draft="",
+            chooses_on_device=False,
+            learned=Learned(CostProfile(table, steps, costs.overhead_ms), {"draft": calibration}),
+            profile=ProfileStore(None, ""),
+            prefixes=prefixes,
+            sessions=SessionStore(None, "", 0, print),
+            notes=[],
         )
 
     @property
     def looks(self) -> int:
         """How often the draft model looked in at text written without it."""
-        return self._guesses.passes[_SCRATCH]
+        assert isinstance(self.draft_context, SimulatedContext)
+        return self.draft_context.passes[_SCRATCH]

@@ -1,0 +1,270 @@
+"""Loading a pair: its files opened, contexts made, passes measured.
+
+Again, and smaller, where memory does not hold it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from localspec.engine.cache.prefixes import CopyCost, Prefixes
+from localspec.engine.cache.sessions import SessionStore
+from localspec.engine.cache.slots import Slots
+from localspec.engine.llama import (
+    Batch,
+    Context,
+    Model,
+    OutOfMemory,
+    backend,
+    gpus,
+    llama_version,
+)
+from localspec.engine.pair import measuring, placement, profile
+from localspec.engine.pair.exact import ExactMode
+from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.models import (
+    Models,
+    check_numbers,
+    check_vocabularies,
+    chooses_rightly,
+    open_model,
+    physical_cores,
+    runner,
+)
+from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.profile import FIRST_MEANS, Learned, ProfileStore, Stored
+from localspec.engine.speculation.cost import CostProfile, CostTable
+from localspec.engine.speculation.depth import MAX_DEPTH, MAX_LIMIT
+from localspec.engine.speculation.drafters.model import READING, DraftModel
+from localspec.engine.speculation.drafters.shared import SharedTokens
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import EngineSettings, PairFiles
+
+DEFAULT_CONTEXT = 8192  # tokens, where the settings leave it to us and the model allows it
+Progress = Callable[[str, float], None]
+Notice = Callable[[str], None]
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def load_pair(
+    files: PairFiles, settings: EngineSettings, progress: Progress, notice: Notice = _silent
+) -> Pair:
+    """Load both models and measure their costs. `notice`: sentences for the log, from any thread.
+
+    Where memory does not hold what the settings ask for, less is tried.
+
+    Raises:
+        LoadFailed: a file cannot be loaded, or the two tokenizers differ.
+    """
+    given: dict[str, str] = {}  # what had to give, and the last sentence about it
+    while True:
+        load = _Load(files, settings, progress, list(given.values()))
+        try:
+            return load.pair(notice)
+        except OutOfMemory as error:
+            load.opened.close()
+            found = placement.smaller(settings, load.layers, load.n_ctx, backend() != "cpu")
+            if found is None:
+                raise LoadFailed(
+                    f"{error.message} There is no smaller plan left; close other programs, or "
+                    "choose a smaller pair (localspec catalogue --fits)."
+                ) from error
+            settings = found.settings
+            given.pop(found.gives, None)
+            given[found.gives] = found.told
+            notice(f"{error.message} {found.told}")
+        except BaseException:
+            load.opened.close()
+            raise
+
+
+class _Load:
+    """One try. opened: to be closed where it fails. layers, n_ctx: of the target, as far as known."""
+
+    def __init__(
+        self, files: PairFiles, settings: EngineSettings, progress: Progress, notes: list[str]
+    ) -> None:
+        self.opened = ExitStack()  # models before the contexts made from them
+        self.layers, self.n_ctx = 0, settings.n_ctx or DEFAULT_CONTEXT
+        self._files = files
+        self._settings = settings
+        self._progress = progress
+        self._notes = notes
+        self._no_draft = "this pair has no draft model"
+        self._noise = 0.0
+        self._company = measuring.Company()
+
+    def pair(self, notice: Notice) -> Pair:
+        """All steps, in the order in which they depend on each other."""
+        settings = self._settings
+        models = self._open()
+        draft = self._draft_context(models)
+        context, batch = self._target_context(models), Batch(settings.n_batch)
+        check_numbers(context, batch)
+        no_rollback = _why_no_rollback(context, draft)
+        chooses = self._chooses_on_device(context, batch)
+        self._progress("profile", 0.0)
+        identity = _identity(self._files, models, chooses)
+        store = ProfileStore(Path(settings.state_dir) if settings.state_dir else None, identity)
+        stored, others = Stored.of(store.read()), self._company.share
+        costs = self._target_costs(stored, others, context, batch)
+        prefixes = Prefixes(settings.prefix_bytes, CopyCost(partial(costs.per_token_ms, READING)))
+        drafts = draft if no_rollback is None else None
+        drafter, steps = self._drafter(
+            models,
+            drafts,
+            stored,
+            others,
+            lambda: any(lane.slots.evict_draft() for lane in pair.lanes),
+        )
+        pair = Pair(
+            files=self._files,
+            settings=settings,
+            models=models,
+            draft_context=draft,
+            shared=Lane(
+                context,
+                batch,
+                Slots(context, draft, 0, models.parallel, prefixes),
+                costs,
+                pass_s=settings.pass_s,
+            ),
+            exact=ExactMode(models, draft, costs, prefixes, stored.exact_width),
+            drafter=drafter,
+            no_rollback=no_rollback,
+            no_draft=self._no_draft,
+            chooses_on_device=chooses,
+            learned=Learned(
+                CostProfile(costs, steps, stored.overhead_ms),
+                {kind: stored.calibration(kind) for kind in FIRST_MEANS},
+                self._noise,
+            ),
+            profile=store,
+            prefixes=prefixes,
+            sessions=self._sessions(identity, prefixes, notice),
+            notes=self._notes,
+        )
+        self._progress("profile", 1.0)
+        return pair
+
+    def _open(self) -> Models:
+        """Both models, compared with each other. Raises LoadFailed, OutOfMemory."""
+        files, settings = self._files, self._settings
+        threads = settings.n_threads or physical_cores()
+        target = self._model("target", files.target, settings)
+        self.layers = target.n_layer
+        # The draft on one GPU, whole: its steps are too short to be shared.
+        placed = msgspec.structs.replace(
+            settings, n_gpu_layers=settings.draft_gpu_layers, split_mode="none"
+        )
+        draft = self._model("draft", files.draft, placed) if files.draft else None
+        compared = check_vocabularies(target, draft) if draft else None
+        self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
+        parallel = settings.parallel if target.cuttable else 1
+        return Models(target, draft, compared, settings, self.n_ctx, parallel, threads, self.opened)
+
+    def _model(self, stage: str, path: str, settings: EngineSettings) -> Model:
+        progress = partial(self._progress, stage)
+        return self.opened.enter_context(open_model(path, settings, progress))
+
+    def _draft_context(self, models: Models) -> Context | None:
+        if models.draft is None:
+            return None
+        sequences = models.parallel + 2  # one for the exact lane, one to look in with
+        outputs = max(models.parallel + 1, 16)
+        return models.context(models.draft, sequences=sequences, outputs=outputs)
+
+    def _target_context(self, models: Models) -> Context:
+        sequences = models.parallel
+        outputs = sequences * (MAX_DEPTH + 1) + MAX_LIMIT
+        return models.context(models.target, sequences=sequences, outputs=outputs, chooses=True)
+
+    def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
+        """Greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""
+        on_gpu = self._settings.n_gpu_layers != 0 and bool(gpus())
+        asked = self._settings.choose_on_device
+        return (on_gpu if asked is None else asked) and chooses_rightly(context, batch)
+
+    def _target_costs(
+        self, stored: Stored, others: float, context: Context, batch: Batch
+    ) -> CostTable:
+        table, self._noise = stored.target, stored.noise
+        if table is None or not stored.will_do(table, others):
+            found = measuring.measure_widths(runner(context, batch), measuring.BUDGET_S * 0.7)
+            table, self._noise = stored.better(table, found)
+        return CostTable(table)
+
+    def _drafter(
+        self,
+        models: Models,
+        context: Context | None,
+        stored: Stored,
+        others: float,
+        make_room: Callable[[], bool],
+    ) -> tuple[DraftModel | None, CostTable | None]:
+        """The draft model and what its steps cost; None where it is of no use."""
+        if context is None or models.compared is None:
+            return None, None
+        batch = Batch(self._settings.n_batch)
+        try:
+            check_numbers(context, batch)
+        except LoadFailed as error:
+            self._no_draft = "the draft model gives no numbers (NaN or infinite)"
+            self._notes.append(f"No drafts: {error.message}")
+            return None, None
+        table = stored.draft
+        if table is None or not stored.will_do(table, others):
+            deadline = time.monotonic() + measuring.BUDGET_S * 0.3
+            run = runner(context, batch, last_only=True)
+            found = measuring.measure(run, (1, READING, 2, 4, 16), deadline)
+            table, noise = stored.better(table, found)
+            self._noise = max(self._noise, noise)
+        costs = CostTable(table)
+        shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
+        scratch = models.parallel + 1
+        pass_s = self._settings.pass_s
+        return DraftModel(context, batch, costs, make_room, scratch, shared, pass_s=pass_s), costs
+
+    def _sessions(self, identity: str, prefixes: Prefixes, notice: Notice) -> SessionStore:
+        settings = self._settings
+        folder = Path(settings.states_dir) if settings.states_dir else None
+        sessions = SessionStore(folder, identity, settings.states_bytes, notice)
+        prefixes.dropped = sessions.dropped
+        return sessions
+
+
+def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
+    """Why drafts cannot be taken back, if they cannot."""
+    for context, name in ((target, "target"), (draft, "draft")):
+        if context is not None and not context.model.cuttable and context.n_rollback == 0:
+            description = context.model.description
+            return f"the {name} ({description}) cannot take back tokens it has read"
+    return None
+
+
+def _identity(files: PairFiles, models: Models, chooses: bool) -> str:
+    """A hash of what measurements and saved states depend on: files, settings, machine, build."""
+    s = models.settings
+    settings = {
+        "threads": models.threads,
+        "n_ctx": models.n_ctx,
+        "batch": s.n_batch,
+        "gpus": gpus(),
+        "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
+        "flash_attention": s.flash_attention,
+        "choose_on_device": chooses,
+        "kv": s.type_kv,
+        "extra_buffers": s.extra_buffers,
+        "parallel": models.parallel,
+    }
+    paths = [files.target] + ([files.draft] if files.draft else [])
+    return profile.identity(paths, settings, llama_version())
