@@ -24,7 +24,6 @@ from localspec.daemon.http.sockets import bind, listening_sockets, notify
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.state import Context
 from localspec.daemon.worker.process import DEFAULT_COMMAND
-from localspec.daemon.worker.safe_mode import Memory
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.paths import Paths
 
@@ -71,25 +70,19 @@ class Daemon:
     ) -> None:
         self._paths = paths
         self._drain_seconds = drain_seconds
-        self._supervisor = Supervisor(
-            config,
-            Memory(paths.state / "safe-mode.json"),
-            state_dir=str(paths.state),
-            states_dir=str(paths.states),
-            worker_command=worker_command,
-        )
-        supervisor = self._supervisor
+        self._supervisor = Supervisor(config, paths, worker_command=worker_command)
+        loaded = self._supervisor.loaded
         self._registry = Registry(
             paths,
-            supervisor.uses,
-            lambda: supervisor.worker_pid,
+            loaded.uses,
+            lambda: loaded.worker_pid,
             checks=tuple(worker_command) == DEFAULT_COMMAND,
         )
         self._conversations = Conversations(
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )
         self._context = Context(
-            config, paths, supervisor, self._registry, self._conversations, self.drain
+            config, paths, self._supervisor, self._registry, self._conversations, self.drain
         )
         self._server = _Server(
             uvicorn.Config(

@@ -54,7 +54,7 @@ class Context:
             ClientGone: whoever asked, the client behind `receive`, has left meanwhile.
         """
         name = names.full_name(name, self.config)
-        held = self.supervisor.holds(name)
+        held = self.supervisor.loaded.holds(name)
         if held or not names.needs_a_look(name):
             return held or names.resolve(name, self.config, self.registry)
         config = self.config
@@ -65,15 +65,15 @@ class Context:
 
     async def rest(self, name: str) -> None:
         """Unload the pair if it is loaded and nothing runs in it."""
-        if self.supervisor.uses(name) and not self.supervisor.busy:
-            await self.supervisor.unload()
+        if self.supervisor.loaded.uses(name) and not self.supervisor.busy:
+            await self.supervisor.loaded.unload()
 
     async def forget_states(self, name: str | None) -> None:
         """What the engine keeps of a conversation, with None of all.
 
         First the engine, which may be writing; then the files, of engines that are gone too.
         """
-        await self.supervisor.forget(name)
+        await self.supervisor.loaded.forget(name)
         await self.conversations.run(lambda each: each.remove_states(name))
 
     @property

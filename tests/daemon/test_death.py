@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from localspec.daemon.worker.death import CrashHistory, Death
+from localspec.daemon.worker.death import CrashHistory, Death, blame
 from localspec.errors import PairSetAside, WorkerDied, WorkerOutOfMemory, WorkerTimeout
 
 
@@ -38,6 +38,34 @@ def test_only_faults_of_the_processor_point_to_the_kernels() -> None:
         assert Death("crash", -signal.Signals[name]).by_kernels
     for death in (Death("crash", -signal.SIGABRT), Death("crash", 11), Death("unload", -11)):
         assert not death.by_kernels
+
+
+SEGFAULT, ABORTED = Death("crash", -signal.SIGSEGV), Death("crash", -signal.SIGABRT)
+
+
+@pytest.mark.parametrize(
+    ("death", "facts", "cause"),
+    [
+        (SEGFAULT, {}, "kernels"),
+        (SEGFAULT, {"safe_mode"}, "pair"),
+        (SEGFAULT, {"decoded"}, "pair"),
+        (SEGFAULT, {"preparing"}, "text"),
+        (SEGFAULT, {"preparing", "decoded", "safe_mode"}, "text"),
+        (SEGFAULT, {"file_changed", "preparing"}, "file"),
+        (ABORTED, {}, "pair"),
+        (ABORTED, {"preparing"}, "text"),
+        (ABORTED, {"file_changed"}, "pair"),
+        (Death("crash", -signal.SIGILL), {"preparing"}, "kernels"),
+        (Death("crash", -signal.SIGABRT, "std::bad_alloc"), {"preparing"}, "pair"),
+        (Death("crash", 3), {"preparing"}, "pair"),
+        (Death("watchdog", -signal.SIGKILL), {"preparing"}, "pair"),
+    ],
+)
+def test_a_death_is_blamed_on_what_can_have_caused_it(
+    death: Death, facts: set[str], cause: str
+) -> None:
+    names = ("file_changed", "preparing", "decoded", "safe_mode")
+    assert blame(death, **{name: name in facts for name in names}) == cause
 
 
 def test_three_crashes_within_ten_minutes_set_a_pair_aside() -> None:

@@ -279,18 +279,18 @@ BUGGY = """
 import sys
 from localspec.daemon.completion import answer as answers
 from localspec.daemon.http import tcp
-from localspec.daemon.worker.supervisor import Supervisor
+from localspec.daemon.worker.loaded import LoadedPair
 
 def feed(self, index, event):
     if type(event).__name__ == "Done":
         raise ZeroDivisionError("a mistake")
     fed(self, index, event)
 
-def pair_status(self, name):
+def status(self, name):
     raise KeyError("another")
 
 fed, answers.Composer.feed = answers.Composer.feed, feed
-Supervisor.pair_status = pair_status
+LoadedPair.status = status
 tcp.TcpAuth.check = lambda *_: 1 / 0
 from localspec.daemon.__main__ import main
 sys.exit(main())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from localspec.daemon.worker.metrics import Histogram, Metrics
+from localspec.errors import WorkerDied
 from localspec.protocol import frames
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.pairs import cycle_pair
@@ -45,10 +46,10 @@ def done(depths: list[int], accepts: list[int], speed_up: float | None = None) -
 
 def test_positions_and_depths_add_up() -> None:
     metrics = Metrics()
-    watch = metrics.begin()
-    watch.saw(frames.Started(1, 10, 8, cache="memory"))
-    # 2 passes without drafts, 1 with one, 4 with three of which 3, 2, 2 and 0 were accepted.
-    watch.saw(done([2, 1, 0, 4], [4, 0, 2, 1], 2.0))
+    with metrics.watched() as watch:
+        assert watch.sees(frames.Started(1, 10, 8, cache="memory"))
+        # 2 passes without drafts, 1 with one, 4 with three of which 3, 2, 2 and 0 were accepted.
+        assert watch.sees(done([2, 1, 0, 4], [4, 0, 2, 1], 2.0))
     assert metrics.drafted == {1: 5, 2: 4, 3: 4}
     assert metrics.accepted == {1: 3, 2: 3, 3: 1}
     assert metrics.depths.count == 7
@@ -58,8 +59,24 @@ def test_positions_and_depths_add_up() -> None:
     assert figures.mean_depth == 13 / 7
     assert figures.cache_hits == {"slot": 0, "memory": 1, "disk": 0}
     assert figures.speed_up == 2.0
-    metrics.begin().saw(done([3], [3], 1.0))
+    with metrics.watched() as watch:
+        watch.sees(done([3], [3], 1.0))
     assert metrics.figures().speed_up == 1.5
+
+
+def test_a_generation_is_counted_once_however_it_ends() -> None:
+    metrics = Metrics()
+    with metrics.watched() as watch:
+        assert watch.sees(frames.Started(1, 10, 8))
+        assert not watch.sees(frames.Started(2, 10, 8))  # of the worker that was tried next
+        watch.sees(done([2], [2]))
+    with metrics.watched():
+        pass  # its client left
+    with pytest.raises(WorkerDied), metrics.watched():
+        raise WorkerDied("as it happens")
+    counts = metrics.counts
+    assert (counts.requests, counts.cancelled, counts.failed) == (3, 1, 1)
+    assert (counts.tokens, metrics.figures().prompt_tokens) == (9, 10)
 
 
 def test_a_daemon_that_answered_nothing_has_no_figures() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon.worker.safe_mode import Memory, _build, _cpu
+from localspec.daemon.worker.safe_mode import SafeMode, _build, _cpu
 
 
 @pytest.fixture
@@ -15,46 +15,72 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "state" / "safe-mode.json"
 
 
+def needed(mode: SafeMode, reason: str) -> None:
+    """Tried in a run, and it helped."""
+    mode.recall()
+    mode.begin(reason)
+    assert mode.on
+    mode.keep()
+
+
 def test_it_is_remembered_for_this_machine_and_build_alone(file: Path) -> None:
-    memory = Memory(file, "this")
-    assert memory.recall() is None
-    memory.remember("SIGSEGV")
-    Memory(file, "other").remember("SIGILL")
-    assert Memory(file, "this").recall() == "SIGSEGV"
-    assert Memory(file, "a rebuilt one").recall() is None
-    memory.forget()
-    assert memory.recall() is None
-    assert Memory(file, "other").recall() == "SIGILL"
+    mode = SafeMode(file, "this")
+    assert mode.recall() is None
+    assert not mode.on
+    needed(mode, "SIGSEGV")
+    needed(SafeMode(file, "other"), "SIGILL")
+    later = SafeMode(file, "this")
+    assert later.recall() == "SIGSEGV"
+    assert later.on
+    assert SafeMode(file, "a rebuilt one").recall() is None
+    later.forget()
+    assert not later.on
+    assert SafeMode(file, "this").recall() is None
+    assert SafeMode(file, "other").recall() == "SIGILL"
+
+
+def test_what_does_not_help_is_not_remembered_nor_recalled_again_in_this_run(file: Path) -> None:
+    mode = SafeMode(file, "this")
+    mode.recall()
+    mode.begin("SIGSEGV")
+    mode.end()
+    mode.keep()
+    assert not file.exists()
+    needed(SafeMode(file, "this"), "SIGSEGV")
+    mode = SafeMode(file, "this")
+    assert mode.recall() == "SIGSEGV"
+    mode.end()
+    assert mode.recall() is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": "x"}', b"\xff"])
 def test_a_broken_file_counts_as_none_and_is_replaced(file: Path, content: bytes) -> None:
     file.parent.mkdir()
     file.write_bytes(content)
-    memory = Memory(file, "this")
-    assert memory.recall() is None
-    memory.remember("SIGSEGV")
-    assert memory.recall() == "SIGSEGV"
+    mode = SafeMode(file, "this")
+    assert mode.recall() is None
+    needed(mode, "SIGSEGV")
+    assert SafeMode(file, "this").recall() == "SIGSEGV"
 
 
 def test_a_file_of_a_newer_release_is_left_untouched(file: Path) -> None:
     file.parent.mkdir()
     content = json.dumps({"version": 2, "reasons": {"this": "x"}})
     file.write_text(content)
-    memory = Memory(file, "this")
-    assert memory.recall() is None
-    memory.remember("SIGSEGV")
-    memory.forget()
+    mode = SafeMode(file, "this")
+    assert mode.recall() is None
+    needed(mode, "SIGSEGV")
+    mode.forget()
     assert file.read_text() == content
 
 
 def test_a_disk_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    Memory(tmp_path / "state" / "safe-mode.json", "this").remember("SIGSEGV")
+    needed(SafeMode(tmp_path / "state" / "safe-mode.json", "this"), "SIGSEGV")
 
 
 def test_nothing_is_left_beside_the_file(file: Path) -> None:
-    Memory(file, "this").remember("SIGSEGV")
+    needed(SafeMode(file, "this"), "SIGSEGV")
     assert list(file.parent.iterdir()) == [file]
 
 

@@ -13,7 +13,8 @@ from starlette.responses import Response
 from localspec.daemon.completion.answer import Composer
 from localspec.daemon.http.requests import ClientGone, unless_gone
 from localspec.daemon.http.sse import DONE, Emit, EventStream
-from localspec.daemon.worker.supervisor import Event, Supervisor
+from localspec.daemon.worker.process import Event
+from localspec.daemon.worker.supervisor import Supervisor
 from localspec.protocol import frames
 
 Indexed = tuple[int, Event]

@@ -30,8 +30,8 @@ async def chat(request: Request) -> Response:
     template = None
     if translate.uses_tools(body):  # how a call is written is the model's own matter
         template = (
-            await daemon.supervisor.ready(await daemon.pair(body.model, request.receive))
-        ).chat_template
+            await daemon.supervisor.loaded.ready(await daemon.pair(body.model, request.receive))
+        ).info.chat_template
     wanted = translate.chat(body, template)
     if turn:
         wanted[0].conversation = turn.id
@@ -53,7 +53,7 @@ async def _respond(
 ) -> Response:
     daemon: Context = context(request)
     pair = await daemon.pair(body.model, request.receive)
-    composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note)
+    composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.loaded.note)
     composer.news = partial(daemon.registry.news, pair.name)
     events = events_of(daemon.supervisor, pair, wanted)
     if turn and isinstance(composer, ChatComposer):

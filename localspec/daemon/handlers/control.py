@@ -22,21 +22,21 @@ _LOOK = 0.05  # seconds between two looks at a load
 
 async def status(request: Request) -> Response:
     daemon = context(request)
-    supervisor = daemon.supervisor
+    supervisor, loaded = daemon.supervisor, daemon.supervisor.loaded
     return answer(
         Status(
             version=localspec.__version__,
             api_version=localspec.API_VERSION,
             pid=os.getpid(),
             uptime=time.monotonic() - daemon.started,
-            pair=supervisor.pair_status(daemon.config.pair),
+            pair=loaded.status(daemon.config.pair),
             running=supervisor.admission.running,
             waiting=supervisor.admission.waiting,
             queue_limit=supervisor.admission.limit,
-            worker_pid=supervisor.worker_pid,
-            safe_mode=supervisor.safe_mode,
+            worker_pid=loaded.worker_pid,
+            safe_mode=loaded.safe_mode.on,
             draining=daemon.draining,
-            counts=supervisor.counts,
+            counts=supervisor.metrics.counts,
             figures=supervisor.metrics.figures(),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
@@ -58,7 +58,7 @@ async def shutdown(request: Request) -> Response:
 
 
 async def reset(request: Request) -> Response:
-    context(request).supervisor.reset()
+    context(request).supervisor.loaded.reset()
     return answer({"status": "ok"})
 
 
@@ -75,7 +75,7 @@ async def load(request: Request) -> Response:
 
 
 async def _loading(daemon: Context, pair: PairFiles, emit: Emit) -> None:
-    ready = asyncio.ensure_future(daemon.supervisor.ready(pair))
+    ready = asyncio.ensure_future(daemon.supervisor.loaded.ready(pair))
     shown = None
     try:
         await asyncio.sleep(0)  # its first step: it is refused, ready already, or has begun
@@ -86,13 +86,13 @@ async def _loading(daemon: Context, pair: PairFiles, emit: Emit) -> None:
                 shown = state
             await asyncio.wait({ready}, timeout=_LOOK)
         ready.result()
-        await emit(daemon.supervisor.pair_status(pair.name))
+        await emit(daemon.supervisor.loaded.status(pair.name))
     finally:
         ready.cancel()
 
 
 def _progress(daemon: Context, pair: PairFiles) -> PairStatus:
-    state = daemon.supervisor.pair_status(pair.name)
+    state = daemon.supervisor.loaded.status(pair.name)
     if state.name == pair.name and state.state == "loading":
         return state
     return PairStatus(pair.name, "loading", "waiting", 0.0)  # for answers that another one writes

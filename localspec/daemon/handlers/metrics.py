@@ -20,19 +20,20 @@ async def show(request: Request) -> Response:
 
 def _lines(daemon: Context) -> Iterator[str]:
     supervisor = daemon.supervisor
-    counts, metrics, queue = supervisor.counts, supervisor.metrics, supervisor.admission
+    metrics, queue, loaded = supervisor.metrics, supervisor.admission, supervisor.loaded
+    counts, totals = metrics.counts, metrics.totals
     yield from counter("requests_total", "Generations asked for.", counts.requests)
     yield from counter("requests_failed_total", "Of them, those that failed.", counts.failed)
     yield from counter("requests_cancelled_total", "Of them, those left early.", counts.cancelled)
     yield from gauge("requests_running", "Generations at work.", queue.running)
     yield from gauge("requests_waiting", "Generations in the queue.", queue.waiting)
-    yield from metrics.first_text.lines(
+    yield from metrics.time_to_first_token.lines(
         "time_to_first_text_seconds", "From a request's arrival to its first text."
     )
-    yield from counter("prompt_tokens_total", "Tokens of prompts.", metrics.prompt_tokens)
-    yield from counter("cached_tokens_total", "Of them, found in a cache.", metrics.cached_tokens)
+    yield from counter("prompt_tokens_total", "Tokens of prompts.", totals.prompt_tokens)
+    yield from counter("cached_tokens_total", "Of them, found in a cache.", totals.cached_tokens)
     yield from counters(
-        "cache_hits_total", "Prompts that began in a cache.", "source", metrics.cache_hits
+        "cache_hits_total", "Prompts that began in a cache.", "source", totals.cache_hits
     )
     yield from counter("generated_tokens_total", "Tokens generated.", counts.tokens)
     yield from counter("target_passes_total", "Target passes that made them.", metrics.rounds)
@@ -53,5 +54,5 @@ def _lines(daemon: Context) -> Iterator[str]:
         yield from gauge("speed_up", "Of the last answer, over plain.", metrics.last_speed_up)
     yield from counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
     yield from counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
-    yield from gauge("pair_loaded", "Whether a pair is loaded.", int(supervisor.info is not None))
-    yield from gauge("safe_mode", "Whether slower kernels are used.", int(supervisor.safe_mode))
+    yield from gauge("pair_loaded", "Whether a pair is loaded.", int(loaded.info is not None))
+    yield from gauge("safe_mode", "Whether slower kernels are used.", int(loaded.safe_mode.on))

@@ -19,7 +19,7 @@ async def models(request: Request) -> Response:
     """The configured pair first, then the shipped one, the loaded one and all that were pulled."""
     daemon = context(request)
     began = int(time.time() - (time.monotonic() - daemon.started))
-    info = daemon.supervisor.info
+    info = daemon.supervisor.loaded.info
     names = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
     created = dict.fromkeys(names, began)
     listed = await asyncio.to_thread(lambda: daemon.registry.store.listing())
@@ -32,7 +32,7 @@ async def health(request: Request) -> Response:
     daemon = context(request)
     if daemon.draining:
         return answer(_unavailable("Shutting down"), 503)
-    if daemon.supervisor.pair_status(daemon.config.pair).state == "loading":
+    if daemon.supervisor.loaded.status(daemon.config.pair).state == "loading":
         return answer(_unavailable("Loading model"), 503)
     return answer({"status": "ok"})
 
@@ -44,9 +44,8 @@ def _unavailable(message: str) -> dict[str, Any]:
 async def props(request: Request) -> Response:
     """llama-server's /props, loading the configured pair if nothing is loaded."""
     daemon = context(request)
-    info = daemon.supervisor.info or await daemon.supervisor.ready(
-        await daemon.pair("", request.receive)
-    )
+    loaded = daemon.supervisor.loaded
+    info = loaded.info or (await loaded.ready(await daemon.pair("", request.receive))).info
     return answer(
         {
             "default_generation_settings": {

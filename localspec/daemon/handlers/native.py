@@ -52,12 +52,11 @@ async def _respond(
     request: Request, body: NativeRequest, wanted: list[Generate], editor: Place | None = None
 ) -> Response:
     daemon = context(request)
+    loaded = daemon.supervisor.loaded
     pair = await _pair(request, body.model, strict=_OUR_CLIENT in request.headers)
-    composer = llama_server.NativeComposer(
-        pair.name, wanted, n=body.n or 1, note=daemon.supervisor.note
-    )
+    composer = llama_server.NativeComposer(pair.name, wanted, n=body.n or 1, note=loaded.note)
     composer.request = body
-    composer.n_ctx = lambda: daemon.supervisor.info.n_ctx if daemon.supervisor.info else 0
+    composer.n_ctx = lambda: loaded.info.n_ctx if loaded.info else 0
     events = events_of(daemon.supervisor, pair, wanted)
     if editor is not None:
         events = daemon.editors.begin(editor).while_it_lasts(events)

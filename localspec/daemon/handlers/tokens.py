@@ -17,9 +17,7 @@ async def tokenize(request: Request) -> Response:
     daemon = context(request)
     reply = await daemon.supervisor.ask(
         await daemon.pair("", request.receive),
-        lambda id: frames.Tokenize(
-            id, body.content, body.add_special, body.parse_special, body.with_pieces
-        ),
+        frames.Tokenize(0, body.content, body.add_special, body.parse_special, body.with_pieces),
     )
     tokens: list[int] = reply.value["tokens"]
     if not body.with_pieces:
@@ -41,7 +39,7 @@ async def detokenize(request: Request) -> Response:
     body = await read(request, DetokenizeRequest)
     daemon = context(request)
     reply = await daemon.supervisor.ask(
-        await daemon.pair("", request.receive), lambda id: frames.Detokenize(id, body.tokens)
+        await daemon.pair("", request.receive), frames.Detokenize(0, body.tokens)
     )
     return answer({"content": reply.value["content"]})
 
@@ -52,7 +50,7 @@ async def apply_template(request: Request) -> Response:
     pair = await daemon.pair("", request.receive)
     template = None
     if translate.uses_tools(body):
-        template = (await daemon.supervisor.ready(pair)).chat_template
+        template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
     prompt = translate.template_prompt(body, template)
-    reply = await daemon.supervisor.ask(pair, lambda id: frames.ApplyTemplate(id, prompt))
+    reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
     return answer({"prompt": reply.value["prompt"]})

@@ -20,7 +20,7 @@ from localspec.protocol.http import ChatMessage, ChatRequest
 
 if TYPE_CHECKING:
     from localspec.daemon.history.store import Conversations
-    from localspec.daemon.worker.supervisor import Event
+    from localspec.daemon.worker.process import Event
 
 NEW = "new"
 _TITLE = 80  # characters of the first question

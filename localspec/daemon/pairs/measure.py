@@ -63,7 +63,7 @@ class Trials:
                 break
             done = await self._answer(files, prompt)
             texts.append(accepted(done))
-            info = self._supervisor.info
+            info = self._supervisor.loaded.info
             if info is None or not info.profile.get("draft_ms"):
                 reason = (info and info.speculation) or done.speculation.reason
                 raise LocalspecError(f"It could not be tried: {reason or 'no draft was loaded'}.")
@@ -102,7 +102,7 @@ class Trials:
 
     async def _release(self) -> None:
         if not self._supervisor.busy:
-            await self._supervisor.unload()
+            await self._supervisor.loaded.unload()
 
 
 def accepted(done: frames.Done) -> tuple[int, int]:

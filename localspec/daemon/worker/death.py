@@ -83,6 +83,11 @@ class Death:
             return "out of memory"
         return f"signal {self.signal.name}" if self.signal else f"exit status {self.returncode}"
 
+    @property
+    def summary(self) -> str:
+        """The end and the last words, for whoever asks why later."""
+        return f"{self.how} {self.last_words}".rstrip()
+
     def error(self, watchdog: float) -> LocalspecError:
         """What the requests that were running are told."""
         if self.ending == "watchdog":
@@ -109,6 +114,24 @@ class Death:
 
     def _words(self) -> str:
         return f" Its last words: {self.last_words}" if self.last_words else ""
+
+
+def blame(
+    death: Death, *, file_changed: bool, preparing: bool, decoded: bool, safe_mode: bool
+) -> Literal["file", "text", "kernels", "pair"]:
+    """What a worker died of.
+
+    `file_changed`: a file it reads is not what it loaded. `preparing`: a text was becoming tokens.
+    `decoded`: it had decoded before. A crash of the kernels at the first decode is tried again
+    without them, once; what happens in safe mode too is the pair's own.
+    """
+    if death.by_kernels and file_changed:
+        return "file"
+    if death.by_text and preparing:
+        return "text"
+    if death.by_kernels and not decoded and not safe_mode:
+        return "kernels"
+    return "pair"
 
 
 class CrashHistory:

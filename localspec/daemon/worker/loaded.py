@@ -1,4 +1,4 @@
-"""The pair in memory and the worker that holds it: loading, changing, losing and watching it.
+"""The pair in memory and the worker that holds it: loading, changing and losing it.
 
 Apart from the requests, because a load outlives whoever asked for it and a death is everybody's:
 here is decided which pair the one worker holds, and whether it may be started once more.
@@ -10,36 +10,60 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from localspec import errors, machine
+from localspec import errors
 from localspec.config import Config
-from localspec.daemon.worker.admission import EDITOR_PLACES, Admission
-from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, Death, deadly
-from localspec.daemon.worker.in_flight import Again, Answering, InFlight, Running
+from localspec.daemon.worker import placement
+from localspec.daemon.worker.admission import Admission
+from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, Death, blame, deadly
 from localspec.daemon.worker.mapped import Mapped
-from localspec.daemon.worker.placement import MIB, Planned, free_memory, plan
-from localspec.daemon.worker.process import Worker, spawn
-from localspec.daemon.worker.safe_mode import Memory
+from localspec.daemon.worker.process import Again, Running, Worker, spawn
+from localspec.daemon.worker.safe_mode import SafeMode
+from localspec.paths import Paths
 from localspec.protocol import frames
 from localspec.protocol.http import Counts, PairStatus
 
 log = logging.getLogger("localspec.loaded_pair")
 
-# A big model may take its time between two reports of progress, but not for ever.
-LOADING_PATIENCE = 5  # times the watchdog
-PASS_SHARE = (
-    0.25  # of the watchdog's time: what a pass of a slow engine may take by its measured costs
-)
 SAFE_NOTE = (
     "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
     "Rebuilding llama-cpp-python for this machine (scripts/setup) cures it."
 )
 
 
-def _plan(pair: frames.PairFiles, settings: frames.EngineSettings) -> Planned:
-    free = free_memory(machine.Host.here())
-    return plan(pair, settings, free, machine.installed_backend())
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A worker and what it was told to load."""
+
+    worker: Worker
+    pair: frames.PairFiles  # as it was asked for
+    settings: frames.EngineSettings  # as they were configured
+    mapped: Mapped  # the files as they were at the load
+    notes: tuple[str, ...]  # what had to give so that it fits
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """No worker."""
+
+    engine: None = None
+
+
+@dataclass(slots=True)
+class Loading:
+    """`engine`: the one before until that is told to end, then none, then the one that loads."""
+
+    pair: frames.PairFiles
+    task: asyncio.Task[None]
+    engine: Engine | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    engine: Engine
+    info: frames.PairInfo
 
 
 class LoadedPair:
@@ -48,355 +72,294 @@ class LoadedPair:
     def __init__(
         self,
         config: Config,
-        memory: Memory,
-        in_flight: InFlight,
+        paths: Paths,
         admission: Admission,
         counts: Counts,
         *,
-        state_dir: str,
-        states_dir: str,
         worker_command: Sequence[str],
-        clock: Callable[[], float],
         load_is_over: Callable[[], None],
     ) -> None:
-        """A load sets `admission`'s places; `load_is_over` is called after it, however it went."""
+        """A load sets `admission`'s places; `load_is_over` is called after it, however it went.
+
+        `worker_command` starts an engine; `--fd N` is appended.
+        """
         self.config = config  # what changes here is used from the next load
-        self.info: frames.PairInfo | None = None
-        self._memory = memory
-        self._in_flight = in_flight
+        self.state: Unloaded | Loading | Ready = Unloaded()
+        self.safe_mode = SafeMode(paths.state / "safe-mode.json")
+        self._paths = paths
         self._admission = admission
         self._counts = counts
-        self._state_dir = state_dir
-        self._states_dir = states_dir
         self._command = worker_command
-        self._clock = clock
         self._load_is_over = load_is_over
-        self._history = CrashHistory()
+        self._crashes = CrashHistory()
         self._deadly = DeadlyTexts()
-        self._safe_reason: str | None = None  # why the fast kernels are off
-        self._pair: frames.PairFiles | None = None
-        self._worker: Worker | None = None
-        self._alive: set[Worker] = set()  # that one, and those that are ending
-        self._ending: set[asyncio.Task[None]] = set()  # workers on their way out
-        self._progress: frames.Loading | None = None
-        self._loading: asyncio.Task[Worker] | None = None
-        self._loaded: asyncio.Future[frames.PairInfo] | None = None
-        self._loaded_with: frames.EngineSettings | None = None
-        self._mapped: Mapped | None = None  # the files as they were at the load
-        self._notes: tuple[str, ...] = ()  # what had to give so that it fits
-        self._proven = False  # this worker has decoded
-        self._recalled = False
+        self._ending: dict[Worker, asyncio.Task[None]] = {}  # those on their way out
         self._next_pair: frames.PairFiles | None = None  # somebody waits for this other one
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------------ what it is doing
 
     @property
+    def info(self) -> frames.PairInfo | None:
+        """What is loaded."""
+        return self.state.info if isinstance(self.state, Ready) else None
+
+    @property
+    def worker(self) -> Worker | None:
+        """The one worker, also while it loads."""
+        return self.state.engine.worker if self.state.engine else None
+
+    @property
     def worker_pid(self) -> int | None:
-        return self._worker.pid if self._worker else None
+        return self.worker.pid if self.worker else None
 
     @property
-    def has_worker(self) -> bool:
-        return self._worker is not None
-
-    @property
-    def loading(self) -> bool:
-        return self._loading is not None
-
-    @property
-    def safe_mode(self) -> bool:
-        return self._safe_reason is not None
+    def busy(self) -> bool:
+        """Whether it is being loaded, or a request runs in it."""
+        return isinstance(self.state, Loading) or bool(self.worker and self.worker.busy)
 
     def uses(self, name: str) -> bool:
         """Whether the pair is loaded or being loaded."""
-        held = self._worker is not None or self._loading is not None
-        return held and self._pair is not None and self._pair.name == name
+        loading = isinstance(self.state, Loading) and self.state.pair.name == name
+        return loading or bool(self.state.engine and self.state.engine.pair.name == name)
 
     def holds(self, name: str) -> frames.PairFiles | None:
         """The files of the pair, if it is the one that is loaded."""
-        return self._pair if self.info and self.uses(name) else None
-
-    def check_text(self, frame: frames.Frame) -> None:
-        """Raise InvalidRequest for a text that has ended an engine of this pair."""
-        if self._pair is not None:
-            self._deadly.check(self._pair.name, frame)
+        pair = self.state.engine.pair if isinstance(self.state, Ready) else None
+        return pair if pair and pair.name == name else None
 
     def note(self) -> str | None:
         """What a person should know about how the answer came about."""
-        return SAFE_NOTE if self.safe_mode else None
+        return SAFE_NOTE if self.safe_mode.on else None
 
     def status(self, name: str) -> PairStatus:
         """What `name`, the configured pair, or the loaded one is doing."""
-        name = self._pair.name if self._pair and self._worker else name
-        note = self.note()
-        if self._history.is_set_aside(name):
+        state, note = self.state, self.note()
+        name = state.engine.pair.name if state.engine else name
+        if self._crashes.is_set_aside(name):
             return PairStatus(name, "set_aside", note="localspec start --reset tries it again")
-        if self._loading is not None:
-            stage, fraction = ("starting", 0.0)
-            if self._progress:
-                stage, fraction = self._progress.stage, self._progress.fraction
-            return PairStatus(name, "loading", stage, fraction, note=note)
-        if self.info is None:
-            return PairStatus(name, "unloaded", note=note)
-        info = self.info
-        return PairStatus(
-            name,
-            "ready",
-            target=info.target_description,
-            draft=info.draft_description,
-            n_ctx=info.n_ctx,
-            backend=info.backend,
-            note=note or " ".join((*self._notes, *info.notes)) or info.speculation,
-        )
+        match state:
+            case Unloaded():
+                return PairStatus(name, "unloaded", note=note)
+            case Loading():
+                progress = self.worker.progress if self.worker else None
+                stage, fraction = ("starting", 0.0)
+                if progress:
+                    stage, fraction = progress.stage, progress.fraction
+                return PairStatus(name, "loading", stage, fraction, note=note)
+            case Ready(engine, info):
+                return PairStatus(
+                    name,
+                    "ready",
+                    target=info.target_description,
+                    draft=info.draft_description,
+                    n_ctx=info.n_ctx,
+                    backend=info.backend,
+                    note=note or " ".join((*engine.notes, *info.notes)) or info.speculation,
+                )
 
     # ------------------------------------------------------------------ load and change
 
-    async def worker_for(self, pair: frames.PairFiles) -> Worker:
-        """A live worker that has loaded `pair`; many that ask while it loads wait for one load."""
+    async def ready(self, pair: frames.PairFiles) -> Ready:
+        """`pair`, loaded; many that ask while it loads wait for one load.
+
+        Raises:
+            LoadFailed, PairSetAside, WorkerDied…: why it is not.
+        """
         while True:
-            if self._loading is None:
-                self._history.check(pair.name)
-                # An edit of the configuration waits for the answers that are being written.
-                current = self._in_flight or self._loaded_with == self._settings()
-                mine = self._next_pair in (None, pair)
-                if self._worker and self._worker.alive and self._pair == pair and current and mine:
-                    return self._worker
-                if self._worker and self._in_flight:
-                    await self._turn_of(pair)
+            state = self.state
+            if not isinstance(state, Loading):
+                self._crashes.check(pair.name)
+                if isinstance(state, Ready) and self._serves(state.engine, pair):
+                    return state
+                if state.engine and state.engine.worker.busy:
+                    await self._turn_of(pair, state.engine.worker)
                     continue
                 self._next_pair = None
-                self._loading = asyncio.create_task(self._load(pair))
-                self._loading.add_done_callback(self._load_ended)
+                state = Loading(pair, asyncio.create_task(self._load(pair)), state.engine)
+                state.task.add_done_callback(self._load_ended)
+                self.state = state
             with contextlib.suppress(Again):
                 # Shielded: one client that leaves does not stop the load others wait for.
-                await asyncio.shield(self._loading)
+                await asyncio.shield(state.task)
 
-    async def _turn_of(self, pair: frames.PairFiles) -> None:
+    async def worker_for(self, pair: frames.PairFiles, request: frames.Frame) -> Worker:
+        """A live worker that has loaded `pair`, for a request.
+
+        Raises:
+            InvalidRequest: its text has ended an engine of this pair.
+            LoadFailed, PairSetAside, WorkerDied…: as `ready`.
+        """
+        worker = (await self.ready(pair)).engine.worker
+        self._deadly.check(pair.name, request)
+        return worker
+
+    def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
+        """Whether a request for `pair` may go to the engine as it is."""
+        # An edit of the configuration waits for the answers that are being written.
+        current = engine.worker.busy or engine.settings == self._settings()
+        mine = self._next_pair in (None, pair)
+        return engine.worker.alive and engine.pair == pair and current and mine
+
+    def _settings(self) -> frames.EngineSettings:
+        return placement.settings(self.config, self._paths, safe_mode=self.safe_mode.on)
+
+    async def _turn_of(self, pair: frames.PairFiles, worker: Worker) -> None:
         """Wait until what runs on the present pair has finished: two pairs may not fit in memory.
 
         Whoever asks for the present pair meanwhile waits too, or a busy one would never give way.
         """
         self._next_pair = self._next_pair or pair
         try:
-            await self._in_flight.quiet()
+            await worker.quiet()
         except asyncio.CancelledError:
             self._next_pair = None  # whoever still waits for it asks again
-            self._in_flight.wake()
+            worker.wake()
             raise
 
-    def _load_ended(self, task: asyncio.Task[Worker]) -> None:
-        self._loading = self._progress = self._loaded = None
-        if not task.cancelled():
-            task.exception()  # seen, also when every waiter has left
-        self._load_is_over()
-
-    async def _load(self, pair: frames.PairFiles) -> Worker:
+    async def _load(self, pair: frames.PairFiles) -> None:
         await self.unload()  # and what still saves: two engines may not fit in memory
-        if not self._recalled:
-            self._recalled = True
-            self._safe_reason = self._memory.recall()
-        self._pair, self._proven = pair, False
-        self._loaded_with = self._settings()
-        self._mapped = await asyncio.to_thread(Mapped, pair)
-        planned = await asyncio.to_thread(_plan, pair, self._loaded_with)
-        self._notes = planned.notes
-        self._loaded = asyncio.get_running_loop().create_future()
+        loading = self.state
+        assert isinstance(loading, Loading)
+        self.safe_mode.recall()
+        settings = self._settings()
+        mapped = await asyncio.to_thread(Mapped, pair)
+        planned = await asyncio.to_thread(placement.plan_here, pair, settings)
         try:
-            worker = await spawn(self._command, self._on_frame, self._on_death)
+            worker = await spawn(self._command, self, self.config.watchdog)
         except OSError as error:
             raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
-        self._worker = worker
-        self._alive.add(worker)
+        loading.engine = engine = Engine(worker, pair, settings, mapped, planned.notes)
         self._counts.worker_starts += 1
-        self._later(self._watch(worker))
         self._admission.parallel = self.config.parallel
-        worker.send(frames.Load(planned.pair, planned.settings))
-        log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode)
+        log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode.on)
         try:
-            self.info = await self._loaded
+            info = await worker.load(planned.pair, planned.settings)
         except errors.LoadFailed:
             await self.unload()
             raise
-        return worker
+        if loading.engine is not engine:
+            raise Again  # it ended just after
+        self.state = Ready(engine, info)
 
-    def _settings(self) -> frames.EngineSettings:
-        config = self.config
-        return frames.EngineSettings(
-            n_ctx=config.context,
-            parallel=config.parallel + EDITOR_PLACES,
-            n_threads=config.threads,
-            n_gpu_layers=config.gpu_layers,
-            split_mode=config.split_mode,
-            main_gpu=config.main_gpu,
-            flash_attention=config.flash_attention,
-            type_kv=config.kv_type,
-            extra_buffers=not self.safe_mode,
-            exact=config.exact,
-            depth=None if config.depth < 0 else config.depth,
-            pass_s=config.watchdog * PASS_SHARE,
-            state_dir=self._state_dir,
-            prefix_bytes=config.prefix_memory * MIB,
-            states_dir=self._states_dir,
-            states_bytes=config.prefix_disk * MIB,
-        )
+    def _load_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen, also when every waiter has left
+        if isinstance(self.state, Loading):
+            self.unload_soon()
+            self.state = Unloaded()
+        self._load_is_over()
 
     # ------------------------------------------------------------------ unload
-
-    def reset(self) -> None:
-        """Try everything again: pairs set aside, and the fast kernels at the next load."""
-        self._history.reset()
-        self._deadly.reset()
-        if self.safe_mode:
-            self._safe_reason = None
-            self._memory.forget()
-            self.unload_soon()
 
     async def unload(self) -> None:
         """End the worker; all its memory has gone back when this returns, also that of one which
         was told to end before. Whatever still runs in it fails.
         """
-        worker, self._worker = self._worker, None
-        self.info = None
-        if worker:
-            self._fail_all(errors.Unavailable("The pair is being unloaded.", retry_after=2))
-            # A task of its own: a worker is followed to its end though nobody waits for it.
-            ending = asyncio.create_task(worker.shut_down())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+        self.unload_soon()
         while self._ending:
-            await asyncio.wait(self._ending)
-
-    async def forget(self, conversation: str | None) -> None:
-        """Let the worker, and one that is ending, drop what they keep of a conversation, or all."""
-        await asyncio.gather(*(worker.forget(conversation) for worker in self._alive))
+            await asyncio.wait(self._ending.values())
 
     def unload_soon(self) -> None:
         """Unload without waiting for it."""
-        self._later(self.unload())
+        if engine := self._let_go():
+            worker = engine.worker
+            worker.fail(errors.Unavailable("The pair is being unloaded.", retry_after=2))
+            # A task of its own: a worker is followed to its end though nobody waits for it.
+            ending = self._ending[worker] = asyncio.create_task(worker.shut_down())
+            ending.add_done_callback(lambda _: self._ending.pop(worker, None))
+
+    def _let_go(self) -> Engine | None:
+        """The engine, which is ours no longer."""
+        engine = self.state.engine
+        if isinstance(self.state, Loading):
+            self.state.engine = None
+        else:
+            self.state = Unloaded()
+        return engine
+
+    async def forget(self, conversation: str | None) -> None:
+        """Nothing of a conversation, with None of any, stays in the engine or in its files.
+
+        Nor in those of an engine that is ending.
+        """
+        workers = [*self._ending, *([self.worker] if self.worker else [])]
+        await asyncio.gather(*(worker.forget(conversation) for worker in workers))
+
+    def reset(self) -> None:
+        """Try everything again: pairs set aside, and the fast kernels at the next load."""
+        self._crashes.reset()
+        self._deadly.reset()
+        if self.safe_mode.on:
+            self.safe_mode.forget()
+            self.unload_soon()
+
+    def abort(self, error: errors.LocalspecError) -> None:
+        """Fail what runs in the worker."""
+        if self.worker:
+            self.worker.abort(error)
 
     async def close(self) -> None:
         """The end: the worker is gone when this returns."""
-        if self._loading:
-            self._loading.cancel()
+        if isinstance(self.state, Loading):
+            self.state.task.cancel()
         await self.unload()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # ------------------------------------------------------------------ what the worker does
+    # ------------------------------------------------------------------ what the worker tells
 
-    def _on_frame(self, worker: Worker, frame: frames.FromWorker) -> None:
-        if isinstance(frame, frames.Notice):
-            log.warning("%s", frame.text)
-            return
-        if worker is not self._worker:
-            return  # on its way out
-        match frame:
-            case frames.Loading():
-                self._progress = frame
-            case frames.Loaded():
-                self._settle(frame.info)
-            case frames.LoadError():
-                self._settle(errors.LoadFailed(frame.message))
-            case frames.Pong():
-                worker.still_s = frame.still_s
-            case frames.Forgotten():
-                pass  # the worker's own affair
-            case frames.Preparing():
-                self._in_flight.note(frame)
-            case _:
-                self._answered(frame)
+    def on_notice(self, text: str) -> None:
+        log.warning("%s", text)
 
-    def _settle(self, outcome: frames.PairInfo | Exception) -> None:
-        """End the wait for a load."""
-        if self._loaded is None or self._loaded.done():
-            return
-        if isinstance(outcome, Exception):
-            self._loaded.set_exception(outcome)
-        else:
-            self._loaded.set_result(outcome)
+    def on_decoded(self, worker: Worker) -> None:
+        """When that took safe mode, it is worth remembering."""
+        if worker is self.worker:
+            self.safe_mode.keep()
 
-    def _answered(self, frame: Answering) -> None:
-        if isinstance(frame, frames.Delta) or (
-            isinstance(frame, frames.Done) and frame.completion_tokens
-        ):
-            self._prove()
-        self._in_flight.deliver(frame)
-
-    def _prove(self) -> None:
-        """The first decode went well; when that took safe mode, it is worth remembering."""
-        if self._proven:
-            return
-        self._proven = True
-        if self._safe_reason is not None:
-            self._memory.remember(self._safe_reason)
-
-    def _on_death(self, worker: Worker, death: Death) -> None:
-        self._alive.discard(worker)
-        if worker is not self._worker:
+    def on_death(self, worker: Worker, death: Death) -> None:
+        """Decide what it means, and tell whoever waits for the worker."""
+        if worker is not self.worker:
             log.info("worker %d ended", worker.pid)
             return
-        self._worker = self.info = None
-        if death.ending == "unload":
-            return
+        engine = self._let_go()
+        assert engine is not None
         self._counts.worker_deaths += 1
         log.error("worker %d died: %s", worker.pid, death)
-        assert self._pair is not None
-        changed = self._mapped.changed() if self._mapped and death.by_kernels else None
-        if changed:
-            self._fail_all(death.of_changed_file(changed))
-            return
-        suspects = self._in_flight.at("preparing")
-        if suspects and death.by_text:
-            self._died_of_text(suspects, death)
-            return
-        outcome: Exception
-        if death.by_kernels and not self._proven and not self.safe_mode:
-            assert death.signal is not None
-            self._safe_reason = f"{death.signal.name} at the first decode"
-            outcome = Again()
-        else:
-            if self.safe_mode and not self._proven:
-                self._safe_reason = None  # it did not help, so it is not the cure
-            outcome = death.error(self.config.watchdog)
-            reason = f"{death.how} {death.last_words}".rstrip()
-            self._history.record(self._pair.name, self._clock(), reason)
-        self._fail_all(outcome)
+        changed = engine.mapped.changed() if death.by_kernels else None
+        suspects = worker.at("preparing")
+        cause = blame(
+            death,
+            file_changed=changed is not None,
+            preparing=bool(suspects),
+            decoded=worker.decoded,
+            safe_mode=self.safe_mode.on,
+        )
+        match cause:
+            case "file":
+                assert changed is not None
+                worker.fail(death.of_changed_file(changed))
+            case "text":
+                self._died_of_text(engine, suspects, death)
+            case "kernels":
+                assert death.signal is not None
+                self.safe_mode.begin(f"{death.signal.name} at the first decode")
+                worker.fail(Again())
+            case "pair":
+                if not worker.decoded:
+                    self.safe_mode.end()  # it did not help, so it is not the cure
+                self._crashes.record(engine.pair.name, time.monotonic(), death.summary)
+                worker.fail(death.error(self.config.watchdog))
 
-    def _died_of_text(self, suspects: list[Running], death: Death) -> None:
+    def _died_of_text(self, engine: Engine, suspects: list[Running], death: Death) -> None:
         """Fail those whose text was becoming tokens; it is neither the pair's fault nor the kernels'.
 
         A text is remembered where it was the only one, and no first decode could have done it.
         """
-        assert self._pair is not None
-        if len(suspects) == 1 and (self._proven or not self._in_flight.at("prepared")):
-            self._deadly.add(self._pair.name, suspects[0].frame, death)
+        worker = engine.worker
+        if len(suspects) == 1 and (worker.decoded or not worker.at("prepared")):
+            self._deadly.add(engine.pair.name, suspects[0].request, death)
 
         def outcome(running: Running) -> Exception:
             if running in suspects:
                 return deadly(death.how)
             return death.error(self.config.watchdog) if running.shown else Again()
 
-        self._in_flight.fail(outcome)
-
-    def _fail_all(self, outcome: Exception) -> None:
-        """End the load and every request of a worker that is gone."""
-        self._settle(outcome)
-        self._in_flight.fail(outcome)
-
-    async def _watch(self, worker: Worker) -> None:
-        """End a worker that is silent, or comes no step further, while it has something to do."""
-        limit = self.config.watchdog
-        while worker.alive:
-            await asyncio.sleep(min(limit / 4, 5.0))
-            if self._in_flight or self._loading:
-                patience = limit * LOADING_PATIENCE if self._loading else limit
-                if max(time.monotonic() - worker.heard, worker.still_s) > patience:
-                    worker.kill("watchdog")
-                    return
-                worker.send(frames.Ping(0))
-
-    def _later(self, coroutine: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        worker.fail(outcome)

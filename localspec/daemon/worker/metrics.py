@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from localspec.errors import LocalspecError
 from localspec.protocol import frames
-from localspec.protocol.http import Figures
+from localspec.protocol.http import Counts, Figures
 
 # Seconds until the first text; 0.05 s is what feels instant.
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -58,15 +62,17 @@ class Histogram:
 
 @dataclass
 class Metrics:
-    """Sums since the daemon started. Positions count from 1, the first draft of a pass."""
+    """Sums since the daemon started. Positions count from 1, the first draft of a pass.
 
-    first_text: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
-    depths: Histogram = field(default_factory=lambda: Histogram(_DEPTHS))
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    cache_hits: Counter[str] = field(
-        default_factory=lambda: Counter({"slot": 0, "memory": 0, "disk": 0})
+    `totals` has those figures that are sums; `figures` works out the others.
+    """
+
+    counts: Counts = field(default_factory=Counts)
+    totals: Figures = field(
+        default_factory=lambda: Figures(cache_hits={"slot": 0, "memory": 0, "disk": 0})
     )
+    time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
+    depths: Histogram = field(default_factory=lambda: Histogram(_DEPTHS))
     drafted: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
     rounds: int = 0
@@ -74,55 +80,69 @@ class Metrics:
     taken_seconds: float = 0.0
     last_speed_up: float | None = None
 
-    def begin(self) -> Watch:
-        """Watch one request, from now."""
-        return Watch(self, time.monotonic())
-
-    @property
-    def speed_up(self) -> float | None:
-        """Of all answers together, over plain decoding."""
-        return self.plain_seconds / self.taken_seconds if self.taken_seconds else None
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """Count one generation, which begins now and ends with the body."""
+        self.counts.requests += 1
+        watch = Watch(self)
+        try:
+            yield watch
+        except LocalspecError:
+            self.counts.failed += 1
+            watch.over = True
+            raise
+        finally:
+            self.counts.cancelled += not watch.over
 
     def figures(self) -> Figures:
-        """The same for `localspec status`."""
+        """For `localspec status`; `speed_up` is of all answers together, over plain decoding."""
         positions = range(1, max(self.drafted, default=0) + 1)
-        return Figures(
-            first_text_ms=None if (m := self.first_text.median()) is None else m * 1e3,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            cache_hits=dict(self.cache_hits),
+        median = self.time_to_first_token.median()
+        return msgspec.structs.replace(
+            self.totals,
+            first_text_ms=None if median is None else median * 1e3,
             mean_depth=self.depths.sum / self.depths.count if self.depths.count else None,
             accepted_at=[self.accepted[at] / self.drafted[at] for at in positions],
-            speed_up=self.speed_up,
+            speed_up=self.plain_seconds / self.taken_seconds if self.taken_seconds else None,
         )
 
 
-@dataclass
 class Watch:
-    """One request."""
+    """One generation; `over` once it has ended."""
 
-    metrics: Metrics
-    began: float
-    shown: bool = False
+    def __init__(self, metrics: Metrics) -> None:
+        self.over = False
+        self._metrics = metrics
+        self._began = time.monotonic()
+        self._started = self._shown = False
 
-    def saw(self, event: frames.Started | frames.Delta | frames.Done) -> None:
-        metrics = self.metrics
+    def sees(self, event: frames.Started | frames.Delta | frames.Done) -> bool:
+        """Count an event; False where it has been before, for the worker that was tried first."""
         match event:
+            case frames.Started() if self._started:
+                return False
             case frames.Started():
-                metrics.prompt_tokens += event.prompt_tokens
-                metrics.cached_tokens += event.cached_tokens
+                self._started = True
+                totals = self._metrics.totals
+                totals.prompt_tokens += event.prompt_tokens
+                totals.cached_tokens += event.cached_tokens
                 if event.cache:
-                    metrics.cache_hits[event.cache] += 1
-            case frames.Delta() if not self.shown:
-                self.shown = True
-                metrics.first_text.add(time.monotonic() - self.began)
+                    totals.cache_hits[event.cache] += 1
+            case frames.Delta() if not self._shown:
+                self._shown = True
+                self._metrics.time_to_first_token.add(time.monotonic() - self._began)
             case frames.Done():
+                self.over = True
                 self._done(event)
             case _:
                 pass
+        return True
 
     def _done(self, event: frames.Done) -> None:
-        metrics, done = self.metrics, event.speculation
+        metrics, counts, done = self._metrics, self._metrics.counts, event.speculation
+        counts.tokens += event.completion_tokens
+        counts.drafted += done.drafted
+        counts.accepted += done.accepted
         metrics.rounds += done.rounds
         metrics.last_speed_up = done.speed_up or metrics.last_speed_up
         if done.speed_up:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from localspec import errors, machine
+from localspec.config import Config
+from localspec.daemon.worker.admission import EDITOR_PLACES
+from localspec.paths import Paths
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 if TYPE_CHECKING:
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from localspec.registry.header.model import Model
 
 MIB = 1 << 20
+# Of the watchdog's time: what a pass of a slow engine may take by its measured costs.
+PASS_SHARE = 0.25
 # What the engine takes where nothing is asked (engine.pair.DEFAULT_CONTEXT).
 USUAL_CONTEXT = 8192
 # Of a Mac's memory its GPU may take about this share (Metal's recommended working set).
@@ -38,6 +43,33 @@ class Planned(NamedTuple):
     pair: PairFiles
     settings: EngineSettings
     notes: tuple[str, ...] = ()
+
+
+def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
+    """What the configuration says of a load."""
+    return EngineSettings(
+        n_ctx=config.context,
+        parallel=config.parallel + EDITOR_PLACES,
+        n_threads=config.threads,
+        n_gpu_layers=config.gpu_layers,
+        split_mode=config.split_mode,
+        main_gpu=config.main_gpu,
+        flash_attention=config.flash_attention,
+        type_kv=config.kv_type,
+        extra_buffers=not safe_mode,
+        exact=config.exact,
+        depth=None if config.depth < 0 else config.depth,
+        pass_s=config.watchdog * PASS_SHARE,
+        state_dir=str(paths.state),
+        prefix_bytes=config.prefix_memory * MIB,
+        states_dir=str(paths.states),
+        states_bytes=config.prefix_disk * MIB,
+    )
+
+
+def plan_here(pair: PairFiles, settings: EngineSettings) -> Planned:
+    """`plan` for this machine as it is now."""
+    return plan(pair, settings, free_memory(machine.Host.here()), machine.installed_backend())
 
 
 def plan(pair: PairFiles, settings: EngineSettings, free: Free, built: str | None) -> Planned:

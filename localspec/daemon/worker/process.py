@@ -1,4 +1,4 @@
-"""One engine process and the socket to it."""
+"""One engine process: its life, the frames to and from it, and the requests that run in it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
+from localspec import errors
 from localspec.daemon.worker.death import Death, Ending, oom_kills
 from localspec.protocol import frames
 
@@ -24,59 +26,175 @@ log = logging.getLogger("localspec.worker")
 # `--fd N` is appended: the worker's end of the socketpair.
 DEFAULT_COMMAND = (sys.executable, "-m", "localspec.engine")
 
-_numbers = itertools.count(1)  # of what is to be forgotten
-
 _STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
 _GRACE = 2.0  # seconds between asking a worker to end and ending it
 _FORGETTING = 2.0  # seconds for deleting some files; it answers at once unless it is stopped
 _SAVING = 8.0  # seconds more for what it saves then: conversations, 6 s at most
+# A big model may take its time between two reports of progress, but not for ever.
+_LOADING_PATIENCE = 5  # times the watchdog
+
+Request = frames.Generate | frames.Tokenize | frames.Detokenize | frames.ApplyTemplate
+Event = frames.Started | frames.Delta | frames.Done
+
+
+class Again(Exception):
+    """The worker died of what is not this request's making: it is asked once more."""
+
+
+class Running:
+    """One request in the worker, and what has come for it.
+
+    `stage`: "preparing" while its text becomes tokens. `shown`: somebody has seen part of the answer.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.stage: Literal["sent", "preparing", "prepared"] = "sent"
+        self.shown = False
+        self.inbox: asyncio.Queue[Event | frames.Reply | Exception] = asyncio.Queue()
+
+    async def next(self) -> Event | frames.Reply:
+        """What comes next for it.
+
+        Raises:
+            Again: it should be sent to another worker.
+            LocalspecError: the worker refused it, or ended.
+        """
+        item = await self.inbox.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+class Owner(Protocol):
+    """Who keeps a worker, and is told what happens to it."""
+
+    def on_notice(self, text: str) -> None:
+        """It has a sentence for the log."""
+
+    def on_decoded(self, worker: Worker) -> None:
+        """Its first decode went well."""
+
+    def on_death(self, worker: Worker, death: Death) -> None:
+        """It has ended. What it was doing waits to be told: see `Worker.fail`."""
 
 
 class Worker:
-    """A running engine. `on_frame` gets every frame; `on_death` is called once, after its exit."""
+    """A running engine, and what it does: a load, then requests, each by its number."""
 
     def __init__(
         self,
         process: Process,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        on_frame: Callable[[Worker, frames.FromWorker], None],
-        on_death: Callable[[Worker, Death], None],
+        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        owner: Owner,
+        watchdog: float,
     ) -> None:
+        """`watchdog`: seconds of silence after which one that has something to do is ended."""
         self.pid = process.pid
-        self.heard = time.monotonic()  # when the last frame came
-        self.still_s = 0.0  # for how long it has come no step further, where that was its last word
+        self.decoded = False
+        self.progress: frames.Loading | None = None  # of the load
         self._process = process
-        self._reader = reader
-        self._writer = writer
-        self._on_frame = on_frame
-        self._on_death = on_death
-        self._ending: Ending = "crash"
-        self._tail = bytearray()
-        self._oom_kills = oom_kills()
+        self._reader, self._writer = streams
+        self._owner = owner
+        self._heard = time.monotonic()  # when the last frame came
+        self._still_s = 0.0  # how long it has come no step further, where that was its last word
+        self._numbers = itertools.count(1)
+        self._loaded: asyncio.Future[frames.PairInfo] | None = None
+        self._running: dict[int, Running] = {}
+        self._until_quiet: list[asyncio.Future[None]] = []
         self._forgetting: dict[int, asyncio.Event] = {}
-        self._life = asyncio.create_task(self._live())
+        self._ending: Ending = "crash"
+        self._stderr_tail = bytearray()
+        self._oom_kills = oom_kills()
+        self._life = asyncio.create_task(self._live(watchdog))
 
     @property
     def alive(self) -> bool:
         # Not the sign of the code: None alone means that it still runs.
         return self._process.returncode is None and not self._life.done()
 
-    def send(self, frame: frames.Frame) -> None:
-        """Queue a frame; to a worker that is gone it goes nowhere, and `on_death` says the rest."""
-        if not self._writer.is_closing():
-            self._writer.write(frames.encode(frame))
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs in it."""
+        return bool(self._running)
+
+    def at(self, stage: str) -> list[Running]:
+        """The requests that have come as far as that."""
+        return [running for running in self._running.values() if running.stage == stage]
+
+    # ------------------------------------------------------------------ what it is to do
+
+    async def load(
+        self, pair: frames.PairFiles, settings: frames.EngineSettings
+    ) -> frames.PairInfo:
+        """Load a pair.
+
+        Raises:
+            LoadFailed: why it cannot be loaded.
+            Exception: what `fail` was told.
+        """
+        self._loaded = asyncio.get_running_loop().create_future()
+        self._send(frames.Load(pair, settings))
+        try:
+            return await self._loaded
+        finally:
+            self._loaded = self.progress = None
+
+    @contextlib.contextmanager
+    def running(self, request: Request) -> Iterator[Running]:
+        """Send a request, under a number of its own; when the body ends early it is cancelled.
+
+        Raises:
+            InvalidRequest: it cannot be sent.
+        """
+        if not self._running:
+            self._heard = time.monotonic()  # silence counts from now
+        number = request.id = next(self._numbers)
+        running = self._running[number] = Running(request)
+        try:
+            self._send_request(request)
+            yield running
+        finally:
+            # Still there: no Done, Failed or Reply has come.
+            unfinished = self._running.pop(number, None)
+            if not self._running:
+                self.wake()
+            if unfinished and self.alive:
+                self._send(frames.Cancel(number))
+
+    def _send_request(self, request: Request) -> None:
+        try:
+            self._send(request)
+        except OverflowError as error:  # in what a template is given as it is
+            raise errors.InvalidRequest(
+                "The request holds a whole number of more than 64 bits."
+            ) from error
+
+    async def quiet(self) -> None:
+        """Wait until nothing runs any more, or somebody calls `wake`."""
+        quiet = asyncio.get_running_loop().create_future()
+        self._until_quiet.append(quiet)
+        try:
+            await quiet
+        finally:
+            self._until_quiet.remove(quiet)
+
+    def wake(self) -> None:
+        """Let those who wait for quiet look again."""
+        for quiet in self._until_quiet:
+            if not quiet.done():
+                quiet.set_result(None)
 
     async def forget(self, conversation: str | None) -> None:
         """Let it drop what it keeps of a conversation, with None of all.
 
         When this returns it has, or has ended; one that does not answer is not waited for long.
         """
-        number = next(_numbers)
+        number = next(self._numbers)
         forgotten = self._forgetting[number] = asyncio.Event()
         waiting = asyncio.create_task(forgotten.wait())
         try:
-            self.send(frames.Forget(number, conversation))
+            self._send(frames.Forget(number, conversation))
             await asyncio.wait(
                 {waiting, self._life}, timeout=_FORGETTING, return_when=asyncio.FIRST_COMPLETED
             )
@@ -84,24 +202,49 @@ class Worker:
             waiting.cancel()
             del self._forgetting[number]
 
-    def kill(self, ending: Ending) -> None:
+    # ------------------------------------------------------------------ how it ends
+
+    def fail(self, outcome: Exception | Callable[[Running], Exception]) -> None:
+        """End its load and every request, each with its own outcome if these differ."""
+        if isinstance(outcome, Exception):
+            self._load_failed(outcome)
+        doomed, self._running = self._running, {}
+        for running in doomed.values():
+            running.inbox.put_nowait(
+                outcome if isinstance(outcome, Exception) else outcome(running)
+            )
+
+    def abort(self, error: errors.LocalspecError) -> None:
+        """Fail the requests while it lives: they stay, so that each is cancelled there."""
+        for running in self._running.values():
+            running.inbox.put_nowait(error)
+
+    async def shut_down(self) -> None:
+        """Ask it to end, wait a little, end it."""
+        self._ending = "unload"
+        self._send(frames.Shutdown())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._life), _GRACE + _SAVING)
+        self._kill("unload")
+        await self._life
+
+    def _kill(self, ending: Ending) -> None:
         """End it now. SIGKILL also ends a stopped process."""
         if self._process.returncode is None:
             self._ending = ending
             self._kill_group()
 
-    async def shut_down(self) -> None:
-        """Ask it to end, wait a little, end it."""
-        self._ending = "unload"
-        self.send(frames.Shutdown())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._life), _GRACE + _SAVING)
-        self.kill("unload")
-        await self._life
+    def _kill_group(self) -> None:
+        """The worker leads a group of its own (`start_new_session`), its helpers are in it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
-    async def _live(self) -> None:
+    # ------------------------------------------------------------------ its life
+
+    async def _live(self, watchdog: float) -> None:
         """From the first frame to the exit code."""
         stderr = asyncio.create_task(self._read_stderr())
+        watching = asyncio.create_task(self._watch(watchdog))
         try:
             await self._read_frames()
         except (ValueError, msgspec.DecodeError):
@@ -119,46 +262,98 @@ class Worker:
         self._kill_group()  # whatever it started has nobody to work for
         await asyncio.wait({stderr}, timeout=0.5)  # a grandchild may hold the pipe open
         stderr.cancel()
+        watching.cancel()
         kills = oom_kills()
         known = None if kills is None or self._oom_kills is None else kills > self._oom_kills
-        self._on_death(self, Death(self._ending, returncode, self._last_words(), known))
+        self._owner.on_death(self, Death(self._ending, returncode, self._last_words(), known))
 
-    def _kill_group(self) -> None:
-        """The worker leads a group of its own (`start_new_session`), its helpers are in it."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+    async def _watch(self, limit: float) -> None:
+        """End it when it is silent, or comes no step further, while it has something to do."""
+        while self.alive:
+            await asyncio.sleep(min(limit / 4, 5.0))
+            if self._running or self._loaded:
+                patience = limit * _LOADING_PATIENCE if self._loaded else limit
+                if max(time.monotonic() - self._heard, self._still_s) > patience:
+                    self._kill("watchdog")
+                    return
+                self._send(frames.Ping(0))
+
+    async def _read_stderr(self) -> None:
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(4096):
+            self._stderr_tail += data
+            del self._stderr_tail[:-_STDERR_TAIL]
+            log.debug("engine: %s", data.decode("utf-8", "replace").rstrip())
+
+    def _last_words(self) -> str:
+        lines = self._stderr_tail.decode("utf-8", "replace").splitlines()
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1][:300] if said else ""
+
+    # ------------------------------------------------------------------ frames
+
+    def _send(self, frame: frames.Frame) -> None:
+        """Queue a frame; for a worker that is gone it goes nowhere, and its owner hears the rest."""
+        if not self._writer.is_closing():
+            self._writer.write(frames.encode(frame))
 
     async def _read_frames(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
                 header = await self._reader.readexactly(frames.HEADER_SIZE)
                 body = await self._reader.readexactly(frames.frame_length(header))
-                self.heard, self.still_s = time.monotonic(), 0.0
-                frame = frames.from_worker_decoder.decode(body)
-                if not isinstance(frame, frames.Forgotten):
-                    self._on_frame(self, frame)
-                elif forgotten := self._forgetting.get(frame.id):
+                self._heard, self._still_s = time.monotonic(), 0.0
+                self._take(frames.from_worker_decoder.decode(body))
+
+    def _take(self, frame: frames.FromWorker) -> None:
+        """Hand a frame to whom it is for, if that is still there."""
+        match frame:
+            case frames.Started() | frames.Delta() | frames.Done() | frames.Reply():
+                self._answered(frame.id, frame)
+            case frames.Failed():
+                refusal = errors.from_code(frame.code, frame.message, param=frame.param)
+                self._answered(frame.id, refusal)
+            case frames.Preparing():
+                if running := self._running.get(frame.id):
+                    running.stage = "preparing" if frame.begins else "prepared"
+            case frames.Loading():
+                self.progress = frame
+            case frames.Loaded():
+                if self._loaded and not self._loaded.done():
+                    self._loaded.set_result(frame.info)
+            case frames.LoadError():
+                self._load_failed(errors.LoadFailed(frame.message))
+            case frames.Pong():
+                self._still_s = frame.still_s
+            case frames.Forgotten():
+                if forgotten := self._forgetting.get(frame.id):
                     forgotten.set()
+            case frames.Notice():
+                self._owner.on_notice(frame.text)
 
-    async def _read_stderr(self) -> None:
-        assert self._process.stderr is not None
-        while data := await self._process.stderr.read(4096):
-            self._tail += data
-            del self._tail[:-_STDERR_TAIL]
-            log.debug("engine: %s", data.decode("utf-8", "replace").rstrip())
+    def _load_failed(self, reason: Exception) -> None:
+        if self._loaded and not self._loaded.done():
+            self._loaded.set_exception(reason)
 
-    def _last_words(self) -> str:
-        lines = self._tail.decode("utf-8", "replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1][:300] if said else ""
+    def _answered(self, number: int, item: Event | frames.Reply | Exception) -> None:
+        shown = isinstance(item, frames.Delta)
+        decoded = shown or (isinstance(item, frames.Done) and item.completion_tokens > 0)
+        if decoded and not self.decoded:
+            self.decoded = True
+            self._owner.on_decoded(self)
+        over = not isinstance(item, frames.Started | frames.Delta)
+        running = self._running.pop(number, None) if over else self._running.get(number)
+        if running:
+            running.shown = running.shown or shown
+            running.inbox.put_nowait(item)
 
 
-async def spawn(
-    command: Sequence[str],
-    on_frame: Callable[[Worker, frames.FromWorker], None],
-    on_death: Callable[[Worker, Death], None],
-) -> Worker:
-    """Start an engine, in a session of its own: a Ctrl-C in the daemon's terminal is not for it."""
+async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker:
+    """Start an engine, in a session of its own: a Ctrl-C in the daemon's terminal is not for it.
+
+    Raises:
+        OSError: there is no such program, or it cannot be started.
+    """
     ours, theirs = socket.socketpair()
     try:
         with theirs:
@@ -173,8 +368,8 @@ async def spawn(
                 start_new_session=True,
                 env=dict(os.environ),
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
+        streams = await asyncio.open_connection(sock=ours)
     except BaseException:
         ours.close()
         raise
-    return Worker(process, reader, writer, on_frame, on_death)
+    return Worker(process, streams, owner, watchdog)

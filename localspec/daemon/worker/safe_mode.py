@@ -30,25 +30,49 @@ class Record(msgspec.Struct):
     reasons: dict[str, str] = {}
 
 
-class Memory:
-    """The file that remembers. A file of a newer release is neither read nor touched."""
+class SafeMode:
+    """Whether the fast kernels are off, and the file that remembers why they had to be.
+
+    A file of a newer release is neither read nor touched.
+    """
 
     def __init__(self, file: Path, key: str | None = None) -> None:
+        """`key`: the machine and build, where it is not to be found out."""
         self._file = file
         self._key = key
+        self._reason: str | None = None
+        self._recalled = False
+
+    @property
+    def on(self) -> bool:
+        return self._reason is not None
 
     def recall(self) -> str | None:
-        """Why this machine and build need safe mode, or None."""
-        record = self._read()
-        return record.reasons.get(self._identity()) if record else None
+        """Begin as the last run ended: on where it had to be. Why it is on, None where it is off."""
+        if not self._recalled:
+            self._recalled = True
+            record = self._read()
+            self._reason = record.reasons.get(self._identity()) if record else None
+        return self._reason
 
-    def remember(self, reason: str) -> None:
-        record = self._read()
-        if record:
-            record.reasons[self._identity()] = reason
+    def begin(self, reason: str) -> None:
+        """Switch it on, as a try."""
+        self._reason = reason
+
+    def end(self) -> None:
+        """Switch it off in this run: it did not help."""
+        self._reason = None
+
+    def keep(self) -> None:
+        """It has helped, if it is on: the next runs begin with it."""
+        record = self._read() if self._reason else None
+        if record and self._reason:
+            record.reasons[self._identity()] = self._reason
             self._write(record)
 
     def forget(self) -> None:
+        """Switch it off in this run and the next ones."""
+        self._reason = None
         record = self._read()
         if record and record.reasons.pop(self._identity(), None):
             self._write(record)
