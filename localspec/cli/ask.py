@@ -26,8 +26,6 @@ EXAMPLE = """\
   localspec ask -x "a function that parses ISO dates" > dates.py
   localspec ask -c "and with time zones?"
 """
-# Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
-MAX_INPUT = 4 << 20  # bytes
 # A question this long did not come from a keyboard: say how much of it would fit.
 _LONG = 2000  # characters
 
@@ -183,9 +181,9 @@ def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
     }
     request["messages"] = messages
     if options["model"]:
-        from localspec.cli import places
+        from localspec.cli import inputs
 
-        request["model"] = places.pair(options["model"])
+        request["model"] = inputs.pair(options["model"])
     if options["exact"]:
         request["exact"] = True
     if (depth := options["draft"]) is not None:
@@ -230,26 +228,9 @@ def _piped() -> str:
     """All of stdin, unless a person sits there or it is closed."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
-    return read_stdin()
+    from localspec.cli import inputs
 
-
-def read_stdin() -> str:
-    """All of stdin.
-
-    Raises:
-        UsageError: it is no text, or so much that no context holds it.
-    """
-    try:
-        data = sys.stdin.buffer.read(MAX_INPUT + 1)
-    except OSError as error:
-        raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
-    if len(data) > MAX_INPUT:
-        raise UsageError(f"More than {MAX_INPUT >> 20} MiB on standard input; no context holds it.")
-    if b"\0" in data:
-        from localspec.cli import inputs
-
-        raise UsageError(f"Standard input is not text but {inputs.kind(data)}.")
-    return data.decode("utf-8", "replace").rstrip("\r\n")
+    return inputs.stdin()
 
 
 def _clean(text: str) -> str:

@@ -1,18 +1,24 @@
-"""Files to ask about, schemas, and how much of a long question fits."""
+"""What a command line names or is given: stdin, files and schemas; how much of a long question fits.
 
+Files are named from here, and the daemon lives elsewhere: a name becomes a path from the root on.
+"""
+
+# ruff: noqa: PTH100, PTH110, PTH111, PTH113 - pathlib would cost `ask -m` and a pipe its import
 from __future__ import annotations
 
 import codecs
-import glob
 import json
 import os
-import re
-from pathlib import Path
-from typing import Any
+import sys
 
-from localspec.cli import ask
-from localspec.cli.terminal.pairs import size
 from localspec.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
+MAX_INPUT = 4 << 20  # bytes
 
 # What a file is when it is no text, by how it begins.
 _KINDS = (
@@ -27,7 +33,46 @@ _KINDS = (
     (b"GGUF", "a model"),
     (b"SQLite format 3", "an SQLite database"),
 )
-_WILD = re.compile(r"[*?[]")
+
+
+def absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def pair(name: str) -> str:
+    """A pair's name as it is, and one of Ollama's; a file, and two with a comma, from the root on."""
+    return ",".join(absolute(each) if is_path(each) else each for each in name.split(","))
+
+
+def is_path(name: str) -> bool:
+    """Whether it means a file here. A pair's name has no slash, and one of Ollama's leads nowhere."""
+    if name.lower().endswith(".gguf") or name.startswith(("/", "~", "./", "../")):
+        return True
+    return "/" in name and os.path.isfile(name)
+
+
+def model_file(name: str) -> str:
+    """Where only a file can be meant: its path, else a name of Ollama's with its tag."""
+    if is_path(name) or os.path.exists(name) or "," in name:
+        return absolute(name)
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def stdin() -> str:
+    """All of it.
+
+    Raises:
+        UsageError: it is no text, or so much that no context holds it.
+    """
+    try:
+        data = sys.stdin.buffer.read(MAX_INPUT + 1)
+    except OSError as error:
+        raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
+    if len(data) > MAX_INPUT:
+        raise UsageError(f"More than {MAX_INPUT >> 20} MiB on standard input; no context holds it.")
+    if b"\0" in data:
+        raise UsageError(f"Standard input is not text but {kind(data)}.")
+    return data.decode("utf-8", "replace").rstrip("\r\n")
 
 
 def files(patterns: list[str]) -> str:
@@ -39,18 +84,19 @@ def files(patterns: list[str]) -> str:
     names: dict[str, None] = {}
     for pattern in patterns:
         names.update(dict.fromkeys(_matching(pattern)))
-    parts = [ask.read_stdin() if name == "-" else _labelled(name) for name in names]
-    if sum(map(len, parts)) > ask.MAX_INPUT:
-        raise UsageError(
-            f"The files have more than {ask.MAX_INPUT >> 20} MiB; no context holds it."
-        )
+    parts = [stdin() if name == "-" else _labelled(name) for name in names]
+    if sum(map(len, parts)) > MAX_INPUT:
+        raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB; no context holds it.")
     return "\n\n".join(parts)
 
 
 def _matching(pattern: str) -> list[str]:
     """The file of that name, else those of the pattern: a name may have a [ in it."""
-    path = os.path.expanduser(pattern)  # noqa: PTH111 - "-" and "" are not paths
-    if path == "-" or Path(path).exists() or not _WILD.search(path):
+    import glob
+    from pathlib import Path
+
+    path = os.path.expanduser(pattern)
+    if path == "-" or Path(path).exists() or not any(sign in path for sign in "*?["):
         return [path]
     # Path.glob takes no absolute pattern.
     found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207
@@ -73,6 +119,8 @@ def read_text(name: str) -> str:
     Raises:
         UsageError: why not.
     """
+    from pathlib import Path
+
     path = Path(name)
     try:
         if path.is_dir():
@@ -80,11 +128,11 @@ def read_text(name: str) -> str:
                 f"{name} is a folder; name files in it, as in -f '{name.rstrip('/')}/*'."
             )
         with path.open("rb") as file:
-            data = file.read(ask.MAX_INPUT + 1)
+            data = file.read(MAX_INPUT + 1)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.") from error
-    if len(data) > ask.MAX_INPUT:
-        raise UsageError(f"{name} has more than {ask.MAX_INPUT >> 20} MiB; no context holds it.")
+    if len(data) > MAX_INPUT:
+        raise UsageError(f"{name} has more than {MAX_INPUT >> 20} MiB; no context holds it.")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     try:
@@ -124,6 +172,10 @@ def schema(name: str) -> dict[str, Any]:
 
 def what_fits(message: str, question: str) -> str:
     """The engine's refusal of a long prompt, and how much of the question would fit."""
+    import re
+
+    from localspec.cli.terminal.pairs import size
+
     numbers = re.search(r"has (?:about )?(\d+) tokens and the context holds (\d+)", message)
     if not numbers:
         return message

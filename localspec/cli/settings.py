@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec import config, files
-from localspec.cli import places
+from localspec.cli import inputs
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import table
 from localspec.client.pairs import PairsClient
@@ -53,7 +53,7 @@ def change(key: str, text: str | None) -> None:
     loaded = config.load_config(file, environ={})  # refuses a file that is wrong already
     value = None if text is None else config.from_text(key, text, "localspec config set")
     if key == "pair" and value is not None:
-        value = places.pair(value)
+        value = inputs.pair(value)
         _check_pair(value)
     if key not in config.KEYS:
         config.from_text(key, "", "localspec config set")

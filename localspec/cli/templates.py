@@ -10,8 +10,8 @@ from string import Template
 from typing import Any
 
 from localspec import paths
+from localspec.cli import inputs
 from localspec.cli import options as table
-from localspec.cli import places
 from localspec.cli.terminal import render
 from localspec.errors import UsageError
 
@@ -65,8 +65,8 @@ def save(options: dict[str, Any]) -> None:
 def _lasting(key: str, value: str) -> str:
     """Files are named from the folder where the template was made."""
     if key == "model":
-        return places.pair(value)
-    return value if value.lstrip().startswith("{") else places.absolute(value)
+        return inputs.pair(value)
+    return value if value.lstrip().startswith("{") else inputs.absolute(value)
 
 
 def applied(options: dict[str, Any], given: str) -> tuple[dict[str, Any], str]:

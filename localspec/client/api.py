@@ -42,9 +42,6 @@ class Client:
         """What an editor would show, in llama-server's shape."""
         return self._json("POST", "/infill", {**request, "stream": False})
 
-    def models(self) -> dict[str, Any]:
-        return self._json("GET", "/v1/models")
-
     def health(self) -> dict[str, Any]:
         return self._json("GET", "/health")
 
@@ -114,7 +111,7 @@ class Client:
         except errors.VersionMismatch:
             from localspec.client import autostart
 
-            autostart.replace(self)
+            autostart.replace(self.socket_path, allowed=self.autostart)
             return self._try(method, target, body, timeout)
 
     def _try(

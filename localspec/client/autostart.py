@@ -14,14 +14,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import localspec
 from localspec import errors, paths
 from localspec.client import transport
-
-if TYPE_CHECKING:
-    from localspec.client.api import Client
 
 # Start-up takes 0.4 s; the rest is for a machine that is busy compiling.
 START_SECONDS = 30.0
@@ -48,17 +44,16 @@ def start(socket_path: str, arguments: Sequence[str] = ()) -> bool:
     return True
 
 
-def replace(client: Client) -> None:
-    """End an idle daemon of another version and start ours.
+def replace(socket_path: str, *, allowed: bool) -> None:
+    """End an idle daemon of another version and start ours, where that is `allowed`.
 
     Raises:
-        VersionMismatch: it is working for somebody; nothing was done.
+        VersionMismatch: it is working for somebody, or not allowed; nothing was done.
     """
-    socket_path = client.socket_path
     found = _bare(socket_path, "GET", "/localspec/status")
     theirs, ours = found.get("version"), localspec.__version__
     busy = any(found.get(key) for key in ("running", "waiting", "pulls"))
-    if busy or not client.autostart:
+    if busy or not allowed:
         raise errors.VersionMismatch(
             f"The running daemon is localspec {theirs} and this is {ours}; it is busy or may not "
             "be restarted from here. Once it is idle: localspec stop && localspec start"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from localspec.cli import inputs, places
+from localspec.cli import inputs
 from localspec.cli.chat.talk import Talk
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import size
@@ -87,7 +87,7 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _pair(chat: Chat, argument: str) -> None:
-    if ":" in argument or any(map(places.is_path, argument.split(","))):
+    if ":" in argument or any(map(inputs.is_path, argument.split(","))):
         chat.talk.model = argument
         return
     names = pair_names(chat.talk)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from localspec.cli import ask, places
+from localspec.cli import ask, inputs
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import NotFound
@@ -85,7 +85,7 @@ class Talk:
         given = {"max_tokens": self._options["tokens"], "temperature": self._options["temperature"]}
         request: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         if self.model:
-            request["model"] = places.pair(self.model)
+            request["model"] = inputs.pair(self.model)
         if self._options["show_draft"]:
             request["reveal_draft"] = True
         messages = [{"role": "user", "content": question}]

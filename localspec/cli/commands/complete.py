@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import inputs, places, suggest
+from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import UsageError
@@ -46,7 +46,7 @@ def command(place: str, model: str | None, tokens: int, usage: bool, as_json: bo
         "temperature": 0,
     }
     if model:
-        request["model"] = places.pair(model)
+        request["model"] = inputs.pair(model)
     answer = Client().infill(request)
     if as_json:
         render.record(answer)

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from localspec.cli import places, suggest
+from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render, spinner
 from localspec.cli.terminal.pairs import size
 from localspec.client.pairs import PairsClient
@@ -43,7 +43,7 @@ from localspec.client.pairs import PairsClient
 def command(
     name: str, target: str, draft: str | None, roles: tuple[str, ...], replace: bool
 ) -> int:
-    files = places.file(target), places.file(draft) if draft else None
+    files = inputs.model_file(target), inputs.model_file(draft) if draft else None
     client = PairsClient()
     turning = spinner.Spinner(client, "checking") if sys.stderr.isatty() else None
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import places, suggest
+from localspec.cli import inputs, suggest
 from localspec.cli.terminal import pairs, render
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
@@ -28,7 +28,7 @@ from localspec.client.pairs import PairsClient
 @click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
 def command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
     client = PairsClient()
-    wanted, where = places.pair(target), [places.absolute(each) for each in folders]
+    wanted, where = inputs.pair(target), [inputs.absolute(each) for each in folders]
     found: dict[str, Any] = {}
     with Progress(target) as progress:
         for found in client.drafts(wanted, where, measure=measure):

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import places, suggest
+from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import add_line, size, table
 from localspec.cli.terminal.progress import Progress
@@ -40,7 +40,7 @@ def look(folders: tuple[str, ...]) -> dict[str, Any]:
     """What is on this disk, with a line of progress while that takes its time."""
     found: dict[str, Any] = {}
     with Progress("import") as progress:
-        for found in PairsClient().disk([places.absolute(each) for each in folders]):
+        for found in PairsClient().disk([inputs.absolute(each) for each in folders]):
             if found["models"] is None:
                 progress.show(f"reading {found['looking']}", 0, 0)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import places, suggest
+from localspec.cli import inputs, suggest
 from localspec.cli.terminal import pairs, render
 from localspec.client.pairs import PairsClient
 
@@ -19,7 +19,7 @@ from localspec.client.pairs import PairsClient
 @click.option("--template", is_flag=True, help="Print the target's chat template and nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
 def command(name: str, context: int, template: bool, as_json: bool) -> int:
-    view = PairsClient().pair(places.pair(name), context)
+    view = PairsClient().pair(inputs.pair(name), context)
     if template:
         found = view["target"]["template"]
         if found is None:

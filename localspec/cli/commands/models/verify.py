@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from localspec.cli import places, suggest
+from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
@@ -21,7 +21,7 @@ from localspec.client.pairs import PairsClient
 def command(name: str, as_json: bool) -> int:
     event: dict[str, Any] = {}
     with Progress(name) as progress:
-        for event in PairsClient().verify(places.pair(name)):
+        for event in PairsClient().verify(inputs.pair(name)):
             if event["files"] is None and not as_json:
                 progress.show("hashing", event["done"], event["size"])
     files = event["files"]
