@@ -6,7 +6,7 @@ import json
 
 import localspec
 from localspec import errors
-from localspec.client import transport, where
+from localspec.client import transport
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Client:
     """Talks to this user's daemon, and starts it when it is not running and `autostart` is set."""
 
     def __init__(self, socket_path: str | None = None, *, autostart: bool = True) -> None:
-        self.socket_path = socket_path or where.socket_path()
+        self.socket_path = socket_path or transport.socket_path()
         self.autostart = autostart
 
     # ------------------------------------------------------------------ endpoints

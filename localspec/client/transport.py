@@ -1,13 +1,17 @@
-"""HTTP/1.1 over a Unix socket, as much of it as our own daemon speaks.
+"""The daemon's socket: where it is, and HTTP/1.1 over it, as much of it as our own daemon speaks.
 
-http.client costs 40 ms to import on a slow machine, half of what `ask` may add; this module needs
-only `socket`. One connection carries one request.
+http.client costs 40 ms to import on a slow machine, half of what `ask` may add, and pathlib with
+platformdirs 30 ms; this module needs only `socket`. One connection carries one request.
 """
 
+# ruff: noqa: PTH100, PTH118 - pathlib is what is avoided here
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import stat
+import sys
 
 from localspec.errors import BadResponse, LocalspecError, NoDaemon, UnsafePath
 
@@ -15,9 +19,45 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_MAX_PATH = 103  # paths.MAX_SOCKET_PATH
 MAX_HEAD = 65_536  # bytes of status line and headers; also of a chunk's size line
 _READ = 65_536
 _GONE = "The daemon went away in the middle of its answer; `localspec status` shows the reason."
+
+
+def socket_path() -> str:
+    """The path of this user's socket.
+
+    Only the two cases that need no thought are decided here; `paths.default_paths` decides the
+    others, and a test holds both to the same answer.
+
+    Raises:
+        UnsafePath: longer than the operating system takes.
+    """
+    path = _plain_path()
+    if path is None or len(os.fsencode(path)) > _MAX_PATH:
+        from localspec import paths
+
+        return str(paths.check_socket_path(paths.default_paths().socket))
+    return path
+
+
+def _plain_path() -> str | None:
+    home = os.environ.get("LOCALSPEC_HOME")
+    if home:
+        return os.path.join(os.path.abspath(home), "run", "localspec.sock")
+    if sys.platform != "linux":
+        return None
+    standard = f"/run/user/{os.getuid()}"
+    if os.environ.get("XDG_RUNTIME_DIR") != standard:
+        return None
+    try:
+        info = os.lstat(standard)
+    except OSError:
+        return None
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        return None
+    return os.path.join(standard, "localspec", "localspec.sock")
 
 
 class Reader:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localspec import paths
-from localspec.client import where
+from localspec.client import transport
 from localspec.errors import UnsafePath
 
 
@@ -33,7 +33,7 @@ def test_both_ways_lead_to_the_same_socket(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert where.socket_path() == str(paths.default_paths().socket)
+    assert transport.socket_path() == str(paths.default_paths().socket)
 
 
 def test_a_usable_runtime_directory_is_used_by_both(
@@ -43,8 +43,8 @@ def test_a_usable_runtime_directory_is_used_by_both(
     monkeypatch.delenv("LOCALSPEC_HOME", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(paths, "MAX_SOCKET_PATH", 1000)
-    monkeypatch.setattr(where, "_MAX", 1000)
-    assert where.socket_path() == str(paths.default_paths().socket)
+    monkeypatch.setattr(transport, "_MAX_PATH", 1000)
+    assert transport.socket_path() == str(paths.default_paths().socket)
 
 
 def test_a_path_that_is_too_long_is_refused_with_its_length(
@@ -52,8 +52,8 @@ def test_a_path_that_is_too_long_is_refused_with_its_length(
 ) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", "/tmp/" + "x" * 100)
     with pytest.raises(UnsafePath, match="124 bytes long and the limit is 103"):
-        where.socket_path()
+        transport.socket_path()
 
 
 def test_the_limits_are_the_same() -> None:
-    assert where._MAX == paths.MAX_SOCKET_PATH
+    assert transport._MAX_PATH == paths.MAX_SOCKET_PATH
