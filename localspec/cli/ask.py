@@ -66,7 +66,9 @@ def run(options: dict[str, Any]) -> int:
     if news:
         render.error(news)
     if options["usage"]:
-        render.statistics(last)
+        from localspec.cli.terminal import figures
+
+        figures.statistics(last)
     if last.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:
         from localspec.cli.terminal import hints
 

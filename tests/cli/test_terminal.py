@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localspec.cli.terminal import markdown
+from localspec.cli.terminal import markdown, render
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.terminal import ESCAPES, terminal
 
@@ -168,7 +168,7 @@ def replayed(pieces: list[str], columns: int, lines: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines)))
     monkeypatch.setattr(markdown, "_REDRAW", 0.0)
-    printer = markdown.Markdown()
+    printer = render.Drawn()
     for piece in pieces:
         printer.text(piece, [])
     printer.close()

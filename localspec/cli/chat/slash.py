@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from localspec.cli import inputs
 from localspec.cli.chat.talk import Talk
-from localspec.cli.terminal import render
+from localspec.cli.terminal import figures, render
 from localspec.cli.terminal.pairs import size
 from localspec.client.pairs import PairsClient
 from localspec.errors import UsageError
@@ -136,7 +136,7 @@ def _stats(chat: Chat, argument: str) -> None:
     if not chat.talk.last.get("timings"):
         render.line("No answer is complete yet.")
     else:
-        render.statistics(chat.talk.last)
+        figures.statistics(chat.talk.last)
 
 
 def _exit(chat: Chat, argument: str) -> None:

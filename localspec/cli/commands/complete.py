@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.terminal import render
+from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
 
@@ -55,7 +55,7 @@ def command(place: str, model: str | None, tokens: int, usage: bool, as_json: bo
     printer.text(answer["content"], [])
     printer.close()
     if usage:
-        render.statistics(answer)
+        figures.statistics(answer)
     return 0
 
 

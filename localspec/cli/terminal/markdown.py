@@ -15,8 +15,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from localspec.cli.terminal import render
 from localspec.cli.terminal.extract import FENCE
+from localspec.errors import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -27,8 +27,8 @@ _BEFORE_END = re.compile(r"(?: |\x1b\[[0-9;]*m)+$")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Markdown(render.Printer):
-    """A `render.Printer` for a terminal."""
+class Screen:
+    """What is drawn so far; `close` ends it."""
 
     def __init__(self) -> None:
         self._block = ""
@@ -36,10 +36,9 @@ class Markdown(render.Printer):
         self._first = True
         self._drawn = 0.0
 
-    def text(self, piece: str, drafted: list[list[int]]) -> None:
-        del drafted
-        render.end_of_thought()
-        self._block += render.harmless(piece)
+    def text(self, piece: str) -> None:
+        """A piece that holds nothing harmful to a terminal."""
+        self._block += piece
         finished, self._block = split(self._block)
         for block in finished:
             self._finish(block)
@@ -151,7 +150,7 @@ def _harmless(line: str) -> str:
     """Markdown has names for characters (&#8238;); what stands between our escape codes is ours."""
     parts = _ESCAPES.split(line)
     codes = [*_ESCAPES.findall(line), ""]
-    return "".join(render.harmless(part) + code for part, code in zip(parts, codes, strict=True))
+    return "".join(visible(part) + code for part, code in zip(parts, codes, strict=True))
 
 
 def _trimmed(line: str) -> str:

@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 
-from localspec.cli.terminal.render import harmless, hashing
+from localspec.cli.terminal.figures import hashing
+from localspec.cli.terminal.render import harmless
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
 

@@ -8,7 +8,7 @@ import time
 
 import click
 
-from localspec.cli.terminal import render
+from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import NoDaemon
 
@@ -27,7 +27,7 @@ def command(as_json: bool, watch: bool) -> int:
     if watch:
         _watch(client, as_json)
     else:
-        (render.record if as_json else render.status)(client.status())
+        (render.record if as_json else figures.status)(client.status())
     return 0
 
 
@@ -41,9 +41,9 @@ def _watch(client: Client, as_json: bool) -> None:
             status = None
             reason = error.message
         if in_place:
-            _redraw(render.status_rows(status) if status is not None else [render.harmless(reason)])
+            _redraw(figures.rows(status) if status is not None else [render.harmless(reason)])
         elif status is not None:
-            (render.record if as_json else render.status)(status)
+            (render.record if as_json else figures.status)(status)
         elif not as_json:
             render.line(reason)
         sys.stdout.flush()

@@ -1,0 +1,141 @@
+"""Figures in lines: of an answer, as `-u` shows them, and of the daemon, as `status` does."""
+
+from __future__ import annotations
+
+from localspec.cli.terminal import render
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def statistics(response: dict[str, Any]) -> None:
+    """What `-u` shows, from a response's `timings`, `usage` and `localspec`."""
+    timings = response.get("timings") or {}
+    ours = response.get("localspec") or {}
+    usage = response.get("usage") or {}
+    lines = [_rate(timings), _speculation(ours.get("speculation") or {}), _prompt(timings, usage)]
+    lines.append(ours.get("note") or "")
+    render.note("\n".join(line for line in lines if line))
+
+
+def _rate(timings: dict[str, Any]) -> str:
+    count, seconds = timings.get("predicted_n", 0), timings.get("predicted_ms", 0.0) / 1000
+    return f"{timings.get('predicted_per_second', 0.0):.1f} tokens/s: {count} in {seconds:.2f} s"
+
+
+def _speculation(spec: dict[str, Any]) -> str:
+    if not spec.get("active"):
+        return f"speculation: off ({spec.get('reason') or 'not used'})"
+    drafted, accepted = spec.get("drafted", 0), spec.get("accepted", 0)
+    share = f" ({100 * accepted / drafted:.0f} %)" if drafted else ""
+    parts = [
+        f"speculation: drafted {drafted}, accepted {accepted}{share}",
+        f"{spec.get('mean_tokens_per_pass', 0.0):.2f} tokens per target pass",
+    ]
+    if spec.get("speed_up") is not None:
+        parts.append(f"{spec['speed_up']:.2f}× the speed of plain decoding")
+    return ", ".join(parts)
+
+
+def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    if not usage:  # /infill has llama-server's timings alone
+        cached = timings.get("cache_n", 0)
+    read = usage.get("prompt_tokens", timings.get("prompt_n", 0) + cached)
+    seconds = timings.get("prompt_ms", 0.0) / 1000
+    return f"prompt: {read} tokens, {cached} of them cached, read in {seconds:.2f} s"
+
+
+def status(value: dict[str, Any]) -> None:
+    """`localspec status` for a person."""
+    for row in rows(value):
+        render.line(row)
+
+
+def rows(value: dict[str, Any]) -> list[str]:
+    """Its lines."""
+    pair, counts = value["pair"], value["counts"]
+    up = _span(value["uptime"])
+    found = [
+        ("daemon", f"localspec {value['version']}, pid {value['pid']}, up {up}"),
+        ("pair", _pair(pair)),
+        ("target", pair.get("target")),
+        ("draft", pair.get("draft")),
+        ("note", pair.get("note")),
+        ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
+        ("speed", _speed(value.get("figures") or {})),
+        ("drafts", _drafts(value.get("figures") or {})),
+        ("cache", _cache(value.get("figures") or {})),
+        ("engine", _engine(value)),
+        ("hashing", hashing(value)),
+        ("pulls", f"{value['pulls']} running: localspec pulls" if value["pulls"] else ""),
+        ("socket", value["socket"]),
+        ("tcp", value.get("listen") and f"{value['listen']}, token in {value['token_file']}"),
+        ("log", value["log"]),
+        *(("problem", problem) for problem in value["problems"]),
+    ]
+    return [render.harmless(f"{name:9} {text_}", lines=False) for name, text_ in found if text_]
+
+
+def hashing(value: dict[str, Any]) -> str:
+    """As in "target.gguf 43 %"; empty where no file is hashed."""
+    found = value.get("hashing")
+    return f"{found['file']} {100 * found['done'] // (found['size'] or 1)} %" if found else ""
+
+
+def _pair(pair: dict[str, Any]) -> str:
+    state = str(pair["state"]).replace("_", " ")
+    if pair["state"] == "loading":
+        state += f" {pair['stage']}, {100 * pair['progress']:.0f} %"
+    if pair["state"] == "ready":
+        state += f", context {pair['n_ctx']}, {pair['backend']}"
+    return f"{pair['name']}: {state}"
+
+
+def _counts(counts: dict[str, Any]) -> str:
+    said = f"{counts['requests']} so far"
+    if counts["drafted"]:
+        share = 100 * counts["accepted"] / counts["drafted"]
+        said += f", {counts['tokens']} tokens, {share:.0f} % of drafts accepted"
+    return said
+
+
+def _speed(figures: dict[str, Any]) -> str:
+    parts = []
+    if figures.get("speed_up") is not None:
+        parts.append(f"{figures['speed_up']:.2f}× plain decoding")
+    if figures.get("first_text_ms") is not None:
+        parts.append(f"first text after {figures['first_text_ms']:.0f} ms (median)")
+    return ", ".join(parts)
+
+
+def _drafts(figures: dict[str, Any]) -> str:
+    if not figures.get("accepted_at"):
+        return ""
+    shares = " ".join(f"{100 * share:.0f}" for share in figures["accepted_at"][:8])
+    return f"{figures['mean_depth']:.1f} per pass; accepted by place, %: {shares}"
+
+
+def _cache(figures: dict[str, Any]) -> str:
+    if not figures.get("prompt_tokens"):
+        return ""
+    share = 100 * figures["cached_tokens"] / figures["prompt_tokens"]
+    hits = figures["cache_hits"]
+    places = ", ".join(f"{count} from {place}" for place, count in hits.items() if count)
+    return f"{share:.0f} % of prompts not read again" + (f" ({places})" if places else "")
+
+
+def _engine(value: dict[str, Any]) -> str:
+    running = f"pid {value['worker_pid']}" if value["worker_pid"] else "not running"
+    deaths = value["counts"]["worker_deaths"]
+    return running + (f", died {deaths} times" if deaths else "")
+
+
+def _span(seconds: float) -> str:
+    minutes = int(seconds) // 60
+    if minutes < 1:
+        return f"{int(seconds)} s"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h"
