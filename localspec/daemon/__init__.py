@@ -7,7 +7,7 @@ handlers: one small module per group of endpoints: parse, call, answer
 state: what handlers share
 history: conversations that clients asked to keep
 completion: from a request to frames for the engine, and from its frames to an answer
-worker: the engine's process, what it holds, who may use it, how it ends
 pairs: from a name to files, and what is told of them
+worker: the engine's process, what it holds, who may use it, how it ends
 http: HTTP itself; threads: work that blocks; logs: the log file
 """

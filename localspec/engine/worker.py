@@ -277,7 +277,7 @@ class Worker:
                 load.pair, load.settings, progress, lambda text: self.send(frames.Notice(text))
             )
         except LocalspecError as error:
-            self.send(LoadError(error.message, error.code))
+            self.send(LoadError(error.message))
             return
         vocab = pair.vocab
         renderer = TemplateRenderer(

@@ -296,7 +296,6 @@ class LoadError(Frame):
     """The pair cannot be loaded; the worker stays empty and alive."""
 
     message: str
-    code: str = "load_failed"
 
 
 class TokenLogprob(msgspec.Struct):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
-from localspec.daemon.worker.placement import MIB, Free, free_memory, plan
+from localspec.daemon.worker.placement import MIB, free_memory, plan
 from localspec.machine import Host, Ran
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.registry.header import fit
@@ -32,7 +32,7 @@ def weight(path: str | None) -> int:
 
 
 def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
-    planned = plan(pair, EngineSettings(), Free(PLENTY, PLENTY), "cuda")
+    planned = plan(pair, EngineSettings(), fit.Memory(PLENTY, PLENTY), "cuda")
     assert (planned.settings.n_gpu_layers, planned.settings.draft_gpu_layers) == (-1, -1)
     assert planned.pair == pair
     assert planned.notes == ()
@@ -40,7 +40,7 @@ def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
 
 def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) -> None:
     vram = weight(pair.draft) + weight(pair.target) - 30 * MIB
-    planned = plan(pair, EngineSettings(), Free(PLENTY, vram), "cuda")
+    planned = plan(pair, EngineSettings(), fit.Memory(PLENTY, vram), "cuda")
     assert planned.settings.draft_gpu_layers == -1
     assert 0 < planned.settings.n_gpu_layers < 8
     assert "layers of the target go to the GPU" in planned.notes[0]
@@ -55,20 +55,20 @@ def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) ->
     ],
 )
 def test_layers_are_left_alone(pair: PairFiles, built: str, settings: EngineSettings) -> None:
-    planned = plan(pair, settings, Free(PLENTY, 100 * MIB), built)
+    planned = plan(pair, settings, fit.Memory(PLENTY, 100 * MIB), built)
     assert planned.settings.n_gpu_layers == settings.n_gpu_layers
     assert planned.settings.draft_gpu_layers == -1
 
 
 def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles) -> None:
     both = weight(pair.target) + weight(pair.draft) + fit.RUNTIME
-    planned = plan(pair, EngineSettings(), Free(both - MIB, 0), "cpu")
+    planned = plan(pair, EngineSettings(), fit.Memory(both - MIB, 0), "cpu")
     assert planned.settings.n_ctx == 4096
     assert planned.pair.draft == pair.draft
     assert "4096 tokens of context instead of 8192" in planned.notes[0]
     assert pair.draft
     least = fit.need(read_local_model(Path(pair.target)), 2048).total + fit.RUNTIME
-    planned = plan(pair, EngineSettings(), Free(least, 0), "cpu")
+    planned = plan(pair, EngineSettings(), fit.Memory(least, 0), "cpu")
     assert planned.pair.draft is None
     assert "Memory does not allow the draft model; decoding will be plain." in planned.notes
 
@@ -77,8 +77,8 @@ def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
     pair: PairFiles, tmp_path: Path
 ) -> None:
     nothing = PairFiles(name="n", target=str(tmp_path / "no.gguf"), draft=None)
-    assert plan(nothing, EngineSettings(), Free(PLENTY, 0), "cpu").pair == nothing
-    assert plan(pair, EngineSettings(), Free(MIB, 0), "cpu").settings == EngineSettings()
+    assert plan(nothing, EngineSettings(), fit.Memory(PLENTY, 0), "cpu").pair == nothing
+    assert plan(pair, EngineSettings(), fit.Memory(MIB, 0), "cpu").settings == EngineSettings()
 
 
 # ---------------------------------------------------------------- how much is free
@@ -107,7 +107,7 @@ MEMINFO = {"/proc/meminfo": "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable:
 
 
 def test_without_a_gpu() -> None:
-    assert free_memory(host(MEMINFO)) == (16 * GIB, 0)
+    assert free_memory(host(MEMINFO)) == fit.Memory(16 * GIB, 0)
 
 
 def test_gpus_are_added_up() -> None:
@@ -121,7 +121,7 @@ def test_what_our_worker_holds_counts_as_free() -> None:
         "--query-gpu=memory.free": "1024\n",
         "--query-compute-apps=pid,used_memory": "41, 2048\n42, 4096\n43, [N/A]\n",
     }
-    assert free_memory(host(files, gpu), worker=42) == (17 * GIB, 5 * GIB)
+    assert free_memory(host(files, gpu), worker=42) == fit.Memory(17 * GIB, 5 * GIB)
 
 
 def test_a_driver_that_does_not_answer_is_no_gpu() -> None:

@@ -1,14 +1,15 @@
-"""GET /metrics, for Prometheus."""
+"""GET /metrics, in Prometheus' text format."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.state import Context, context
-from localspec.daemon.worker.metrics import by_position, counter, counters, gauge
+from localspec.daemon.worker.metrics import Histogram
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -22,37 +23,81 @@ def _lines(daemon: Context) -> Iterator[str]:
     supervisor = daemon.supervisor
     metrics, queue, loaded = supervisor.metrics, supervisor.admission, supervisor.loaded
     counts, totals = metrics.counts, metrics.totals
-    yield from counter("requests_total", "Generations asked for.", counts.requests)
-    yield from counter("requests_failed_total", "Of them, those that failed.", counts.failed)
-    yield from counter("requests_cancelled_total", "Of them, those left early.", counts.cancelled)
-    yield from gauge("requests_running", "Generations at work.", queue.running)
-    yield from gauge("requests_waiting", "Generations in the queue.", queue.waiting)
-    yield from metrics.time_to_first_token.lines(
-        "time_to_first_text_seconds", "From a request's arrival to its first text."
+    yield from _counter("requests_total", "Generations asked for.", counts.requests)
+    yield from _counter("requests_failed_total", "Of them, those that failed.", counts.failed)
+    yield from _counter("requests_cancelled_total", "Of them, those left early.", counts.cancelled)
+    yield from _gauge("requests_running", "Generations at work.", queue.running)
+    yield from _gauge("requests_waiting", "Generations in the queue.", queue.waiting)
+    yield from _histogram(
+        "time_to_first_text_seconds",
+        "From a request's arrival to its first text.",
+        metrics.time_to_first_token,
     )
-    yield from counter("prompt_tokens_total", "Tokens of prompts.", totals.prompt_tokens)
-    yield from counter("cached_tokens_total", "Of them, found in a cache.", totals.cached_tokens)
-    yield from counters(
+    yield from _counter("prompt_tokens_total", "Tokens of prompts.", totals.prompt_tokens)
+    yield from _counter("cached_tokens_total", "Of them, found in a cache.", totals.cached_tokens)
+    yield from _counters(
         "cache_hits_total", "Prompts that began in a cache.", "source", totals.cache_hits
     )
-    yield from counter("generated_tokens_total", "Tokens generated.", counts.tokens)
-    yield from counter("target_passes_total", "Target passes that made them.", metrics.rounds)
-    yield from counter("drafted_tokens_total", "Tokens drafted.", counts.drafted)
-    yield from counter("accepted_tokens_total", "Of them, accepted.", counts.accepted)
-    yield from counters(
-        "drafted_at_total", "By place in a pass.", "position", by_position(metrics.drafted)
+    yield from _counter("generated_tokens_total", "Tokens generated.", counts.tokens)
+    yield from _counter("target_passes_total", "Target passes that made them.", metrics.rounds)
+    yield from _counter("drafted_tokens_total", "Tokens drafted.", counts.drafted)
+    yield from _counter("accepted_tokens_total", "Of them, accepted.", counts.accepted)
+    yield from _counters(
+        "drafted_at_total", "By place in a pass.", "position", _by_position(metrics.drafted)
     )
-    yield from counters(
-        "accepted_at_total", "Of them, accepted.", "position", by_position(metrics.accepted)
+    yield from _counters(
+        "accepted_at_total", "Of them, accepted.", "position", _by_position(metrics.accepted)
     )
-    yield from metrics.depths.lines("draft_depth", "Drafts verified by a target pass.")
-    yield from counter("generating_seconds_total", "Time spent generating.", metrics.taken_seconds)
-    yield from counter(
+    yield from _histogram("draft_depth", "Drafts verified by a target pass.", metrics.depths)
+    yield from _counter("generating_seconds_total", "Time spent generating.", metrics.taken_seconds)
+    yield from _counter(
         "plain_seconds_total", "Time the same tokens take without drafts.", metrics.plain_seconds
     )
     if metrics.last_speed_up is not None:
-        yield from gauge("speed_up", "Of the last answer, over plain.", metrics.last_speed_up)
-    yield from counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
-    yield from counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
-    yield from gauge("pair_loaded", "Whether a pair is loaded.", int(loaded.info is not None))
-    yield from gauge("safe_mode", "Whether slower kernels are used.", int(loaded.safe_mode.on))
+        yield from _gauge("speed_up", "Of the last answer, over plain.", metrics.last_speed_up)
+    yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
+    yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
+    yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(loaded.info is not None))
+    yield from _gauge("safe_mode", "Whether slower kernels are used.", int(loaded.safe_mode.on))
+
+
+def _counter(name: str, text: str, value: float) -> Iterator[str]:
+    yield from _head(name, "counter", text)
+    yield f"localspec_{name} {_number(value)}"
+
+
+def _gauge(name: str, text: str, value: float) -> Iterator[str]:
+    yield from _head(name, "gauge", text)
+    yield f"localspec_{name} {_number(value)}"
+
+
+def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
+    """One counter for each value of a label; nothing where there is none."""
+    if values:
+        yield from _head(name, "counter", text)
+    for value, count in values.items():
+        yield f'localspec_{name}{{{label}="{value}"}} {count}'
+
+
+def _histogram(name: str, text: str, values: Histogram) -> Iterator[str]:
+    yield from _head(name, "histogram", text)
+    total = 0
+    for bound, count in zip((*values.bounds, "+Inf"), values.counts, strict=True):
+        total += count
+        yield f'localspec_{name}_bucket{{le="{bound}"}} {total}'
+    yield f"localspec_{name}_sum {values.sum:.6f}"
+    yield f"localspec_{name}_count {total}"
+
+
+def _by_position(counts: Counter[int]) -> dict[str, int]:
+    """Positions without a count are left out, as Prometheus likes it."""
+    return {str(at): counts[at] for at in sorted(counts) if counts[at]}
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP localspec_{name} {text}"
+    yield f"# TYPE localspec_{name} {kind}"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,7 @@ import msgspec
 
 from localspec import machine
 from localspec.daemon.pairs import names as pairs
-from localspec.daemon.worker.placement import Free, free_memory
+from localspec.daemon.worker.placement import free_memory
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.http import Hashing
@@ -26,6 +26,7 @@ from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
+    from localspec.registry.header.fit import Memory
     from localspec.registry.hub.network import Network
     from localspec.registry.pulls.running import Pull, Pulls
     from localspec.registry.pulls.wanted import Unfinished, Wanted
@@ -105,7 +106,6 @@ class Registry:
 
     @property
     def pulls(self) -> Pulls:
-        from localspec.registry.header.fit import Memory
         from localspec.registry.hub.hub import Hub
         from localspec.registry.pulls.decide import decide
         from localspec.registry.pulls.pull import Puller
@@ -114,7 +114,7 @@ class Registry:
         store, unfinished = self.store, self._unfinished()
         with self._lock:
             if self._pulls is None:
-                puller = Puller(store, Hub(), memory=lambda: Memory(*self.memory()))
+                puller = Puller(store, Hub(), memory=self.memory)
                 self._pulls = Pulls(
                     puller,
                     decide=lambda puller, wanted, cancel: decide(
@@ -126,7 +126,7 @@ class Registry:
                     self._pulls.close(timeout=0)
             return self._pulls
 
-    def memory(self) -> Free:
+    def memory(self) -> Memory:
         """What a pair could have if it were loaded instead of the present one."""
         return free_memory(self._host, self._worker())
 

@@ -14,7 +14,6 @@ from localspec.daemon.pairs import disk
 from localspec.daemon.pairs import names as pairs
 from localspec.daemon.pairs.measure import Interrupted, Trials
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.worker.placement import Free
 from localspec.errors import Conflict, DoesNotFit, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
     ContextView,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from localspec.registry.disk.discovery import Found
     from localspec.registry.disk.drafts import Candidate
     from localspec.registry.disk.gain import Trial
+    from localspec.registry.header.fit import Memory
     from localspec.registry.header.model import Model
     from localspec.registry.header.traits import Template
     from localspec.registry.store.details import Details, ModelDetails
@@ -127,7 +127,7 @@ def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
     )
 
 
-def _fits(needed: int, free: Free) -> Literal["yes", "partly", "no"]:
+def _fits(needed: int, free: Memory) -> Literal["yes", "partly", "no"]:
     if needed <= (free.vram or free.ram):
         return "yes"
     return "partly" if needed <= free.vram + free.ram else "no"
@@ -171,13 +171,12 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
 
 
 def _fit(
-    target: Model, draft: Model | None, free: Free, context: int, config: Config
+    target: Model, draft: Model | None, free: Memory, context: int, config: Config
 ) -> tuple[FitView | None, tuple[str, ...]]:
     from localspec.registry.header import fit
 
-    memory = fit.Memory(free.ram, free.vram)
     try:
-        chosen = fit.fit(target, draft, memory, context=context, kv_type=config.kv_type)
+        chosen = fit.fit(target, draft, free, context=context, kv_type=config.kv_type)
     except DoesNotFit as error:
         return None, (error.message,)
     view = FitView(chosen.context, chosen.draft, chosen.gpu_layers, chosen.needed, chosen.free)

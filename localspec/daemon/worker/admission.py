@@ -17,7 +17,7 @@ from localspec.errors import LocalspecError, QueueFull, Unavailable
 RETRY_AFTER = 2  # seconds
 EDITOR_PLACES = 1  # the engine decodes so many sequences beyond `parallel`
 
-Turn = asyncio.Future[None]
+Waiter = asyncio.Future[None]
 
 
 class Admission:
@@ -28,8 +28,8 @@ class Admission:
         self.limit = limit
         self.running = 0
         self._chatting = 0  # of them, those that are no editor's
-        self._chats: deque[Turn] = deque()
-        self._editors: deque[Turn] = deque()
+        self._chats: deque[Waiter] = deque()
+        self._editors: deque[Waiter] = deque()
         self._closed: LocalspecError | None = None
 
     @property
@@ -51,7 +51,7 @@ class Admission:
         finally:
             self._leave(queue)
 
-    async def _enter(self, queue: deque[Turn]) -> None:
+    async def _enter(self, queue: deque[Waiter]) -> None:
         if self._closed is not None:
             raise self._closed
         if not queue and self._room(queue):
@@ -63,47 +63,47 @@ class Admission:
                 "Try again in a moment, or set a larger `queue` in config.toml.",
                 retry_after=RETRY_AFTER,
             )
-        turn: Turn = asyncio.get_running_loop().create_future()
-        queue.append(turn)
+        waiter: Waiter = asyncio.get_running_loop().create_future()
+        queue.append(waiter)
         try:
-            await turn  # `_call` has counted us as running then
+            await waiter  # `_call` has counted us as running then
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._leave(queue)  # cancelled just after the place was handed to us
             else:
                 with contextlib.suppress(ValueError):
-                    queue.remove(turn)
+                    queue.remove(waiter)
             raise
 
-    def _room(self, queue: deque[Turn]) -> bool:
+    def _room(self, queue: deque[Waiter]) -> bool:
         full = self.running >= self.parallel + EDITOR_PLACES
         return not full and (queue is self._editors or self._chatting < self.parallel)
 
-    def _count(self, queue: deque[Turn], change: int) -> None:
+    def _count(self, queue: deque[Waiter], change: int) -> None:
         self.running += change
         self._chatting += change if queue is self._chats else 0
 
-    def _leave(self, left: deque[Turn]) -> None:
+    def _leave(self, left: deque[Waiter]) -> None:
         self._count(left, -1)
         for queue in (self._editors, self._chats):
             self._call(queue)
 
-    def _call(self, queue: deque[Turn]) -> None:
+    def _call(self, queue: deque[Waiter]) -> None:
         """Let in whoever waits in `queue`, as far as there is room."""
         while queue and self._room(queue):
-            turn = queue.popleft()
-            if not turn.done():
+            waiter = queue.popleft()
+            if not waiter.done():
                 self._count(queue, 1)
-                turn.set_result(None)
+                waiter.set_result(None)
 
     def close(self) -> None:
-        """Let nobody else in; those that wait still get their turn."""
+        """Let nobody else in; those that wait are still let in."""
         self._closed = Unavailable("The daemon is ending; try again.", retry_after=RETRY_AFTER)
 
     def abandon(self, error: LocalspecError) -> None:
         """Fail everybody who waits."""
         for queue in (self._editors, self._chats):
             while queue:
-                turn = queue.popleft()
-                if not turn.done():
-                    turn.set_exception(error)
+                waiter = queue.popleft()
+                if not waiter.done():
+                    waiter.set_exception(error)

@@ -1,7 +1,8 @@
-"""What the end of a worker means, and when a pair is set aside. Decisions alone, no processes."""
+"""What the end of a worker means, and when a pair is set aside: decisions, no processes."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import signal
 import sys
@@ -13,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from localspec.errors import (
+    BadGguf,
     InvalidRequest,
     LocalspecError,
     PairSetAside,
@@ -34,6 +36,7 @@ TEXT_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 MAX_TEXTS = 256  # remembered; a hash each
 
 Ending = Literal["crash", "watchdog", "unload"]
+Mark = tuple[int, int] | None  # size in bytes, time of the last change in ns; None: not there
 _OOM_COUNTS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 _NO_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "failed to allocate")
 
@@ -203,6 +206,39 @@ def _text_hash(pair: str, frame: frames.Frame) -> bytes:
     if isinstance(frame, frames.Generate):
         texts = [frame.prompt, frame.speculative.prediction, frame.constraint, frame.shown]
     return hashlib.sha256(msgspec.msgpack.encode([pair, texts])).digest()
+
+
+# --- what there is to see of it beside the exit status
+
+
+class Mapped:
+    """The files of a pair as they are now: whether an engine's weights are still what it loaded.
+
+    llama.cpp maps them: one that is cut meanwhile ends the process at the next read of what is gone
+    (SIGBUS), and that is no fault of pair or kernels. One replaced by another name is no danger:
+    what was mapped stays until the engine ends.
+    """
+
+    def __init__(self, pair: frames.PairFiles) -> None:
+        from localspec.registry.header.model import shard_paths
+
+        files: list[Path] = []
+        for name in (pair.target, pair.draft):
+            with contextlib.suppress(BadGguf):  # the load will say it
+                files += shard_paths(Path(name)) if name else []
+        self._marks = {file: _mark(file) for file in files}
+
+    def changed(self) -> Path | None:
+        """The first that is not what it was."""
+        return next((file for file, mark in self._marks.items() if _mark(file) != mark), None)
+
+
+def _mark(file: Path) -> Mark:
+    try:
+        info = file.stat()
+    except OSError:
+        return None
+    return info.st_size, info.st_mtime_ns
 
 
 def oom_kills() -> int | None:

@@ -17,8 +17,7 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon.worker import placement
 from localspec.daemon.worker.admission import Admission
-from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, Death, blame, deadly
-from localspec.daemon.worker.mapped import Mapped
+from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, Death, Mapped, blame, deadly
 from localspec.daemon.worker.process import Again, Running, Worker, spawn
 from localspec.daemon.worker.safe_mode import SafeMode
 from localspec.paths import Paths

@@ -1,4 +1,4 @@
-"""What the daemon counts beside its status, and all of it in Prometheus' text format."""
+"""What the daemon counts of its requests, for `status` and /metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -49,15 +49,6 @@ class Histogram:
                 return low + (self.bounds[at] - low) * (half - before) / count
             before += count
         return self.bounds[-1] if self.count else None
-
-    def lines(self, name: str, text: str) -> Iterator[str]:
-        yield from _head(name, "histogram", text)
-        total = 0
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            total += count
-            yield f'localspec_{name}_bucket{{le="{bound}"}} {total}'
-        yield f"localspec_{name}_sum {self.sum:.6f}"
-        yield f"localspec_{name}_count {total}"
 
 
 @dataclass
@@ -154,35 +145,3 @@ class Watch:
             metrics.drafted.update(dict.fromkeys(range(1, depth + 1), passes))
         for accepted, passes in enumerate(event.accepts):
             metrics.accepted.update(dict.fromkeys(range(1, accepted + 1), passes))
-
-
-def counter(name: str, text: str, value: float) -> Iterator[str]:
-    yield from _head(name, "counter", text)
-    yield f"localspec_{name} {_number(value)}"
-
-
-def gauge(name: str, text: str, value: float) -> Iterator[str]:
-    yield from _head(name, "gauge", text)
-    yield f"localspec_{name} {_number(value)}"
-
-
-def counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
-    """One counter for each value of a label; nothing where there is none."""
-    if values:
-        yield from _head(name, "counter", text)
-    for value, count in values.items():
-        yield f'localspec_{name}{{{label}="{value}"}} {count}'
-
-
-def by_position(counts: Counter[int]) -> dict[str, int]:
-    """Positions without a count are left out, as Prometheus likes it."""
-    return {str(at): counts[at] for at in sorted(counts) if counts[at]}
-
-
-def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP localspec_{name} {text}"
-    yield f"# TYPE localspec_{name} {kind}"
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

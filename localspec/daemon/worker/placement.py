@@ -18,7 +18,7 @@ from localspec.paths import Paths
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 if TYPE_CHECKING:
-    from localspec.registry.header.fit import Fit
+    from localspec.registry.header.fit import Fit, Memory
     from localspec.registry.header.model import Model
 
 MIB = 1 << 20
@@ -28,13 +28,6 @@ PASS_SHARE = 0.25
 USUAL_CONTEXT = 8192
 # Of a Mac's memory its GPU may take about this share (Metal's recommended working set).
 MAC_SHARE = 0.7
-
-
-class Free(NamedTuple):
-    """Bytes; `vram` is 0 without an NVIDIA GPU."""
-
-    ram: int
-    vram: int
 
 
 class Planned(NamedTuple):
@@ -72,7 +65,7 @@ def plan_here(pair: PairFiles, settings: EngineSettings) -> Planned:
     return plan(pair, settings, free_memory(machine.Host.here()), machine.installed_backend())
 
 
-def plan(pair: PairFiles, settings: EngineSettings, free: Free, built: str | None) -> Planned:
+def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | None) -> Planned:
     """Fit a pair into the memory that is free. `built`: the backend llama.cpp is built for.
 
     Files that cannot be read, and pairs that seem to need more than there is, are left to the
@@ -83,7 +76,7 @@ def plan(pair: PairFiles, settings: EngineSettings, free: Free, built: str | Non
 
     # Only NVIDIA's driver tells how much is free; a Mac's GPU shares the machine's memory.
     counted = built in ("cuda", "vulkan") and settings.n_gpu_layers < 0 and free.vram > 0
-    memory = fit.Memory(free.ram, free.vram if counted else 0)
+    memory = free if counted else fit.Memory(free.ram)
     try:
         target = read_local_model(Path(pair.target))
         draft = read_local_model(Path(pair.draft)) if pair.draft else None
@@ -116,13 +109,15 @@ def _applied(
     return Planned(pair, msgspec.structs.replace(settings, **changes), notes)
 
 
-def free_memory(host: machine.Host, worker: int | None = None) -> Free:
+def free_memory(host: machine.Host, worker: int | None = None) -> Memory:
     """What is free, counting what the engine worker of this pid holds: it would be unloaded first."""
+    from localspec.registry.header.fit import Memory
+
     if host.system == "Darwin":
-        return Free(int(machine.memory_bytes() * MAC_SHARE), 0)
+        return Memory(int(machine.memory_bytes() * MAC_SHARE), 0)
     found = re.search(r"^MemAvailable:\s*(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
     ram = int(found[1]) << 10 if found else machine.memory_bytes()
-    return Free(ram + (_held(host, worker) if worker else 0), _vram(host, worker))
+    return Memory(ram + (_held(host, worker) if worker else 0), _vram(host, worker))
 
 
 def _held(host: machine.Host, worker: int) -> int:
