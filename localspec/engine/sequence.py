@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.cache.slots import Slot
+from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Vocab
 from localspec.engine.output.lines import LineRules
 from localspec.engine.output.text import Chunk, TextStream

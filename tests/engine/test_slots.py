@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.cache.prefixes import common_prefix
-from localspec.engine.cache.slots import Slot, Slots
+from localspec.engine.cache.slot import Slot
+from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
 from localspec.protocol.frames import PairFiles
 from tests.support.rescoring import assert_alike

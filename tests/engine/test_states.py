@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.cache import sessions as states_module
-from localspec.engine.cache.prefixes import Mark, Prefix
+from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.sessions import MIN_TOKENS, VERSION, SessionStore
+from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import PairFiles
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting

@@ -8,10 +8,11 @@ first. A state goes back only to a request whose own tokens it stands for, so no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from localspec.engine.cache.slot import Mark, usable
 from localspec.engine.llama import State
 
 # Shorter texts are read again within a pass or two of a prompt.
@@ -20,21 +21,6 @@ MIN_TOKENS = 64
 RETURNS = 0.25
 RESERVE = 512 << 20  # bytes of memory left to everybody else
 _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Mark:
-    """What a target keeps besides its cache of attention, after so many tokens of a text."""
-
-    tokens: int
-    state: State
-
-
-def usable(shared: int, least: int, marks: Iterable[Mark]) -> int:
-    """How many of `shared` tokens can be gone on from: all, back to the last mark, or none."""
-    if shared >= least:
-        return shared
-    return max((mark.tokens for mark in marks if mark.tokens <= shared), default=0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

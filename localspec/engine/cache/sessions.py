@@ -26,7 +26,8 @@ import msgspec
 import numpy as np
 
 from localspec import files
-from localspec.engine.cache.prefixes import Mark, Prefix, free_memory
+from localspec.engine.cache.prefixes import Prefix, free_memory
+from localspec.engine.cache.slot import Mark
 from localspec.engine.llama import State
 from localspec.paths import open_file, remove_tree
 

@@ -1,64 +1,14 @@
-"""Slots: one llama.cpp sequence each, whose tokens stay behind as a prefix cache."""
+"""The slots of a context: who gets which, what stays behind as a prefix cache, and how far each has read."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
-from localspec.engine.cache.prefixes import (
-    MIN_TOKENS,
-    Mark,
-    Prefix,
-    Prefixes,
-    common_prefix,
-    usable,
-)
-from localspec.engine.llama import Context, State
-
-# A next turn shares the prompt but for its last tokens: they open an answer, or thoughts that templates
-# drop later ("<think>\n\n</think>\n\n" is four).
-OPENING = 4
-MARK_EVERY = 1024  # tokens of a long prompt: an edit in it costs reading so many again
-MARKS = 8  # of one slot; all slots' together take at most a quarter of the memory for prefixes
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One sequence id in the target's memory, and one in the draft's.
-
-    tokens[:n_past] are in the target's KV, tokens[:n_past_draft] in the draft's. During a round the
-    memories hold more (drafts not verified yet); after it they are rolled back to these counts.
-    Both counts are written in this file alone.
-    """
-
-    id: int
-    draft_id: int
-    tokens: list[int] = field(default_factory=list)
-    n_past: int = 0
-    n_past_draft: int = 0
-    marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
-    turns: list[int] = field(default_factory=list)  # where answers began and ended
-    draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
-    last_pass: int = 0  # where the target's last pass over this slot began
-    busy: bool = False
-    last_used: int = 0
-    conversation: str | None = None  # whose text it is, where that is to be saved
-    source: Literal["", "slot", "memory", "disk"] = ""  # of what the present request reused
-
-    @property
-    def cached(self) -> list[int]:
-        return self.tokens[: self.n_past]
-
-    @property
-    def unread(self) -> list[int]:
-        """What the target has not read yet."""
-        return self.tokens[self.n_past :]
-
-    def draft_has_read(self, count: int) -> None:
-        """The draft's memory holds so many tokens now, drafts of its own among them."""
-        self.n_past_draft = count
+from localspec.engine.cache.memory import OPENING, DraftMemory, TargetMemory
+from localspec.engine.cache.prefixes import Prefix, Prefixes, common_prefix
+from localspec.engine.cache.slot import Slot, usable
+from localspec.engine.llama import Context
 
 
 class Slots:
@@ -75,14 +25,13 @@ class Slots:
     ) -> None:
         """prefixes: where what loses its slot is kept; exact: these are the exact lane's."""
         self._target = target
-        self._draft = draft
         self._prefixes = prefixes
         self._exact = exact
-        # A recurrent state cannot be cut, only continued whole.
-        self._cuttable = target.model.cuttable
-        self._draft_cuttable = draft is None or draft.model.cuttable
         # A state put back lies in other cells than one that was read, so its sums have another order.
         self._restores = not (exact and target.model.n_swa)
+        limit = prefixes.limit if prefixes is not None and self._restores else 0
+        self._memory = TargetMemory(target, prefixes, limit // (4 * count))
+        self._draft_memory = DraftMemory(draft)
         self._slots = [Slot(i, first_draft + i) for i in range(count)]
         self._clock = 0
 
@@ -129,33 +78,22 @@ class Slots:
     def _usable(self, slot: Slot, prompt: Sequence[int], align: int) -> int:
         """How many tokens of `prompt` a request can go on from with what is really in a slot's memory."""
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
-        return usable(shared, self._least(slot), slot.marks)
-
-    def _least(self, slot: Slot) -> int:
-        """The fewest tokens that the target's memory of a slot can be cut to."""
-        if self._cuttable:
-            return _least(self._target, slot.id, slot.n_past)
-        # llama.cpp keeps a snapshot per token of the last pass only, and would give an older pass's
-        # instead of refusing.
-        return min(slot.last_pass + 1, slot.n_past)
+        return usable(shared, self._memory.least(slot), slot.marks)
 
     def _bring(self, slot: Slot, source: Slot, keep: int, offered: int) -> int:
         """Copy a longer shared prefix from another slot; returns what `slot` now holds of the prompt."""
-        if source is slot or offered <= keep or not self._cuttable:
+        if source is slot or offered <= keep or not self._target.model.cuttable:
             return keep
         self._keep(slot, 0)
         self.clear(slot)
         self._target.copy(source.id, slot.id, offered)
         slot.marks = [mark for mark in source.marks if mark.tokens <= offered]
-        if offered < self._least(source) and self._back_to_mark(slot, offered) != offered:
+        whole = offered >= self._memory.least(source)
+        if not whole and self._memory.back_to_mark(slot, offered) != offered:
             self.clear(slot)
             return 0
         slot.tokens, slot.n_past = source.tokens[:offered], offered
-        if self._draft is not None and self._draft_cuttable:
-            n_draft = min(source.n_past_draft, offered)
-            if n_draft and n_draft >= _least(self._draft, source.draft_id, source.n_past_draft):
-                self._draft.copy(source.draft_id, slot.draft_id, n_draft)
-                slot.n_past_draft = n_draft
+        slot.n_past_draft = self._draft_memory.copy(source, slot, offered)
         return offered
 
     def _take(self, slot: Slot, prompt: list[int], keep: int) -> None:
@@ -181,12 +119,10 @@ class Slots:
     def snapshot(self, slot: Slot, left: int = 0) -> Prefix:
         """A copy of what both memories hold for a slot, whose target may be cut to `left` for it."""
         start = time.perf_counter()
-        draft = None
-        if self._draft is not None and slot.n_past_draft:
-            draft = self._draft.save(slot.draft_id)
-        target, least = self._target.save(slot.id), self._least_saved(slot)
+        draft = self._draft_memory.save(slot)
+        target, least = self._target.save(slot.id), self._memory.least_saved(slot)
         spent = time.perf_counter() - start
-        self._mark_turns(slot, left)
+        self._memory.mark_turns(slot, left)
         held = Prefix(
             slot.cached,
             target,
@@ -200,13 +136,6 @@ class Slots:
         if self._prefixes is not None:
             self._prefixes.copy_cost.copied(held.copied, spent * 1e3)
         return held
-
-    def _least_saved(self, slot: Slot) -> int:
-        """As `_least`, of a copy: llama.cpp leaves out what the last token of the text could not see."""
-        if not self._cuttable:
-            return slot.n_past
-        least, window = self._least(slot), self._target.model.n_swa
-        return least if not window or slot.n_past <= window else max(least, slot.n_past - 1)
 
     def _keep(self, slot: Slot, left: int) -> None:
         """Before a slot loses all but `left` tokens: keep a copy where that is worth it."""
@@ -250,9 +179,7 @@ class Slots:
         slot.tokens, slot.n_past = list(found.tokens), len(found.tokens)
         slot.last_pass, slot.marks = slot.n_past, list(found.marks)
         slot.turns = [mark.tokens for mark in found.marks]
-        if self._draft is not None and found.draft is not None:
-            restored = self._draft.restore(slot.draft_id, found.draft)
-            slot.n_past_draft = found.n_draft if restored else 0
+        slot.n_past_draft = self._draft_memory.restore(slot, found)
         kept.copy_cost.copied(found.copied, (time.perf_counter() - start) * 1e3)
         kept.taken(found, length)
         slot.source = "disk" if found.source == "disk" else "memory"
@@ -264,6 +191,12 @@ class Slots:
         while sum(slot.n_past for slot in self._slots) + count > self._target.n_ctx:
             if not self.evict():
                 return
+
+    # ------------------------------------------------------------------ a pass
+
+    def reading(self, slot: Slot, count: int) -> int:
+        """How many of the next `count` tokens of a prompt one pass is to read; call it before each."""
+        return self._memory.before_pass(slot, count)
 
     def prefilled(self, slot: Slot, count: int) -> None:
         """A pass has read `count` tokens of the prompt."""
@@ -282,125 +215,26 @@ class Slots:
     def _cut(self, slot: Slot, length: int) -> int:
         """Cut both memories to `length` tokens, or to fewer where the model cannot; returns how many."""
         if self._target.length(slot.id) > length:
-            # What a pass read ahead of `n_past` took no cell that the text up to there needs.
-            ahead = self._cuttable and length >= slot.n_past
-            there = ahead or length >= self._least(slot)
-            if not (there and self._target.remove(slot.id, length)):
-                length = self._back_to_mark(slot, length)
+            length = self._memory.cut(slot, length)
+            if not length:
+                self.forget(slot)
         slot.n_past = min(slot.n_past, length)
         slot.marks = [mark for mark in slot.marks if mark.tokens <= length]
         slot.turns = [turn for turn in slot.turns if turn <= length]
         self.roll_back_draft(slot, min(slot.n_past_draft, length))
         return slot.n_past
 
-    # ------------------------------------------------------------------ going back without a cut
-
-    def reading(self, slot: Slot, count: int) -> int:
-        """How many of the next `count` tokens of a prompt one pass is to read; call it before each.
-
-        Where the target cannot be cut, it is noted on the way what it would have to be put back to.
-        """
-        if not self._loses(slot) or self._mark_bytes() <= 0:
-            return count
-        opening = len(slot.tokens) - OPENING
-        if slot.n_past == opening or slot.n_past - _marked(slot) >= MARK_EVERY:
-            self._mark(slot)
-        if opening - _marked(slot) >= MIN_TOKENS and slot.n_past < opening:
-            return min(count, opening - slot.n_past)
-        return count
-
-    def _loses(self, slot: Slot) -> bool:
-        """Is what a cut would need lost as the text grows? Of a window, once its beginning is gone."""
-        return not self._cuttable or self._target.first(slot.id) > 0
-
-    def _mark_bytes(self) -> int:
-        """What one slot's marks may take."""
-        if self._prefixes is None or not self._restores:
-            return 0
-        return self._prefixes.limit // (4 * len(self._slots))
-
-    def _mark(self, slot: Slot) -> None:
-        """Keep what the target cannot be cut to later, where that is worth its copy."""
-        room, kept = self._mark_bytes(), self._prefixes
-        if not self._loses(slot) or kept is None or slot.n_past <= _marked(slot):
-            return
-        if self._target.length(slot.id) != slot.n_past:
-            return  # a pass that failed may have left more
-        size = self._target.state_size(slot.id, partial=True)
-        if size > room or not kept.copy_cost.worth_keeping(slot.n_past - _marked(slot), size):
-            return
-        self._add_mark(slot, slot.n_past)
-
-    def _mark_turns(self, slot: Slot, left: int) -> None:
-        """Before a text with a window leaves: its copy will hold the last one only, so keep the others
-        at which turns began and ended. Each is the last one once the text is cut to it.
-        """
-        kept = self._prefixes
-        if not self._cuttable or not self._target.model.n_swa or kept is None:
-            return
-        least, later = max(self._least(slot), left, 1), slot.n_past + MIN_TOKENS
-        for turn in sorted(set(slot.turns), reverse=True):
-            apart = least <= turn < slot.n_past and later - turn >= MIN_TOKENS
-            if apart and self._target.remove(slot.id, turn):
-                size = self._target.state_size(slot.id, partial=True)
-                if size <= self._mark_bytes() and kept.copy_cost.worth_keeping(turn, size):
-                    self._add_mark(slot, turn)
-                    later = turn
-
-    def _add_mark(self, slot: Slot, tokens: int) -> None:
-        room = self._mark_bytes()
-        marks = {mark.tokens: mark for mark in slot.marks}
-        marks[tokens] = Mark(tokens, self._target.save(slot.id, partial=True))
-        slot.marks = [marks[at] for at in sorted(marks)]
-        while len(slot.marks) > MARKS or sum(mark.state.nbytes for mark in slot.marks) > room:
-            # The one without which those left stand closest, but never the last.
-            places = [0, *(mark.tokens for mark in slot.marks)]
-            gaps = [after - before for before, after in zip(places, places[2:], strict=False)]
-            del slot.marks[gaps.index(min(gaps))]
-
-    def _back_to_mark(self, slot: Slot, length: int) -> int:
-        """Go back to the last mark within `length` tokens; without one the slot is emptied."""
-        for mark in reversed(slot.marks):
-            if mark.tokens <= length and self._target.restore(slot.id, mark.state, partial=True):
-                if not self._target.remove(slot.id, mark.tokens):
-                    break
-                slot.last_pass = mark.tokens
-                return mark.tokens
-        self.forget(slot)
-        return 0
-
     def roll_back_draft(self, slot: Slot, length: int) -> None:
         """Cut the draft's memory to `length` tokens; where it cannot, it starts anew."""
-        if self._draft is None:
-            return
-        slot.n_past_draft = length
-        if self._draft.length(slot.draft_id) > length:
-            if not self._draft_cuttable:
-                slot.n_past_draft = self._return_to_mark(self._draft, slot, length)
-            else:
-                held = self._draft.length(slot.draft_id)
-                there = length >= _least(self._draft, slot.draft_id, held)
-                if not (there and self._draft.remove(slot.draft_id, length)):
-                    self._draft.remove(slot.draft_id, 0)
-                    slot.n_past_draft = 0
+        slot.n_past_draft = self._draft_memory.cut(slot, length)
 
-    def _return_to_mark(self, draft: Context, slot: Slot, length: int) -> int:
-        """Go back to where drafting began (llama.cpp's own snapshots reach no further back than the
-        last pass, and a draft reads its drafts one by one); returns the tokens held then.
-        """
-        if slot.draft_mark is not None and slot.draft_mark[0] <= length:
-            tokens, state = slot.draft_mark
-            restored = draft.restore(slot.draft_id, state, partial=True)
-            if restored and draft.remove(slot.draft_id, tokens):
-                return tokens
-        draft.remove(slot.draft_id, 0)
-        return 0
+    # ------------------------------------------------------------------ the end
 
     def release(self, slot: Slot) -> None:
         """The request is over; what the target has read stays as a cache."""
         slot.tokens = slot.tokens[: slot.n_past]
         slot.turns.append(slot.n_past)
-        self._mark(slot)
+        self._memory.mark(slot)
         slot.last_used = self._clock = self._clock + 1
         slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
         slot.busy = False
@@ -408,8 +242,7 @@ class Slots:
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""
         self._target.remove(slot.id, 0)
-        if self._draft is not None:
-            self._draft.remove(slot.draft_id, 0)
+        self._draft_memory.empty(slot)
         slot.n_past = slot.n_past_draft = 0
         slot.draft_mark = None
         slot.marks, slot.turns = [], []
@@ -437,13 +270,3 @@ class Slots:
         self._keep(oldest, 0)
         self.clear(oldest)
         return True
-
-
-def _marked(slot: Slot) -> int:
-    """Where its last mark is."""
-    return slot.marks[-1].tokens if slot.marks else 0
-
-
-def _least(context: Context, sequence: int, held: int) -> int:
-    """The fewest of `held` tokens that a cache of attention can be cut to; `held`: it cannot be."""
-    return min(held, context.model.can_go_on_from(context.first(sequence)))

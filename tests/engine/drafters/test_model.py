@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localspec.engine.cache.slots import Slot, Slots
+from localspec.engine.cache.slot import Slot
+from localspec.engine.cache.slots import Slots
 from localspec.engine.sampling.sampler import Sampler, Settings
 from localspec.engine.speculation.depth import Belief, Calibration
 from localspec.engine.speculation.drafters.model import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localspec.engine.cache.slots import Slot
+from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Batch, Context, NoKvSlot
 from localspec.engine.sampling.sampler import Distribution, Logits, Sampler
 from localspec.engine.speculation.cost import Clock, CostTable
