@@ -277,19 +277,19 @@ def test_what_is_hardly_http_is_answered_in_the_same_shape(api: Home, sent: byte
 
 BUGGY = """
 import sys
-from localspec.daemon.completion import answer as answers
+from localspec.daemon.completion.answer import Choice
 from localspec.daemon.http import tcp
 from localspec.daemon.worker.loaded import LoadedPair
 
-def feed(self, index, event):
+def take(self, event):
     if type(event).__name__ == "Done":
         raise ZeroDivisionError("a mistake")
-    fed(self, index, event)
+    return taken(self, event)
 
 def status(self, name):
     raise KeyError("another")
 
-fed, answers.Composer.feed = answers.Composer.feed, feed
+taken, Choice.take = Choice.take, take
 LoadedPair.status = status
 tcp.TcpAuth.check = lambda *_: 1 / 0
 from localspec.daemon.__main__ import main

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.reply.json_calls import Arguments, Call, JsonCalls, new_call
+from localspec.daemon.completion.reply.calls import Arguments, Call, JsonCalls, new_call
 from localspec.daemon.completion.reply.parser import AnswerParser, Text
 from localspec.daemon.completion.reply.tools import (
     GEMMA,

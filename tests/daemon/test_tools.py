@@ -11,7 +11,6 @@ import httpx2
 import openai
 import pytest
 
-from localspec.daemon.completion import request as translate
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.reply.tools import (
     GEMMA,
@@ -22,6 +21,7 @@ from localspec.daemon.completion.reply.tools import (
     TOLD,
     Format,
 )
+from localspec.daemon.completion.request import chat_frames
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
@@ -57,7 +57,7 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def sent(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
-    [frame] = translate.chat(request(**fields), template)
+    [frame], _ = chat_frames(request(**fields), template)
     return frame
 
 
@@ -90,7 +90,7 @@ def test_a_conversation_with_calls_renders_in_every_template(model: str, form: F
             assert "Tells the weather." in text
         assert "sunny" in text
         assert '\\"city\\"' not in text  # the arguments are an object, not text in text
-        plain = translate.chat(request(tools=None, messages=messages[:1]), template)[0].prompt
+        plain = chat_frames(request(tools=None, messages=messages[:1]), template)[0][0].prompt
         assert isinstance(plain, frames.ChatPrompt)
         assert "Tells" not in renderer.render(plain)
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon.completion import request as translate
+from localspec.daemon.completion.request import chat_frames, completion_frames
 from localspec.errors import InvalidRequest
 from localspec.protocol.http import ChatRequest, CompletionRequest, decode
 
@@ -19,12 +19,12 @@ USER = [{"role": "user", "content": "hi"}]
 def chat(**fields: Any) -> list[Any]:
     """The Generate frames of a chat request, as the engine would read them."""
     request = decode(json.dumps({"messages": USER, **fields}).encode(), ChatRequest)
-    return [msgspec.to_builtins(frame) for frame in translate.chat(request, KNOWS_TOOLS)]
+    return [msgspec.to_builtins(frame) for frame in chat_frames(request, KNOWS_TOOLS)[0]]
 
 
 def completion(**fields: Any) -> list[Any]:
     request = decode(json.dumps(fields).encode(), CompletionRequest)
-    return [msgspec.to_builtins(frame) for frame in translate.completion(request)]
+    return [msgspec.to_builtins(frame) for frame in completion_frames(request)]
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:

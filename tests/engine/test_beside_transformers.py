@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon.completion import request as translate
+from localspec.daemon.completion.request import chat_prompt
 from localspec.engine.prompt import template_child
 from localspec.engine.prompt.habits import Refused
 from localspec.engine.prompt.template import TemplateRenderer
@@ -57,7 +57,7 @@ def ours(renderer: TemplateRenderer, body: dict[str, Any]) -> str:
     for message in sent["messages"]:
         for call in message.get("tool_calls", []):  # clients send them as JSON
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    prompt = translate.chat_prompt(decode(json.dumps(sent).encode(), TemplateRequest))
+    prompt = chat_prompt(decode(json.dumps(sent).encode(), TemplateRequest))
     packed = msgspec.msgpack.encode(prompt)
     return renderer.render(msgspec.msgpack.decode(packed, type=ChatPrompt))
 

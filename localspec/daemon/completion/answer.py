@@ -1,7 +1,7 @@
-"""From frames to HTTP answers, in OpenAI's shapes.
+"""What the choices of a request have said, and what OpenAI's two shapes write of it.
 
-A composer knows one shape (chat or text completion) and turns the frames of each choice into
-chunks, or collects them into one whole answer.
+An `Answer` takes the engine's events in. A shape writes them for a client: chunk by chunk, or all in
+one object. Shapes keep nothing of the text themselves.
 """
 
 from __future__ import annotations
@@ -11,80 +11,137 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from msgspec import UNSET, UnsetType
 
 import localspec
+from localspec.daemon.completion.reply.calls import Arguments, Call
+from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
+from localspec.daemon.http.sse import DONE
+from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
 from localspec.protocol.http import (
+    CalledFunction,
     Choices,
     Completion,
     CompletionTokensDetails,
     Extra,
     PromptTokensDetails,
-    TextChoice,
-    TextLogprobs,
+    StreamOptions,
+    ToolCall,
     Usage,
 )
+
+Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 
 FINGERPRINT = f"localspec-{localspec.__version__}"
 
 
 @dataclass(slots=True)
-class Collected:
-    """Everything one choice has said."""
+class Choice:
+    """One choice so far. Without a `parser` all that comes is content.
+
+    `ended` is called once, when no more comes, and before any client knows.
+    """
 
     prompt: int  # which prompt it answers
-    texts: list[str] = field(default_factory=list)
+    parser: AnswerParser | None = None
+    ended: Callable[[Choice], None] | None = None
+    content: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[frames.TokenLogprob] = field(default_factory=list)
+    cached_tokens: int = 0
     prompt_tokens: int = 0
-    cached: int = 0
-    length: int = 0  # characters so far
+    begun: bool = False  # something of it, be it the end, has come
+    over: bool = False
+    failed: bool = False
     done: frames.Done | None = None
 
-
-class Composer(ABC):
-    """What both shapes share: identity, usage, timings."""
-
-    prefix = "cmpl"
-    says_done = True  # whether a stream ends with OpenAI's [DONE]
-
-    def __init__(
-        self, model: str, requests: list[frames.Generate], *, n: int, note: Callable[[], str | None]
-    ) -> None:
-        """`requests` one per choice, `n` choices per prompt; `note` is asked for at the end."""
-        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self.created = int(time.time())
-        self.model = model
-        self.note = note
-        self.news: Callable[[], str] = str  # what is told once, by the answer that it is asked for
-        self.choices = [Collected(prompt=index // n) for index in range(len(requests))]
-        self.wants_logprobs = requests[0].top_logprobs is not None
-        self.predicted = requests[0].speculative.prediction is not None
-        self.conversation: str | UnsetType = UNSET  # where the answer is kept
-
-    def feed(self, index: int, event: frames.Started | frames.Delta | frames.Done) -> None:
-        """Note what choice `index` said."""
-        choice = self.choices[index]
+    def take(self, event: Event) -> Sequence[Piece]:
+        """What the event adds to what was said."""
+        pieces: Sequence[Piece] = ()
         match event:
             case frames.Started():
-                choice.prompt_tokens = event.prompt_tokens
-                choice.cached = event.cached_tokens
+                self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
+                if self.parser is not None:
+                    self.parser.begin(event.tail)
             case frames.Delta():
-                choice.texts.append(event.text)
-                choice.length += len(event.text)
-                choice.logprobs += event.logprobs
+                self.begun = True
+                self.logprobs += event.logprobs
+                text = Text("content", event.text)
+                pieces = [text] if self.parser is None else self.parser.push(event.text)
+                self._add(pieces)
             case frames.Done():
-                choice.done = event
+                self.begun, self.done = True, event
+                pieces = self.end()
+        return pieces
+
+    def end(self, *, failed: bool = False) -> Sequence[Piece]:
+        """Nothing more comes: what was held back."""
+        if self.over:
+            return ()
+        self.over, self.failed = True, failed
+        pieces = [] if self.parser is None else self.parser.finish()
+        self._add(pieces)
+        if self.ended is not None:
+            self.ended(self)
+        return pieces
+
+    def _add(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            match piece:
+                case Text("content"):
+                    self.content += piece.text
+                case Text():
+                    self.reasoning += piece.text
+                case Call():
+                    self.calls.append(ToolCall(piece.id, CalledFunction(piece.name, "")))
+                case Arguments():
+                    self.calls[piece.index].function.arguments += piece.text
+
+    @property
+    def finish(self) -> str:
+        """OpenAI's reason; of a cancelled request nobody is left to read it."""
+        reason = self.done.finish_reason if self.done else "stop"
+        if reason == "cancelled":
+            reason = "stop"
+        return "tool_calls" if reason == "stop" and self.calls else reason
+
+
+class Answer:
+    """All choices of a request."""
+
+    def __init__(
+        self,
+        model: str,
+        requests: Sequence[frames.Generate],
+        *,
+        n: int,
+        parser: Callable[[], AnswerParser | None] = lambda: None,
+        ended: Callable[[Choice], None] | None = None,
+    ) -> None:
+        """`requests` one per choice, `n` choices per prompt; `ended`: of the first choice."""
+        self.model = model
+        self.wants_logprobs = requests[0].top_logprobs is not None
+        self._predicted = requests[0].speculative.prediction is not None
+        self.choices = [Choice(index // n, parser()) for index in range(len(requests))]
+        self.choices[0].ended = ended
+
+    @property
+    def done(self) -> list[frames.Done]:
+        """The ends of those that have one."""
+        return [choice.done for choice in self.choices if choice.done]
 
     def usage(self) -> Usage:
         """Prompts are counted once, however many choices each has."""
         done = [(choice, choice.done) for choice in self.choices if choice.done]
         prompts = {choice.prompt: end.prompt_tokens for choice, end in done}
-        cached = {choice.prompt: choice.cached for choice, _ in reversed(done)}
+        cached = {choice.prompt: choice.cached_tokens for choice, _ in reversed(done)}
         written = sum(end.completion_tokens for _, end in done)
         details = None
-        if self.predicted:
+        if self._predicted:
             details = CompletionTokensDetails(
                 sum(end.speculation.predicted_accepted for _, end in done),
                 sum(end.speculation.predicted_rejected for _, end in done),
@@ -94,109 +151,88 @@ class Composer(ABC):
             read, written, read + written, PromptTokensDetails(sum(cached.values())), details
         )
 
-    def usage_chunk(self) -> Completion:
-        chunk = self._completion([], streamed=True)
-        chunk.usage = self.usage()
-        return chunk
 
-    def chunks(
-        self, index: int, event: frames.Started | frames.Delta | frames.Done
-    ) -> Sequence[object]:
-        """The chunks of a stream that an event of choice `index` makes."""
-        match event:
-            case frames.Started():
-                self.feed(index, event)
-                return self.opening(index)
-            case frames.Delta():
-                if not event.text and not event.logprobs:
-                    return ()
-                made = self.delta(index, event)
-                self.feed(index, event)
-                return made
-            case frames.Done():
-                self.feed(index, event)
-                return self.closing(index, event)
+class Shape(Protocol):
+    """How an answer is written for a client."""
 
-    @abstractmethod
-    def opening(self, index: int) -> Sequence[object]:
-        """The first chunk of a choice, if the shape has one."""
+    answer: Answer
 
-    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
-        """Chunks of text; call it before `feed`, which moves the offset."""
-        raise NotImplementedError  # not abstract: a chat overrides `chunks` and needs none
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        """Those of a stream for an event of choice `index`, which has added `pieces` to it."""
 
-    @abstractmethod
-    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
-        """The last chunks of a choice."""
+    def end(self) -> Sequence[object]:
+        """What follows the choices in a stream."""
 
-    @abstractmethod
     def whole(self) -> object:
-        """Everything in one answer."""
+        """Everything in one object."""
 
-    def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
-        """These choices as one chunk or, not `streamed`, as the answer."""
-        raise NotImplementedError  # not abstract: llama-server's shape has no such object
+
+class OpenAIShape(ABC):
+    """What chat and text completions share."""
+
+    prefix: str
+    kind: Kind
+    chunk_kind: Kind
+
+    def __init__(
+        self,
+        answer: Answer,
+        options: StreamOptions | None,
+        *,
+        note: Callable[[], str | None],
+        news: Callable[[], str],
+        conversation: str | None = None,
+    ) -> None:
+        """`note` and `news`: what a person should know, asked for at the end; `news` is told once.
+        `conversation`: where the answer is kept.
+        """
+        self.answer = answer
+        self.conversation = conversation or UNSET
+        self._usage = options is not None and options.include_usage
+        self._note = note
+        self._news = news
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+
+    @abstractmethod
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]: ...
+
+    @abstractmethod
+    def choices(self) -> Choices:
+        """Every choice, whole."""
+
+    def chunk(self, choices: Choices) -> Completion:
+        return self._completion(self.chunk_kind, choices)
+
+    def closing(self, choices: Choices, done: frames.Done) -> Completion:
+        """The last chunk of a choice."""
+        return self._ended(self.chunk(choices), [done])
+
+    def end(self) -> Sequence[object]:
+        if not self._usage:
+            return [DONE]
+        chunk = self.chunk([])
+        chunk.usage = self.answer.usage()
+        return [chunk, DONE]
+
+    def whole(self) -> Completion:
+        completion = self._completion(self.kind, self.choices())
+        completion.usage = self.answer.usage()
+        return self._ended(completion, self.answer.done)
+
+    def _completion(self, kind: Kind, choices: Choices) -> Completion:
+        return Completion(self._id, kind, self._created, self.answer.model, FINGERPRINT, choices)
 
     def _ended(self, completion: Completion, done: list[frames.Done]) -> Completion:
         """Add timings and our own key. Of several choices, `timings` adds up."""
         completion.timings = total([end.timings for end in done])
         completion.localspec = Extra(
             speculation=done[0].speculation if len(done) == 1 else UNSET,
-            note=self.note() or UNSET,
-            news=self.news() or UNSET,
+            note=self._note() or UNSET,
+            news=self._news() or UNSET,
             conversation=self.conversation,
         )
         return completion
-
-    def _all_done(self) -> list[frames.Done]:
-        return [choice.done for choice in self.choices if choice.done]
-
-
-class TextComposer(Composer):
-    def opening(self, index: int) -> Sequence[object]:
-        return ()
-
-    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
-        logprobs = self._logprobs(delta.logprobs, self.choices[index].length)
-        choice = TextChoice(index, delta.text, None, logprobs)
-        return [tinted(self._completion([choice], streamed=True), delta)]
-
-    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
-        choice = TextChoice(index, "", finish(done))
-        return [self._ended(self._completion([choice], streamed=True), [done])]
-
-    def whole(self) -> Completion:
-        choices = [
-            TextChoice(
-                index,
-                "".join(choice.texts),
-                finish(choice.done),
-                self._logprobs(choice.logprobs, 0),
-            )
-            for index, choice in enumerate(self.choices)
-        ]
-        completion = self._completion(choices, streamed=False)
-        completion.usage = self.usage()
-        return self._ended(completion, self._all_done())
-
-    def _logprobs(self, tokens: list[frames.TokenLogprob], offset: int) -> TextLogprobs | None:
-        if not self.wants_logprobs:
-            return None
-        texts = [shown(token.piece) for token in tokens]
-        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
-        top = [{shown(piece): value for _, piece, value in reversed(token.top)} for token in tokens]
-        return TextLogprobs(texts, [token.logprob for token in tokens], top, offsets)
-
-    def _completion(self, choices: Choices, *, streamed: bool) -> Completion:
-        del streamed  # OpenAI gives whole and chunk the same name here
-        return Completion(
-            self.id, "text_completion", self.created, self.model, FINGERPRINT, choices
-        )
-
-
-def finish(done: frames.Done | None) -> str:
-    """OpenAI knows "stop" and "length"; a cancelled request has nobody left to read its reason."""
-    return "stop" if done is None or done.finish_reason == "cancelled" else done.finish_reason
 
 
 def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
@@ -219,6 +255,7 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
 
 
 def tinted(chunk: Completion, delta: frames.Delta) -> Completion:
+    """With what of its text came from the draft."""
     if delta.drafted:
         chunk.localspec = Extra(drafted=delta.drafted)
     return chunk

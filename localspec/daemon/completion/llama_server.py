@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
-from localspec.daemon.completion import request as translate
-from localspec.daemon.completion.answer import Composer
+from localspec.daemon.completion.answer import Answer, shown
+from localspec.daemon.completion.reply.parser import Piece
+from localspec.daemon.completion.request import max_tokens, per_choice, prompts
+from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
 from localspec.protocol.sampling import parameters
@@ -21,9 +23,7 @@ _ALSO |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
 def completion(request: NativeCompletionRequest) -> list[frames.Generate]:
     """One Generate per prompt and choice."""
     _use_samplers(request)
-    wanted = translate.choices(
-        request, translate.prompts(request.prompt), _logprobs(request), **_limits(request)
-    )
+    wanted = per_choice(request, prompts(request.prompt), _logprobs(request), **_limits(request))
     return _ending_early(request, wanted)
 
 
@@ -37,7 +37,7 @@ def infill(request: InfillRequest) -> list[frames.Generate]:
         request.prompt,
         max(request.n_predict or request.max_tokens or 0, 0),
     )
-    wanted = translate.choices(
+    wanted = per_choice(
         request, [prompt], _logprobs(request), priority="editor", **_limits(request)
     )
     return _ending_early(request, wanted)
@@ -89,40 +89,53 @@ def _ending_early(request: NativeRequest, wanted: list[frames.Generate]) -> list
     return [replace(each, sampling=replace(each.sampling, infill=True)) for each in wanted]
 
 
-class NativeComposer(Composer):
+class LlamaServerShape:
     """Answers as llama-server gives them, with its paths of `response_fields` as keys."""
 
-    says_done = False
-    request: NativeRequest
-    n_ctx: Callable[[], int]
+    def __init__(
+        self,
+        answer: Answer,
+        request: NativeRequest,
+        *,
+        n_ctx: Callable[[], int],
+        note: Callable[[], str | None],
+    ) -> None:
+        """`n_ctx`, the context's length in tokens, and `note` are asked for at the end."""
+        self.answer = answer
+        self._request = request
+        self._n_ctx = n_ctx
+        self._note = note
 
-    def opening(self, index: int) -> Sequence[object]:
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        match event:
+            case frames.Delta() if event.text or event.logprobs:
+                return [self._delta(index, event)]
+            case frames.Done():
+                return [self._final(index, event, "", [])]
         return ()
 
-    def delta(self, index: int, delta: frames.Delta) -> Sequence[object]:
-        return [
-            {
-                "index": index,
-                "content": delta.text,
-                "tokens": self._tokens(delta.logprobs),
-                "stop": False,
-                "id_slot": 0,
-                "tokens_predicted": delta.tokens,
-                "tokens_evaluated": self.choices[index].prompt_tokens,
-                **self._probabilities(delta.logprobs),
-            }
-        ]
-
-    def closing(self, index: int, done: frames.Done) -> Sequence[object]:
-        return [self._final(index, done, "", [])]
+    def end(self) -> Sequence[object]:
+        return ()
 
     def whole(self) -> object:
         answers = [
-            self._final(index, choice.done, "".join(choice.texts), choice.logprobs)
-            for index, choice in enumerate(self.choices)
+            self._final(index, choice.done, choice.content, choice.logprobs)
+            for index, choice in enumerate(self.answer.choices)
             if choice.done
         ]
         return answers[0] if len(answers) == 1 else answers
+
+    def _delta(self, index: int, delta: frames.Delta) -> dict[str, Any]:
+        return {
+            "index": index,
+            "content": delta.text,
+            "tokens": self._tokens(delta.logprobs),
+            "stop": False,
+            "id_slot": 0,
+            "tokens_predicted": delta.tokens,
+            "tokens_evaluated": self.answer.choices[index].prompt_tokens,
+            **self._probabilities(delta.logprobs),
+        }
 
     def _final(
         self, index: int, done: frames.Done, text: str, logprobs: list[frames.TokenLogprob]
@@ -133,12 +146,12 @@ class NativeComposer(Composer):
             "tokens": self._tokens(logprobs),
             "id_slot": 0,
             "stop": True,
-            "model": self.model,
+            "model": self.answer.model,
             "tokens_predicted": done.completion_tokens,
             "tokens_evaluated": done.prompt_tokens,
-            "generation_settings": {"n_ctx": self.n_ctx(), **settings(self.request)},
-            "prompt": _prompt(self.request),
-            "has_new_line": "\n" in "".join(self.choices[index].texts),
+            "generation_settings": {"n_ctx": self._n_ctx(), **settings(self._request)},
+            "prompt": _prompt(self._request),
+            "has_new_line": "\n" in self.answer.choices[index].content,
             "truncated": done.truncated,
             "stop_type": _stop_type(done),
             "stopping_word": done.stop_string or "",
@@ -147,16 +160,16 @@ class NativeComposer(Composer):
             **self._probabilities(logprobs),
             "localspec": {"speculation": msgspec.to_builtins(done.speculation)},
         }
-        if self.note():
-            answer["localspec"]["note"] = self.note()
-        wanted = self.request.response_fields
+        if note := self._note():
+            answer["localspec"]["note"] = note
+        wanted = self._request.response_fields
         return answer if not wanted else _picked(answer, wanted)
 
     def _tokens(self, logprobs: list[frames.TokenLogprob]) -> list[int]:
-        return [each.id for each in logprobs] if self.request.return_tokens else []
+        return [each.id for each in logprobs] if self._request.return_tokens else []
 
     def _probabilities(self, logprobs: list[frames.TokenLogprob]) -> dict[str, Any]:
-        if not self.request.n_probs or not logprobs:
+        if not self._request.n_probs or not logprobs:
             return {}
         tops = [[_probability(*top) for top in each.top] for each in logprobs]
         entries = [
@@ -167,15 +180,14 @@ class NativeComposer(Composer):
 
 
 def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
-    text = piece.decode("utf-8", "replace")
-    return {"id": token, "token": text, "bytes": list(piece), "logprob": logprob}
+    return {"id": token, "token": shown(piece), "bytes": list(piece), "logprob": logprob}
 
 
 def settings(request: NativeRequest) -> dict[str, Any]:
     """What was asked for, in llama-server's names; what the model itself decides is left out."""
     asked = {each.name: getattr(request, each.name) for each in parameters()}
     asked["ignore_eos"] = request.ignore_eos
-    predict = translate.max_tokens(request)
+    predict = max_tokens(request)
     return {
         **{name: value for name, value in asked.items() if value is not None},
         "n_predict": -1 if predict is None else predict,

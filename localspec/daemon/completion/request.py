@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
 
 from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.reply.json_calls import JsonCalls, new_call
+from localspec.daemon.completion.reply.calls import JsonCalls, new_call
 from localspec.daemon.completion.reply.parser import SHOWN, AnswerParser
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
@@ -30,8 +31,10 @@ from localspec.protocol.weight import TooHeavy, Weight
 _SEEDS = (1 << 32) - 1
 
 
-def chat(request: ChatRequest, template: str | None = None) -> list[frames.Generate]:
-    """One Generate per choice; `template` matters where there are tools.
+def chat_frames(
+    request: ChatRequest, template: str | None = None
+) -> tuple[list[frames.Generate], Callable[[], AnswerParser]]:
+    """One Generate per choice, and what takes an answer apart; `template` matters for tools.
 
     Raises:
         InvalidRequest: fields that are right alone and wrong together.
@@ -40,30 +43,38 @@ def chat(request: ChatRequest, template: str | None = None) -> list[frames.Gener
     if top and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     prompt = chat_prompt(request)
-    prompt.tools = None
     offer = tools.offer(request, template)
     shown = SHOWN if request.reasoning_format != "none" else []
-    if uses_tools(request) and tools.format_of(template).told:
-        prompt.messages = tools.told(prompt.messages, offer.tools if offer else [])
-    elif offer is not None:
-        prompt.tools = offer.tools
-    if offer is not None:
+    prompt.tools = offer.tools or None
+    _tell(prompt, request, offer.form)
+    if offer.tools:
         prompt.answer_prefix += offer.answer_prefix
         shown = [*shown, *offer.form.markers]
-    wanted = choices(request, [prompt], (top or 0) if request.logprobs else None, shown=shown)
-    if offer is not None and offer.constraint is not None:
+    wanted = per_choice(request, [prompt], (top or 0) if request.logprobs else None, shown=shown)
+    if offer.constraint is not None:
         for each in wanted:
             each.constraint = offer.constraint
-    return wanted
+    return wanted, partial(_parser, request, offer)
 
 
 def template_prompt(request: TemplateRequest, template: str | None) -> frames.ChatPrompt:
-    """What /apply-template shows: what a chat with these fields would read."""
+    """What /apply-template shows: what a chat with these fields would read.
+
+    Raises:
+        InvalidRequest: as `chat_frames`.
+    """
     prompt = chat_prompt(request)
-    if uses_tools(request) and tools.format_of(template).told:
+    _tell(prompt, request, tools.format_of(template))
+    return prompt
+
+
+def _tell(
+    prompt: frames.ChatPrompt, request: ChatRequest | TemplateRequest, form: tools.Format
+) -> None:
+    """Put the tools into the messages, for a template that knows none."""
+    if form.told and uses_tools(request):
         prompt.messages = tools.told(prompt.messages, prompt.tools or [])
         prompt.tools = None
-    return prompt
 
 
 def uses_tools(request: ChatRequest | TemplateRequest) -> bool:
@@ -73,11 +84,9 @@ def uses_tools(request: ChatRequest | TemplateRequest) -> bool:
     )
 
 
-def parser(request: ChatRequest, template: str | None) -> AnswerParser:
-    """Takes the answer to `request` apart."""
+def _parser(request: ChatRequest, offer: tools.Offer) -> AnswerParser:
     reasoning = request.reasoning_format != "none"
-    offer = tools.offer(request, template)
-    if offer is None:
+    if not offer.tools:
         return AnswerParser(reasoning=reasoning)
     forced = None
     if offer.forced:
@@ -87,7 +96,7 @@ def parser(request: ChatRequest, template: str | None) -> AnswerParser:
     )
 
 
-def completion(request: CompletionRequest) -> list[frames.Generate]:
+def completion_frames(request: CompletionRequest) -> list[frames.Generate]:
     """One Generate per prompt and choice; all choices of the first prompt come first.
 
     Raises:
@@ -99,7 +108,7 @@ def completion(request: CompletionRequest) -> list[frames.Generate]:
         raise InvalidRequest(
             "'best_of' may not be more than 'n': every choice is given back.", param="best_of"
         )
-    return choices(request, prompts(request.prompt, request.suffix), request.logprobs)
+    return per_choice(request, prompts(request.prompt, request.suffix), request.logprobs)
 
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
@@ -164,7 +173,7 @@ def continued(
     return part
 
 
-def choices(
+def per_choice(
     request: GenerationRequest,
     prompts: Sequence[frames.Prompt],
     top_logprobs: int | None,

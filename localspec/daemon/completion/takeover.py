@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Hashable
+from collections.abc import AsyncIterator, Hashable
 from typing import NamedTuple
 
-from localspec.daemon.completion.run import Indexed
 from localspec.errors import Cancelled
 
 # Editors show no completion that took longer; one that nobody waits for costs no more than this.
@@ -28,71 +27,32 @@ class Place(NamedTuple):
 
 
 class Editors:
-    """The completion that each editor waits for."""
+    """The completion that each editor waits for: its text, and its time."""
 
     def __init__(self) -> None:
-        self._turns: dict[Hashable, Turn] = {}
+        self._waiting: dict[Hashable, tuple[int, asyncio.Timeout]] = {}
 
-    def begin(self, place: Place) -> Turn:
-        """The turn of a new completion; an older one of the same editor gives way to it."""
-        if (older := self._turns.get(place.who)) is not None:
-            older.give_way(at_once=place.sure and older.place.text == place.text)
-        turn = self._turns[place.who] = Turn(self, place)
-        return turn
-
-    def end(self, turn: Turn) -> None:
-        if self._turns.get(turn.place.who) is turn:
-            del self._turns[turn.place.who]
-
-
-class Turn:
-    """One completion for one editor."""
-
-    def __init__(self, editors: Editors, place: Place) -> None:
-        self.place = place
-        self._editors = editors
-        self._over = asyncio.Event()
-        self._later: asyncio.TimerHandle | None = None
-
-    def give_way(self, *, at_once: bool) -> None:
-        """End soon, with an error."""
-        if at_once:
-            self._over.set()
-        elif self._later is None:
-            loop = asyncio.get_running_loop()
-            self._later = loop.call_later(UNSURE_SECONDS, self._over.set)
-
-    async def while_it_lasts(
-        self, events: AsyncGenerator[Indexed, None]
-    ) -> AsyncGenerator[Indexed, None]:
-        """`events`.
+    @contextlib.asynccontextmanager
+    async def typing(self, place: Place) -> AsyncIterator[None]:
+        """Meanwhile a completion is made for `place`; an older one of the same editor gives way to it.
 
         Raises:
-            Cancelled: a newer completion took over before they ended. An answer without text would
-                be taken for a right one, and editors keep it.
+            Cancelled: a newer one took over before this one's end. An answer without text would be
+                taken for a right one, and editors keep it.
         """
-        over = asyncio.ensure_future(self._over.wait())
-        step: asyncio.Future[Indexed | None] | None = None
+        if place.who in self._waiting:
+            text, older = self._waiting[place.who]
+            seconds = 0.0 if place.sure and text == place.text else UNSURE_SECONDS
+            older.reschedule(asyncio.get_running_loop().time() + seconds)
+        mine = place.text, asyncio.timeout(None)
+        self._waiting[place.who] = mine
         try:
-            while True:
-                step = asyncio.ensure_future(_next(events))
-                await asyncio.wait({step, over}, return_when=asyncio.FIRST_COMPLETED)
-                if not step.done():
-                    raise Cancelled("A newer completion of the same editor took over.")
-                if (item := step.result()) is None:
-                    return
-                yield item
+            async with mine[1]:
+                yield
+        except TimeoutError:
+            if not mine[1].expired():
+                raise
+            raise Cancelled("A newer completion of the same editor took over.") from None
         finally:
-            over.cancel()
-            if self._later:
-                self._later.cancel()
-            if step is not None and not step.done():
-                step.cancel()
-                await asyncio.gather(step, return_exceptions=True)
-            with contextlib.suppress(RuntimeError):  # it was cancelled in the middle of a step
-                await events.aclose()
-            self._editors.end(self)
-
-
-async def _next(events: AsyncGenerator[Indexed, None]) -> Indexed | None:
-    return await anext(events, None)
+            if self._waiting.get(place.who) is mine:
+                del self._waiting[place.who]

@@ -2,64 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion import request as translate
-from localspec.daemon.completion.answer import Composer, TextComposer
-from localspec.daemon.completion.chat import ChatComposer
+from localspec.daemon.completion.answer import Answer
+from localspec.daemon.completion.chat import ChatShape
 from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.run import events_of, streamed, whole_answer
-from localspec.daemon.history import turn as turns
+from localspec.daemon.completion.request import chat_frames, completion_frames, uses_tools
+from localspec.daemon.completion.run import Run
+from localspec.daemon.completion.text import TextShape
+from localspec.daemon.history.turn import begin
 from localspec.daemon.http.requests import read, unless_gone
-from localspec.daemon.state import Context, context
-from localspec.protocol.frames import Generate
-from localspec.protocol.http import ChatRequest, CompletionRequest, GenerationRequest
+from localspec.daemon.state import context
+from localspec.protocol.http import ChatRequest, CompletionRequest
 
 
 async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
     daemon = context(request)
     tools.check(body)
-    turn = await unless_gone(
-        request.receive, turns.begin(daemon.conversations, body, daemon.config.pair)
-    )
-    template = None
-    if translate.uses_tools(body):  # how a call is written is the model's own matter
-        template = (
-            await daemon.supervisor.loaded.ready(await daemon.pair(body.model, request.receive))
-        ).info.chat_template
-    wanted = translate.chat(body, template)
+    turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
+    pair, template = None, None
+    if uses_tools(body):  # how a call is written is the model's own matter
+        pair = await daemon.pair(body.model, request.receive)
+        template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
+    wanted, parser = chat_frames(body, template)
     if turn:
         wanted[0].conversation = turn.id
-    shape = partial(ChatComposer, parser=partial(translate.parser, body, template))
-    return await _respond(request, body, wanted, shape, turn)
+    pair = pair or await daemon.pair(body.model, request.receive)
+    shape = ChatShape(
+        Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=turn.keep if turn else None),
+        body.stream_options,
+        note=daemon.supervisor.loaded.note,
+        news=partial(daemon.registry.news, pair.name),
+        conversation=turn.id if turn else None,
+    )
+    during = turn.under_way() if turn else nullcontext()
+    return await Run(daemon.supervisor, pair, wanted, shape, during).respond(request, body.stream)
 
 
 async def complete(request: Request) -> Response:
     body = await read(request, CompletionRequest)
-    return await _respond(request, body, translate.completion(body), TextComposer)
-
-
-async def _respond(
-    request: Request,
-    body: GenerationRequest,
-    wanted: list[Generate],
-    shape: Callable[..., Composer],
-    turn: turns.Turn | None = None,
-) -> Response:
-    daemon: Context = context(request)
+    daemon = context(request)
+    wanted = completion_frames(body)
     pair = await daemon.pair(body.model, request.receive)
-    composer = shape(pair.name, wanted, n=body.n or 1, note=daemon.supervisor.loaded.note)
-    composer.news = partial(daemon.registry.news, pair.name)
-    events = events_of(daemon.supervisor, pair, wanted)
-    if turn and isinstance(composer, ChatComposer):
-        composer.conversation = turn.id
-        events = turn.recorded(events, composer, daemon.conversations)
-    if body.stream:
-        options = body.stream_options
-        return streamed(events, composer, usage=bool(options and options.include_usage))
-    return await whole_answer(request, events, composer)
+    shape = TextShape(
+        Answer(pair.name, wanted, n=body.n or 1),
+        body.stream_options,
+        note=daemon.supervisor.loaded.note,
+        news=partial(daemon.registry.news, pair.name),
+    )
+    return await Run(daemon.supervisor, pair, wanted, shape).respond(request, body.stream)

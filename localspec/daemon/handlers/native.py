@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import llama_server
-from localspec.daemon.completion.run import events_of, streamed, whole_answer
+from localspec.daemon.completion.answer import Answer
+from localspec.daemon.completion.run import Run
 from localspec.daemon.completion.takeover import Place
 from localspec.daemon.http.connection import UNIX
 from localspec.daemon.http.requests import read
@@ -54,15 +57,14 @@ async def _respond(
     daemon = context(request)
     loaded = daemon.supervisor.loaded
     pair = await _pair(request, body.model, strict=_OUR_CLIENT in request.headers)
-    composer = llama_server.NativeComposer(pair.name, wanted, n=body.n or 1, note=loaded.note)
-    composer.request = body
-    composer.n_ctx = lambda: loaded.info.n_ctx if loaded.info else 0
-    events = events_of(daemon.supervisor, pair, wanted)
-    if editor is not None:
-        events = daemon.editors.begin(editor).while_it_lasts(events)
-    if body.stream:
-        return streamed(events, composer, usage=False)
-    return await whole_answer(request, events, composer)
+    shape = llama_server.LlamaServerShape(
+        Answer(pair.name, wanted, n=body.n or 1),
+        body,
+        n_ctx=lambda: loaded.info.n_ctx if loaded.info else 0,
+        note=loaded.note,
+    )
+    during = nullcontext() if editor is None else daemon.editors.typing(editor)
+    return await Run(daemon.supervisor, pair, wanted, shape, during).respond(request, body.stream)
 
 
 async def _pair(request: Request, name: str, *, strict: bool) -> PairFiles:

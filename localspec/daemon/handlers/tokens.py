@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion import request as translate
+from localspec.daemon.completion.request import template_prompt, uses_tools
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.state import context
 from localspec.protocol import frames
@@ -49,8 +49,8 @@ async def apply_template(request: Request) -> Response:
     daemon = context(request)
     pair = await daemon.pair("", request.receive)
     template = None
-    if translate.uses_tools(body):
+    if uses_tools(body):
         template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
-    prompt = translate.template_prompt(body, template)
+    prompt = template_prompt(body, template)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
     return answer({"prompt": reply.value["prompt"]})

@@ -14,8 +14,7 @@ import contextlib
 import json
 import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,8 +35,6 @@ from localspec.protocol.conversations import (
 
 if TYPE_CHECKING:
     import sqlite3
-
-    from localspec.daemon.history.turn import Turn
 
 log = logging.getLogger("localspec.daemon")
 Result = TypeVar("Result")
@@ -105,8 +102,8 @@ class Conversations:
         with contextlib.suppress(RuntimeError):  # the daemon has ended
             self._thread.submit(logged)
 
-    @contextlib.contextmanager
-    def answering(self, name: str) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def answering(self, name: str) -> AsyncIterator[None]:
         """A turn of conversation `name` is under way meanwhile; at the end it is stored or dropped."""
         over = asyncio.Event()
         self._under_way[over] = name
@@ -191,38 +188,36 @@ class Conversations:
 
     # ------------------------------------------------------------------ writing
 
-    def add(self, turn: Turn) -> None:
-        """Store what was asked and answered.
+    def add(self, said: Conversation, *, new: bool) -> None:
+        """Store messages of a conversation, whose model is from now on that of `said`.
 
         Raises:
             NotFound: the conversation was removed while its answer was being written.
         """
-        now = time.time()
         with self._db as db:
-            known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (turn.id,)).fetchone()
-            if turn.continues and not known:
-                logs.forget_prompts(turn.id)
-                self.removed_meanwhile(turn.id)
-                raise NotFound(f"conversation {turn.id} was removed meanwhile.")
+            known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (said.id,)).fetchone()
+            if not (new or known):
+                logs.forget_prompts(said.id)
+                self.removed_meanwhile(said.id)
+                raise NotFound(f"conversation {said.id} was removed meanwhile.")
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
-                (turn.id, turn.began, now, turn.model, turn.title),
+                (said.id, said.created, said.updated, said.model, said.title),
             )
-            if any(message.role == "system" for message in turn.asked):
+            if any(message.role == "system" for message in said.messages):
                 db.execute(
-                    "DELETE FROM messages WHERE conversation = ? AND role = 'system'", (turn.id,)
+                    "DELETE FROM messages WHERE conversation = ? AND role = 'system'", (said.id,)
                 )
             (last,) = db.execute(
-                "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (turn.id,)
+                "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (said.id,)
             ).fetchone()
-            asked, answer = turn.to_store()
-            for position, message in enumerate([*asked, answer], last + 1):
+            for position, message in enumerate(said.messages, last + 1):
                 # The system message comes first, whenever it was said.
                 place = 0 if message.role == "system" else position
                 values = _to_row(message)
                 marks = ", ".join("?" * (len(values) + 2))
-                db.execute(f"INSERT INTO messages VALUES ({marks})", (turn.id, place, *values))
+                db.execute(f"INSERT INTO messages VALUES ({marks})", (said.id, place, *values))
 
     def remove(self, name: str) -> str:
         """Forget one, with all that was written of it; its id. The engine is told apart."""

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from localspec.daemon.completion import request as translate
-from localspec.daemon.completion.chat import ChatComposer, Said
-from localspec.errors import LocalspecError
-from localspec.protocol import frames
-from localspec.protocol.conversations import StoredMessage
+from localspec.daemon.completion.answer import Choice
+from localspec.daemon.completion.request import continued
+from localspec.daemon.history.store import Conversations
+from localspec.protocol.conversations import Conversation, StoredMessage
 from localspec.protocol.http import ChatMessage, ChatRequest
-
-if TYPE_CHECKING:
-    from localspec.daemon.history.store import Conversations
-    from localspec.daemon.worker.process import Event
 
 NEW = "new"
 _TITLE = 80  # characters of the first question
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer, as they happen. `kept` are the messages from before."""
+    """One question and its answer, on their way into `store`. `kept` are the messages from before."""
 
+    store: Conversations
     id: str
     model: str
     asked: list[ChatMessage]
@@ -37,11 +31,6 @@ class Turn:
     continues: bool = False  # a conversation that was there
     begun: bool = False  # the last message that was sent is the beginning of the answer
     began: float = field(default_factory=time.time)
-    said: Said | None = None
-    done: frames.Done | None = None
-    failed: bool = False
-    _answered: bool = False
-    _stored: bool = False
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -58,74 +47,44 @@ class Turn:
         line = next((line.strip() for line in text.splitlines() if line.strip()), "")
         return line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
 
-    async def recorded(
-        self,
-        events: AsyncGenerator[tuple[int, Event], None],
-        composer: ChatComposer,
-        store: Conversations,
-    ) -> AsyncGenerator[tuple[int, Event], None]:
-        """`events` as they are; when they end, in whatever way, what the client got is stored."""
-        self.said = composer.said[0]
-        composer.when_done = lambda: self._store(store)  # it may ask again at once
-        with store.answering(self.id):
-            try:
-                async with contextlib.aclosing(events):
-                    async for index, event in events:
-                        if index == 0:
-                            self._note(event)
-                        yield index, event
-            except LocalspecError:
-                self.failed = True
-                raise
-            finally:
-                if self._answered:  # a request that was refused leaves nothing
-                    self._store(store)
+    def under_way(self) -> AbstractAsyncContextManager[None]:
+        """To be held until the answer has ended: who asks for the conversation waits until then."""
+        return self.store.answering(self.id)
 
-    def _note(self, event: Event) -> None:
-        match event:
-            case frames.Delta():
-                self._answered = True
-            case frames.Done():
-                self._answered = True
-                self.done = event
-
-    def _store(self, store: Conversations) -> None:
-        if not self._stored and self.said is not None:
-            self._stored = True
-            self.said.end()
-            store.soon(lambda each: each.add(self))
-
-    def to_store(self) -> tuple[list[StoredMessage], StoredMessage]:
-        """What was asked, and the answer: with its beginning, where the client sent that."""
-        asked, answer = [_stored(each, self.began) for each in self.asked], self._answer()
-        if self.begun and asked:
+    def keep(self, choice: Choice) -> None:
+        """Store what was asked and what the client got of the answer, which has ended somehow."""
+        if not choice.begun:  # a request that was refused leaves nothing
+            return
+        asked, answer = [_stored(each, self.began) for each in self.asked], self._answer(choice)
+        if self.begun and asked:  # stored with its beginning, where the client sent that
             begun = asked.pop()
             answer.content = begun.content + answer.content
             thoughts = (begun.reasoning_content or "") + (answer.reasoning_content or "")
             answer.reasoning_content = thoughts or None
-        return asked, answer
+        added = Conversation(
+            self.id, self.title, self.model, self.began, answer.created, [*asked, answer]
+        )
+        self.store.soon(lambda store: store.add(added, new=not self.continues))
 
-    def _answer(self) -> StoredMessage:
-        assert self.said is not None
+    def _answer(self, choice: Choice) -> StoredMessage:
         message = StoredMessage(
             "assistant",
-            self.said.content,
+            choice.content,
             time.time(),
             model=self.model,
-            reasoning_content=self.said.reasoning or None,
-            tool_calls=[msgspec.to_builtins(call) for call in self.said.calls] or None,
+            reasoning_content=choice.reasoning or None,
+            tool_calls=[msgspec.to_builtins(call) for call in choice.calls] or None,
         )
-        if self.done is None or self.done.finish_reason == "cancelled":
-            message.finish = "failed" if self.failed else "interrupted"
+        done = choice.done
+        if done is None or done.finish_reason == "cancelled":
+            message.finish = "failed" if choice.failed else "interrupted"
             return message
-        message.finish = self.done.finish_reason
-        if message.finish == "stop" and message.tool_calls:
-            message.finish = "tool_calls"
-        message.tokens = self.done.completion_tokens
-        message.tokens_per_second = self.done.timings.predicted_per_second
-        message.drafted = self.done.speculation.drafted
-        message.accepted = self.done.speculation.accepted
-        message.speed_up = self.done.speculation.speed_up
+        message.finish = choice.finish
+        message.tokens = done.completion_tokens
+        message.tokens_per_second = done.timings.predicted_per_second
+        message.drafted = done.speculation.drafted
+        message.accepted = done.speculation.accepted
+        message.speed_up = done.speculation.speed_up
         return message
 
 
@@ -143,14 +102,14 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     if not wanted:
         return None
     asked = [_one_name(each) for each in request.messages]
-    goes_on = bool(translate.continued(request))
+    goes_on = bool(continued(request))
     if wanted == NEW:
-        return Turn(secrets.token_hex(4), request.model or model, asked, begun=goes_on)
+        return Turn(store, secrets.token_hex(4), request.model or model, asked, begun=goes_on)
     await store.settled(wanted)
     found = await store.run(lambda each: each.get(wanted))
     request.model = request.model or found.model
     kept = [_to_send(each) for each in found.messages]
-    turn = Turn(found.id, request.model, asked, kept, continues=True, begun=goes_on)
+    turn = Turn(store, found.id, request.model, asked, kept, continues=True, begun=goes_on)
     request.messages = turn.messages
     return turn
 

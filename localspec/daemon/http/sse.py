@@ -46,15 +46,17 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         begun = False
+        one_by_one = asyncio.Lock()  # where several choices are written at once
 
         async def emit(*values: object) -> None:
             nonlocal begun
-            if not begun:
-                begun = True
-                head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-                await send(head)
-            for value in values:
-                await send(_body(_event(value)))
+            async with one_by_one:
+                if not begun:
+                    begun = True
+                    headers = self.raw_headers
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                for value in values:
+                    await send(_body(_event(value)))
 
         try:
             await self._work(emit)

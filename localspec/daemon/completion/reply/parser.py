@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from localspec.daemon.completion.reply.json_calls import Arguments, Call, CallPiece
+from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece
 from localspec.daemon.completion.reply.tools import Format
 from localspec.daemon.completion.reply.written_calls import reader_for
 

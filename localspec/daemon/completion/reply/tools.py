@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from localspec.errors import InvalidRequest
@@ -72,34 +72,37 @@ def format_of(template: str | None) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a request's tools come to. `forced`: the answer is a call, its marker already written."""
+    """What a request's tools come to: none where `tools` is empty.
+
+    `forced`: the answer is a call, its marker already written; of the tool `forced_name`, if given.
+    """
 
     form: Format
-    schemas: dict[str, Any]
-    tools: list[dict[str, Any]]
-    parallel: bool
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    schemas: dict[str, Any] = field(default_factory=dict)
+    parallel: bool = True
     constraint: frames.Constraint | None = None
     answer_prefix: str = ""
     forced: bool = False
     forced_name: str = ""
 
 
-def offer(request: ChatRequest, template: str | None) -> Offer | None:
-    """The tools that the model is shown; None where there are none or none may be used.
+def offer(request: ChatRequest, template: str | None) -> Offer:
+    """The tools that the model is shown; `template` matters where there are some.
 
     Raises:
         InvalidRequest: a second constraint beside a call that is required.
     """
-    if not request.tools or request.tool_choice == "none":
-        return None
     form = format_of(template)
+    if not request.tools or request.tool_choice == "none":
+        return Offer(form)
     schemas = {
         each.function.name: each.function.parameters or {"type": "object"} for each in request.tools
     }
     shown = [each.shown() for each in request.tools]
     parallel = request.parallel_tool_calls is not False
     if request.tool_choice in (None, "auto"):
-        return Offer(form, schemas, shown, parallel)
+        return Offer(form, shown, schemas, parallel)
     if request.response_format or request.json_schema or request.grammar or request.regex:
         raise InvalidRequest(
             "'tool_choice' asks for a call, which excludes another form of answer.",
@@ -115,8 +118,8 @@ def offer(request: ChatRequest, template: str | None) -> Offer | None:
         raise InvalidRequest("The 'tools' are nested too deeply.", param="tools") from None
     return Offer(
         form,
-        schemas,
         shown,
+        schemas,
         parallel,
         frames.Constraint("json_schema", json.dumps(schema)),
         form.forced_one.format(name=one) if one else form.forced,

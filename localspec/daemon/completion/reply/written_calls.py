@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from localspec.daemon.completion.reply.json_calls import (
+from localspec.daemon.completion.reply.calls import (
     Arguments,
     Call,
     CallPiece,
