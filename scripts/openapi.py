@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from localspec.protocol import conversations, http, native, pairs
-from localspec.registry.pulls.running import PullState
+from localspec.registry.pulls.state import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
 MARKER = "    # From here on made by scripts/openapi.py.\n"

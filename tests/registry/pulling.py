@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 
 from localspec.errors import ModelNotFound
+from localspec.registry.catalogue import Catalogue
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.running import Pulls
+from localspec.registry.pulls.wanted import Unfinished
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import model
 
 TARGET = model(filler=3 << 20, seed=1).data()
 DRAFT = model(layers=1, filler=1 << 20, seed=2).data()
 SIZE = len(TARGET) + len(DRAFT)
+
+
+def pulls_of(puller: Puller, kept: Unfinished | None = None) -> Pulls:
+    """Of pairs that need no catalogue."""
+    kept = kept or Unfinished(puller.store.root / "pulls.json")
+    return Pulls(puller, lambda: Catalogue({}, {}), kept)
 
 
 def assert_whole(store: Store, name: str = "p") -> None:

@@ -20,27 +20,27 @@ from localspec.errors import (
 )
 from localspec.registry.catalogue import Pair
 from localspec.registry.header import fit
-from localspec.registry.pulls.pull import Progress, Puller
-from localspec.registry.pulls.running import Pulls
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.state import FileState
 from localspec.registry.pulls.wanted import Wanted
 from localspec.registry.store import files as files_module
 from localspec.registry.store.local import add
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole
+from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole, pulls_of
 from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
 from tests.support.hub import Faults, TestHub
 
 
 @pytest.mark.usefixtures("faults")
 def test_a_pair_is_pulled(puller: Puller, hub: TestHub, store: Store, pair: Pair) -> None:
-    heard: list[Progress] = []
+    heard: list[tuple[FileState, ...]] = []
     record = puller.pull("p", pair, heard.append)
     assert_whole(store)
     assert record.target.repo == "own/target"
     assert record.target.parts[0].sha256 == sha256(TARGET)
-    assert heard[-1].done == heard[-1].size == SIZE
-    assert [file.file for file in heard[-1].files] == ["target.gguf", "draft.gguf"]
+    assert sum(each.done for each in heard[-1]) == sum(each.size for each in heard[-1]) == SIZE
+    assert [each.file for each in heard[-1]] == ["target.gguf", "draft.gguf"]
     assert hub.sent < 1.2 * SIZE  # small files: the headers weigh
     assert not [each for each in hub.requests if each.authorized]
 
@@ -145,7 +145,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
     request: pytest.FixtureRequest,
 ) -> None:
     """No socket is opened."""
-    from localspec.registry.store.details import show
+    from localspec.registry.store.details import describe
 
     puller.pull("p", pair)
     asked = len(hub.requests)
@@ -156,7 +156,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
     with pytest.raises(Offline):
         puller.preflight("q", pair)
     assert [record.name for record in store.listing().records] == ["p"]
-    assert show(store, "p").verdict is not None
+    assert describe(store, store.get("p")).verdict is not None
     assert_whole(store)
     assert not [report.problem for report in store.verify("p") if report.problem]
     assert len(hub.requests) == asked
@@ -170,7 +170,7 @@ def test_two_pulls_of_one_file_are_one_transfer(
 ) -> None:
     """Two pairs that share both files, pulled at once by two pullers."""
     hub.rate = 8e6
-    pulls = [Pulls(puller), Pulls(Puller(store, puller.hub, QUICK))]
+    pulls = [pulls_of(puller), pulls_of(Puller(store, puller.hub, QUICK))]
     started = [
         each.start(Wanted(name=name, pair=pair)) for each, name in zip(pulls, "pq", strict=True)
     ]
@@ -185,7 +185,7 @@ def test_asking_again_joins_the_running_pull(
     puller: Puller, hub: TestHub, faults: Faults, pair: Pair
 ) -> None:
     hub.rate = 8e6
-    pulls = Pulls(puller)
+    pulls = pulls_of(puller)
     pull = pulls.start(Wanted(name="p", pair=pair))
     assert pulls.start(Wanted(name="p", pair=pair)) is pull
     assert pull.wait(30)
@@ -198,7 +198,7 @@ def test_progress_and_cancel(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
 ) -> None:
     hub.rate = 1.5e6
-    pulls = Pulls(puller)
+    pulls = pulls_of(puller)
     pull = pulls.start(Wanted(name="p", pair=pair))
     deadline = time.monotonic() + 20
     while not (pull.state.rate and pull.state.done > 400_000) and time.monotonic() < deadline:
@@ -209,7 +209,7 @@ def test_progress_and_cancel(
     assert 0 < state.rate < 6e6
     assert state.seconds_left == pytest.approx((SIZE - state.done) / state.rate)
     assert sum(file.done for file in state.files) == state.done
-    pulls.cancel("p")
+    pulls.get("p").cancel()
     assert pull.wait(30)
     assert pull.state.done < SIZE  # it ended, and did not come to its end
     assert pull.state.state == "cancelled"
@@ -223,7 +223,7 @@ def test_progress_and_cancel(
 
 
 def test_a_failed_pull_tells_code_and_sentence(puller: Puller, hub: TestHub, pair: Pair) -> None:
-    pull = Pulls(puller).start(Wanted(name="p", pair=pair))
+    pull = pulls_of(puller).start(Wanted(name="p", pair=pair))
     assert pull.wait(10)
     assert (pull.state.state, pull.state.code) == ("failed", "not_on_hub")
     assert pull.state.message.startswith("The hub has no")
@@ -262,14 +262,14 @@ def test_how_far_the_hashing_of_the_cache_is_can_be_seen(
     commit = hub.files["own/target", "target.gguf"].commit
     _in_cache(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
     monkeypatch.setattr(files_module, "CHUNK", len(TARGET) // 4)
-    seen: list[Progress] = []
+    seen: list[tuple[FileState, ...]] = []
     puller.pull("p", pair, seen.append)
-    parts = [each.files[0] for each in seen]
+    parts = [each[0] for each in seen]
     assert {each.file for each in parts} == {"target.gguf"}
     assert all(each.done == each.size == len(TARGET) for each in parts)
     assert len({each.hashed for each in parts}) >= 4
     assert [each.hashed for each in parts] == sorted(each.hashed for each in parts)
-    assert seen[-1].hashed == seen[-1].size
+    assert all(each.hashed == each.size for each in seen[-1])
 
 
 def test_a_damaged_cache_is_not_believed(

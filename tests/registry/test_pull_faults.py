@@ -27,7 +27,7 @@ from localspec.errors import (
 )
 from localspec.registry.catalogue import Pair
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.retry import Patience, Waiting
+from localspec.registry.hub.retry import Patience, Retry
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
@@ -194,7 +194,7 @@ def test_a_server_that_asks_for_no_time_gets_some(
     puller: Puller, hub: TestHub, faults: Faults, pair: Pair
 ) -> None:
     """Else everybody whom it sent away would be back at once."""
-    waits: list[Waiting | None] = []
+    waits: list[Retry | None] = []
     patience = Patience(tries=4, first_pause=0.05, longest_pause=0.2, told=waits.append)
     faults.head_statuses = [(503, "0")] * 20
     with pytest.raises(Unreachable):

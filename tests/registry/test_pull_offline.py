@@ -13,7 +13,8 @@ from localspec.errors import HubError, Unreachable
 from localspec.registry.catalogue import Pair
 from localspec.registry.hub.cache import resolve_in_cache
 from localspec.registry.hub.hub import Hub
-from localspec.registry.pulls.pull import FROM_CACHE, Puller
+from localspec.registry.pulls.plan import FROM_CACHE
+from localspec.registry.pulls.pull import Puller
 from tests.registry.pulling import DRAFT, TARGET
 from tests.support.gguf_files import sha256
 from tests.support.programs import COMMIT, in_hub

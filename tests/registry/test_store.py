@@ -28,7 +28,7 @@ from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.traits import Template, Traits, traits
 from localspec.registry.store import files
-from localspec.registry.store.details import show
+from localspec.registry.store.details import Details, describe
 from localspec.registry.store.local import add, refreshed
 from localspec.registry.store.records import Part, Record, StoredModel, encode
 from localspec.registry.store.store import Store
@@ -91,6 +91,10 @@ def test_an_empty_store_is_not_created_by_looking(store: Store) -> None:
 def test_a_name_is_no_path(store: Store, name: str) -> None:
     with pytest.raises(ModelNotFound):
         store.get(name)
+
+
+def show(store: Store, name: str, context: int = 0) -> Details:
+    return describe(store, store.get(name), context)
 
 
 def test_show_tells_everything(store: Store, record: Record) -> None:

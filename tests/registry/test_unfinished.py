@@ -12,7 +12,7 @@ from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.running import Pulls
 from localspec.registry.pulls.wanted import Unfinished, Wanted
-from tests.registry.pulling import SIZE
+from tests.registry.pulling import SIZE, pulls_of
 from tests.support.daemons import wait_for
 from tests.support.hub import Faults, TestHub
 
@@ -97,7 +97,7 @@ def test_the_end_may_be_told_twice_and_what_ends_goes_on(
     puller: Puller, hub: TestHub, faults: Faults, pair: Pair, tmp_path: Path
 ) -> None:
     kept = Unfinished(tmp_path / "pulls.json")
-    pulls = Pulls(puller, unfinished=kept)
+    pulls = pulls_of(puller, kept)
     begun(pulls, hub, pair)
     assert kept.files()
     pulls.close(timeout=0)
@@ -106,7 +106,7 @@ def test_the_end_may_be_told_twice_and_what_ends_goes_on(
     assert (state.state, state.code) == ("interrupted", "pull_cancelled")
     assert "goes on by itself when the daemon starts again" in state.message
     hub.rate = 0
-    again = Pulls(puller, unfinished=Unfinished(tmp_path / "pulls.json"))
+    again = pulls_of(puller, Unfinished(tmp_path / "pulls.json"))
     assert again.get("p").wait(30)
     assert again.get("p").state.state == "done"
     assert hub.sent < 1.25 * SIZE
@@ -117,9 +117,9 @@ def test_what_was_cancelled_before_the_end_does_not_go_on(
     puller: Puller, hub: TestHub, faults: Faults, pair: Pair, tmp_path: Path
 ) -> None:
     kept = Unfinished(tmp_path / "pulls.json")
-    pulls = Pulls(puller, unfinished=kept)
+    pulls = pulls_of(puller, kept)
     begun(pulls, hub, pair)
-    pulls.cancel("p")
+    pulls.get("p").cancel()
     pulls.close()
     assert pulls.get("p").state.state == "cancelled"
     assert kept.all() == ()
@@ -130,7 +130,7 @@ def test_a_failure_that_passes_is_still_wanted_by_its_name(
 ) -> None:
     """And one that does not pass is told, and forgotten."""
     kept = Unfinished(tmp_path / "pulls.json")
-    pulls = Pulls(puller, unfinished=kept)
+    pulls = pulls_of(puller, kept)
     begun(pulls, hub, pair)
     for entry in hub.files.values():
         entry.faults.statuses = [(503, "0.01")] * 200

@@ -21,8 +21,6 @@ from localspec.protocol.pairs import PullRequest
 if TYPE_CHECKING:
     from localspec.registry.pulls.running import Pull
 
-# A pull takes stock four times a second; looking more often shows nothing new.
-_LOOK = 0.1
 _CANCEL_SECONDS = 5.0  # how long whoever cancels waits to be told that it is over
 
 
@@ -63,14 +61,13 @@ async def state(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     pull = await _pull(request)
     pull.cancel()
+
+    async def unseen(*states: object) -> None:
+        pass
+
     with suppress(TimeoutError):  # what hangs at the hub ends by itself some time
-        await asyncio.wait_for(_ended(pull), _CANCEL_SECONDS)
+        await asyncio.wait_for(_states(pull, unseen), _CANCEL_SECONDS)
     return answer(pull.state)
-
-
-async def _ended(pull: Pull) -> None:
-    while not pull.wait(0):
-        await asyncio.sleep(_LOOK)
 
 
 async def events(request: Request) -> Response:
@@ -79,17 +76,22 @@ async def events(request: Request) -> Response:
 
 
 async def _states(pull: Pull, emit: Emit) -> None:
-    from localspec.registry.pulls.running import RUNNING
+    from localspec.registry.pulls.state import RUNNING
 
-    shown = None
-    while True:
-        state = pull.state
-        if state is not shown:
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop has ended with the daemon
+            loop.call_soon_threadsafe(changed.set)
+
+    with pull.watched(tell):
+        while True:
+            changed.clear()
+            state = pull.state
             await emit(state)
-            shown = state
-        if state.state not in RUNNING:
-            return
-        await asyncio.sleep(_LOOK)
+            if state.state not in RUNNING:
+                return
+            await changed.wait()
 
 
 async def _pull(request: Request) -> Pull:

@@ -107,7 +107,6 @@ class Registry:
     @property
     def pulls(self) -> Pulls:
         from localspec.registry.hub.hub import Hub
-        from localspec.registry.pulls.decide import decide
         from localspec.registry.pulls.pull import Puller
         from localspec.registry.pulls.running import Pulls
 
@@ -115,13 +114,7 @@ class Registry:
         with self._lock:
             if self._pulls is None:
                 puller = Puller(store, Hub(), memory=self.memory)
-                self._pulls = Pulls(
-                    puller,
-                    decide=lambda puller, wanted, cancel: decide(
-                        puller, wanted, self.catalogue, cancel
-                    ),
-                    unfinished=unfinished,
-                )
+                self._pulls = Pulls(puller, lambda: self.catalogue, unfinished)
                 if self._ending:
                     self._pulls.close(timeout=0)
             return self._pulls
@@ -142,7 +135,7 @@ class Registry:
         """The pairs that are being pulled."""
         if self._pulls is None:
             return ()
-        from localspec.registry.pulls.running import RUNNING
+        from localspec.registry.pulls.state import RUNNING
 
         return tuple(state.name for state in self._pulls.states() if state.state in RUNNING)
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
+
 from localspec.errors import Unreachable
 from localspec.registry.store.files import check_cancel
 
@@ -27,9 +29,8 @@ class Interrupted(Exception):
         self.retry_after = retry_after
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Before another attempt: why, the how manieth of how many it will be, in how many seconds."""
+class Retry(msgspec.Struct, frozen=True):
+    """What a pull waits for: another attempt, the how manieth of how many, in how many seconds."""
 
     cause: str
     attempt: int
@@ -47,7 +48,7 @@ class Patience:
     tries: int = 8
     first_pause: float = 1.0
     longest_pause: float = 30.0
-    told: Callable[[Waiting | None], None] = field(default=lambda _: None, compare=False)
+    told: Callable[[Retry | None], None] = field(default=lambda _: None, compare=False)
 
 
 def patiently(
@@ -87,7 +88,7 @@ def pause(
     """
     seconds = min(patience.first_pause * 2**attempt, patience.longest_pause)
     seconds = max(seconds, error.retry_after or 0.0) * random.uniform(1.0, 1.3)
-    patience.told(Waiting(str(error), attempt + 2, patience.tries, seconds))
+    patience.told(Retry(str(error), attempt + 2, patience.tries, seconds))
     try:
         if cancel is None:
             time.sleep(seconds)

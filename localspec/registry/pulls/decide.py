@@ -37,7 +37,7 @@ from localspec.registry.hub.repository import (
     model_name,
 )
 from localspec.registry.hub.retry import patiently
-from localspec.registry.pulls.pull import PlannedModel, Puller
+from localspec.registry.pulls.plan import PlannedModel, Planner
 from localspec.registry.pulls.wanted import Wanted
 from localspec.registry.store.records import Record, StoredModel
 
@@ -61,7 +61,7 @@ class Decision:
 
 
 def decide(
-    puller: Puller, wanted: Wanted, catalogue: Catalogue, cancel: threading.Event | None = None
+    planner: Planner, wanted: Wanted, catalogue: Catalogue, cancel: threading.Event | None = None
 ) -> Decision:
     """The pair that is meant. A pair that was pulled as this before stays what it was.
 
@@ -71,7 +71,7 @@ def decide(
     """
     if wanted.pair and (wanted.decided or not (wanted.draft or wanted.no_draft)):
         return Decision(wanted.pair)
-    return _Deciding(puller, wanted, catalogue, cancel).run()
+    return _Deciding(planner, wanted, catalogue, cancel).run()
 
 
 class _Deciding:
@@ -79,16 +79,16 @@ class _Deciding:
 
     def __init__(
         self,
-        puller: Puller,
+        planner: Planner,
         wanted: Wanted,
         catalogue: Catalogue,
         cancel: threading.Event | None,
     ) -> None:
-        self._puller, self._wanted = puller, wanted
+        self._planner, self._wanted = planner, wanted
         self._catalogue, self._cancel = catalogue, cancel
         self._known: dict[Weights, PlannedModel] = {}
         self._offers: tuple[Offer, ...] = ()
-        self._here = _here(puller, wanted)
+        self._here = _here(planner, wanted)
 
     def run(self) -> Decision:
         wanted, said = self._wanted, ""
@@ -103,7 +103,7 @@ class _Deciding:
         elif wanted.draft:
             pair = _with(pair, draft=self._draft(wanted.draft))
         elif self._here and self._here.draft:
-            pair = _with(pair, draft=as_weights(self._puller, self._here.draft))
+            pair = _with(pair, draft=as_weights(self._planner, self._here.draft))
         else:
             pair, said = self._proposed(pair, listed)
         return Decision(pair, self._known, self._offers, (said,) if said else ())
@@ -114,8 +114,8 @@ class _Deciding:
         """What the hub has; without a network what its cache here has of it."""
         try:
             return patiently(
-                lambda: self._puller.hub.files(wanted.repo, wanted.revision),
-                self._puller.first_contact,
+                lambda: self._planner.hub.files(wanted.repo, wanted.revision),
+                self._planner.first_contact,
                 self._cancel,
             )
         except (Offline, Unreachable):
@@ -158,14 +158,14 @@ class _Deciding:
         return best(found, self._fits(self._look(wanted, guess).model))
 
     def _fits(self, like: Model | None) -> _Room:
-        return _Room(self._puller.memory() if self._puller.memory else None, like)
+        return _Room(self._planner.memory() if self._planner.memory else None, like)
 
     def _look(self, wanted: Reference, chosen: Choice) -> PlannedModel:
         return self._read(_weights(wanted, chosen))
 
     def _read(self, weights: Weights) -> PlannedModel:
         if weights not in self._known:
-            self._known[weights] = self._puller.look(weights, self._cancel)
+            self._known[weights] = self._planner.look(weights, self._cancel)
         return self._known[weights]
 
     # ------------------------------------------------------------------ what drafts
@@ -239,7 +239,7 @@ class _Deciding:
     def _on_this_disk(self) -> Iterator[tuple[Path, str]]:
         """Models here, the smallest file first: a draft's speed matters more than its quality."""
         sized = []
-        for found in find_models(self._puller.store):
+        for found in find_models(self._planner.store):
             if not self._wanted.whole_disk and not found.origin.startswith("pair "):
                 continue
             try:
@@ -268,17 +268,17 @@ class _Room:
         return "partly" if needed <= self._free.vram + self._free.ram else "no"
 
 
-def as_weights(puller: Puller, stored: StoredModel) -> Weights:
+def as_weights(planner: Planner, stored: StoredModel) -> Weights:
     """A model of a record as something to pull: from its repository, or the file here."""
     if stored.repo:
         return Weights(repo=stored.repo, file=stored.file)
-    return Weights(repo="", file=str(puller.store.part_path(stored.parts[0])))
+    return Weights(repo="", file=str(planner.store.part_path(stored.parts[0])))
 
 
-def _here(puller: Puller, wanted: Wanted) -> Record | None:
+def _here(planner: Planner, wanted: Wanted) -> Record | None:
     """The pair that was pulled as this before."""
     try:
-        record = puller.store.get(wanted.name)
+        record = planner.store.get(wanted.name)
     except (ModelNotFound, RegistryError):
         return None
     return record if record.source == "hub" and record.asked == wanted.asked else None

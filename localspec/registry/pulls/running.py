@@ -6,9 +6,8 @@ import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -27,77 +26,21 @@ from localspec.errors import (
     Untrusted,
     WebPage,
 )
+from localspec.registry.catalogue import Catalogue
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.repository import Offer, pair_name, reference
-from localspec.registry.hub.retry import Waiting
+from localspec.registry.hub.repository import pair_name, reference
+from localspec.registry.hub.retry import Retry
 from localspec.registry.hub.transfer import Limit
-from localspec.registry.pulls.decide import Decision
-from localspec.registry.pulls.pull import FileProgress, Plan, Progress, Puller
+from localspec.registry.pulls.decide import decide
+from localspec.registry.pulls.plan import Plan
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.state import RUNNING, FileState, PullState, State
 from localspec.registry.pulls.wanted import Unfinished, Wanted
 
-State = Literal[
-    "checking", "downloading", "verifying", "done", "failed", "cancelled", "interrupted"
-]
-RUNNING = ("checking", "downloading", "verifying")
 _RATE_SECONDS = 5.0
 # Of failures those that pass: such a pull is tried again when the daemon starts the next time.
 _PASSING = (Unreachable, Offline, WebPage, ProxyRefused, Untrusted, NetworkSettings, DiskFull)
 _KEPT = 32  # finished pulls that can still be asked about
-
-
-class FileState(msgspec.Struct, frozen=True):
-    """One file of a pull, in bytes."""
-
-    file: str
-    done: int
-    size: int
-    hashed: int = 0
-
-
-class Retry(msgspec.Struct, frozen=True):
-    """What a pull waits for: another attempt, the how manieth of how many, in how many seconds."""
-
-    cause: str
-    attempt: int
-    tries: int
-    seconds: float
-
-
-class PullState(msgspec.Struct, frozen=True, kw_only=True):
-    """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown; while it
-    verifies, `hashed` is what counts.
-
-    "interrupted": by the daemon's end; it goes on at the next start. `retry`: a request failed and is
-    tried again; of several the one that comes first.
-
-    `message` is the error's sentence and `code` its code; `notes` are what the checks found.
-    `offers`: the quantizations there are, where none was named; `said`: what was decided, and why.
-    """
-
-    name: str
-    state: State
-    done: int = 0
-    size: int = 0
-    hashed: int = 0
-    rate: float = 0
-    seconds_left: float | None = None
-    files: tuple[FileState, ...] = ()
-    notes: tuple[str, ...] = ()
-    offers: tuple[Offer, ...] = ()
-    said: tuple[str, ...] = ()
-    message: str = ""
-    code: str = ""
-    retry: Retry | None = None
-
-
-Decide = Callable[[Puller, Wanted, threading.Event], Decision]
-
-
-def _as_it_is(puller: Puller, wanted: Wanted, cancel: threading.Event) -> Decision:
-    """For pairs that are known already."""
-    del puller, cancel
-    assert wanted.pair
-    return Decision(wanted.pair)
 
 
 class Pull:
@@ -107,18 +50,18 @@ class Pull:
         self,
         puller: Puller,
         wanted: Wanted,
-        decide: Decide,
-        unfinished: Unfinished | None,
-        ended: Callable[[], None],
+        catalogue: Callable[[], Catalogue],
+        unfinished: Unfinished,
         *,
         resumed: bool = False,
     ) -> None:
         self.name = name = wanted.name
         self.wanted = wanted
         self.error: LocalspecError | None = None
-        self._decide, self._ended = decide, ended
+        self._catalogue = catalogue
         self._lock = threading.Lock()
         self._waits: dict[int, Retry] = {}  # by the thread that waits
+        self._watchers: list[Callable[[], None]] = []
         patience = dataclasses.replace(puller.tuning.patience, told=self._told)
         tuning = dataclasses.replace(puller.tuning, patience=patience)
         self._puller = dataclasses.replace(puller, tuning=tuning)
@@ -136,6 +79,17 @@ class Pull:
     def state(self) -> PullState:
         """A snapshot; cheap, from any thread."""
         return self._state
+
+    @contextmanager
+    def watched(self, changed: Callable[[], None]) -> Iterator[None]:
+        """While it is held `changed` is called after each new `state`, from the pull's threads."""
+        with self._lock:
+            self._watchers.append(changed)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._watchers.remove(changed)
 
     def cancel(self) -> None:
         """Ask it to stop, and forget that it was wanted; what was fetched is kept."""
@@ -159,7 +113,7 @@ class Pull:
 
     def _run(self) -> None:
         try:
-            decision = self._decide(self._puller, self.wanted, self._cancel)
+            decision = decide(self._puller, self.wanted, self._catalogue(), self._cancel)
             self._keep(msgspec.structs.replace(self.wanted, pair=decision.pair, decided=True))
             self._change(offers=decision.offers, said=decision.said)
             self._puller.pull(
@@ -184,7 +138,6 @@ class Pull:
             self._ended_by(LocalspecError(f"The pull failed: {type(error).__name__}."))
         finally:
             self._finished.set()
-            self._ended()
 
     def _ended_by(self, error: LocalspecError) -> None:
         """Interrupted, whatever came of that; cancelled, or failed: only what passes is tried again."""
@@ -210,26 +163,29 @@ class Pull:
     def _keep(self, wanted: Wanted) -> None:
         """Remember what is wanted, as far as it is known."""
         self.wanted = wanted
-        if self._unfinished:
-            self._unfinished.keep(wanted)
+        self._unfinished.keep(wanted)
 
     def _forget(self) -> bool:
-        return bool(self._unfinished and self._unfinished.drop(self.name))
+        return self._unfinished.drop(self.name)
 
     def _planned(self, plan: Plan) -> None:
-        hashes = tuple(each.sha256 for each in plan.remotes)
+        remotes = [each.remote for each in plan.files]
+        hashes = tuple(each.sha256 for each in remotes)
         self._keep(msgspec.structs.replace(self.wanted, files=hashes))
-        files = tuple(FileState(each.name, 0, each.size) for each in plan.remotes)
-        size = sum(each.size for each in plan.remotes)
+        files = tuple(FileState(each.name, 0, each.size) for each in remotes)
+        size = sum(each.size for each in remotes)
         self._change(
             state="downloading", files=files, size=size, done=size - plan.fetch, notes=plan.notes
         )
 
-    def _progress(self, progress: Progress) -> None:
+    def _progress(self, files: tuple[FileState, ...]) -> None:
         """From the pull's own thread, four times a second."""
         now = time.monotonic()
-        here = progress.hashed if progress.verifying else progress.done
-        if progress.verifying != (self._state.state == "verifying"):
+        done, hashed = sum(each.done for each in files), sum(each.hashed for each in files)
+        size = sum(each.size for each in files)
+        verifying = done == size
+        here = hashed if verifying else done
+        if verifying != (self._state.state == "verifying"):
             self._samples.clear()  # of the other
         self._samples.append((now, here))
         while now - self._samples[0][0] > _RATE_SECONDS:
@@ -237,21 +193,20 @@ class Pull:
         since, before = self._samples[0]
         rate = max(0.0, (here - before) / (now - since)) if now > since else 0.0
         self._change(
-            state="verifying" if progress.verifying else "downloading",
-            done=progress.done,
-            size=progress.size,
-            hashed=progress.hashed,
+            state="verifying" if verifying else "downloading",
+            done=done,
+            size=size,
+            hashed=hashed,
             rate=rate,
-            seconds_left=(progress.size - here) / rate if rate else None,
-            files=tuple(_file_state(file) for file in progress.files),
+            seconds_left=(size - here) / rate if rate else None,
+            files=files,
         )
 
-    def _told(self, waiting: Waiting | None) -> None:
+    def _told(self, retry: Retry | None) -> None:
         """From the threads that fetch."""
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
-            if waiting:
-                retry = Retry(waiting.cause, waiting.attempt, waiting.tries, waiting.seconds)
+            if retry:
                 self._waits[threading.get_ident()] = retry
             first = min(self._waits.values(), key=lambda each: each.seconds, default=None)
         self._change(retry=first)
@@ -259,6 +214,9 @@ class Pull:
     def _change(self, **values: object) -> None:
         with self._lock:
             self._state = msgspec.structs.replace(self._state, **values)
+            watchers = tuple(self._watchers)
+        for changed in watchers:
+            changed()
 
 
 class Pulls:
@@ -267,15 +225,13 @@ class Pulls:
     def __init__(
         self,
         puller: Puller,
-        changed: Callable[[], None] = lambda: None,
-        decide: Decide = _as_it_is,
-        unfinished: Unfinished | None = None,
+        catalogue: Callable[[], Catalogue],
+        unfinished: Unfinished,
     ) -> None:
-        self._puller, self._decide, self._unfinished = puller, decide, unfinished
-        self._changed = changed
+        self._puller, self._catalogue, self._unfinished = puller, catalogue, unfinished
         self._lock = threading.Lock()
         self._pulls: dict[str, Pull] = {}
-        for wanted in unfinished.all() if unfinished else ():
+        for wanted in unfinished.all():
             hub = Hub(wanted.endpoint) if wanted.endpoint else None
             self._pulls[wanted.name] = self._pull(wanted, hub, resumed=True)
 
@@ -286,7 +242,7 @@ class Pulls:
             limit=Limit(wanted.limit_rate),
             asked=wanted.asked,
         )
-        return Pull(puller, wanted, self._decide, self._unfinished, self._changed, resumed=resumed)
+        return Pull(puller, wanted, self._catalogue, self._unfinished, resumed=resumed)
 
     def start(self, wanted: Wanted, hub: Hub | None = None) -> Pull:
         """Start a pull (from `hub`, if not the usual one), or join the running one of this pair.
@@ -316,8 +272,7 @@ class Pulls:
             pull = self._pulls.get(name)
         if pull and pull.state.state in RUNNING:
             return pull.wanted
-        kept = self._unfinished.all() if self._unfinished else ()
-        return next((each for each in kept if each.name == name), None)
+        return next((each for each in self._unfinished.all() if each.name == name), None)
 
     def states(self) -> tuple[PullState, ...]:
         """Every pull running or lately ended, oldest first."""
@@ -339,12 +294,6 @@ class Pulls:
             return self.get(pair_name(found) if found else written)
         return self.get(written)  # which says so
 
-    def cancel(self, name: str) -> PullState:
-        """Ask a pull to stop. Raises NotFound."""
-        pull = self.get(name)
-        pull.cancel()
-        return pull.state
-
     def close(self, timeout: float = 5.0) -> None:
         """Interrupt all and wait up to `timeout` seconds; for the daemon's end."""
         with self._lock:
@@ -361,7 +310,3 @@ class Pulls:
                 del self._pulls[name]
                 return True
         return False
-
-
-def _file_state(file: FileProgress) -> FileState:
-    return FileState(file.file, file.done, file.size, file.hashed)

@@ -47,15 +47,6 @@ class Details:
     by_context: tuple[tuple[int, int], ...]  # tokens, bytes: doubling up to what the models know
 
 
-def show(store: Store, name: str, context: int = 0, *, kv_type: str = "f16") -> Details:
-    """The details of a pair of the store.
-
-    Raises:
-        ModelNotFound, BadGguf
-    """
-    return describe(store, store.get(name), context, kv_type=kv_type)
-
-
 def describe(store: Store, record: Record, context: int = 0, *, kv_type: str = "f16") -> Details:
     """Read a pair's headers and count what it needs; `context` 0 takes the usual one."""
     target = stored_model(store, record.target)
