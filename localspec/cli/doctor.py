@@ -24,7 +24,6 @@ from localspec.paths import Paths, check_socket_path, default_paths, hf_cache
 LOW_DISK = 10 << 30  # bytes
 # With less of a GPU free, not even a small draft finds room.
 LOW_GPU_MIB = 1024
-_AGAIN = "scripts/setup --again"
 
 
 @dataclass(frozen=True)
@@ -72,66 +71,55 @@ def built_architectures(venv: Path) -> str:
 
 def findings(here: Machine) -> Iterator[Finding]:
     """Every finding, in the order in which things go wrong."""
-    yield from _build(here)
+    compiler = machine.compiler(here.host)
+    plan = machine.plan_build(here.host, compiler) if compiler else None
+    yield from _build(here, compiler, plan)
     yield from _folders(here.paths)
-    yield from _daemon(here)
+    yield from _daemon(here, machine.rebuild(plan))
     yield from _disk(here)
     yield from _network(here)
 
 
-def _build(here: Machine) -> Iterator[Finding]:
+def _build(
+    here: Machine, compiler: machine.Compiler | None, plan: machine.Plan | None
+) -> Iterator[Finding]:
     """Compiler, GPU, AMX, and whether what is installed is what this machine could have."""
-    compiler = machine.compiler(here.host)
+    again = machine.rebuild(plan)
     if here.built is None:
-        yield Finding("engine", "bad", "llama-cpp-python is not installed.", _AGAIN)
+        yield Finding("engine", "bad", "llama-cpp-python is not installed.", again)
     else:
         yield Finding("engine", "ok", f"llama.cpp is built for {here.built}.")
-    if compiler is None:
+    if compiler is None or plan is None:
         hint = machine.install_hint(here.host, "compiler")
         state: Literal["note", "bad"] = "bad" if here.built is None else "note"
-        yield Finding("compiler", state, "No C++ compiler works here.", f"{hint}, then {_AGAIN}")
+        yield Finding("compiler", state, "No C++ compiler works here.", f"{hint}, then {again}")
         return
     yield Finding("compiler", "ok", compiler.version)
-    plan = machine.plan_build(here.host, compiler)
     for reason in plan.reasons:
-        if reason.startswith("AMX"):
-            yield _amx(reason)
+        if reason.about == "AMX":
+            yield Finding("AMX", "note" if reason.cure else "ok", reason.what, reason.cure)
         else:
-            yield from _gpu(here, plan.backend, reason)
+            yield from _gpu(here, plan, reason)
 
 
-def _amx(reason: str) -> Finding:
-    what, stop, cure = reason.partition("Install ")
-    return Finding("AMX", "note" if stop else "ok", what.strip(), stop + cure)
-
-
-def _gpu(here: Machine, could: str, reason: str) -> Iterator[Finding]:
+def _gpu(here: Machine, plan: machine.Plan, reason: machine.Reason) -> Iterator[Finding]:
     """What this machine could use, what is used, and why not more."""
+    again, could = machine.rebuild(plan), plan.backend
     if here.built not in (None, could):
-        yield Finding("GPU", "note", f"{reason} But llama.cpp is built for {here.built}.", _AGAIN)
+        yield Finding("GPU", "note", f"{reason} But llama.cpp is built for {here.built}.", again)
         return
-    what, cure = _cure_in(reason)
+    cure = reason.cure
     if could == "vulkan" and machine.nvidia_gpus(here.host):
-        cure = f"{machine.install_hint(here.host, 'cuda')}, then {_AGAIN}"
-    yield Finding("GPU", "note" if cure else "ok", what, cure)
+        first = machine.install_hint(here.host, "cuda")
+        cure = f"{first}, then {again if machine.CHECKOUT else 'localspec doctor'}"
+    yield Finding("GPU", "note" if cure else "ok", reason.what, cure)
     if could == "cuda":
-        yield from _cuda(here)
+        yield from _cuda(here, again)
     if could != "cpu":
         yield from _gpu_settings(here)
 
 
-def _cure_in(reason: str) -> tuple[str, str]:
-    """A reason of the build plan, parted into what is and what to do."""
-    for beginning in ("Install ", "Update ", "Restart ", "Run "):
-        what, found, cure = reason.partition(f". {beginning}")
-        if not found:
-            what, found, cure = reason.partition(f"` {beginning}")
-        if found:
-            return f"{what}{found[0]}", f"{beginning}{cure}"
-    return reason, ""
-
-
-def _cuda(here: Machine) -> Iterator[Finding]:
+def _cuda(here: Machine, again: str) -> Iterator[Finding]:
     """Driver and toolkit, what the build holds for these GPUs, and their memory."""
     host = here.host
     gpus, toolkit = machine.nvidia_gpus(host), machine.cuda_toolkit(host)
@@ -146,7 +134,7 @@ def _cuda(here: Machine) -> Iterator[Finding]:
                 f"llama.cpp is built for architecture {here.architectures}, and {gpu.name} has "
                 f"{gpu.capability.replace('.', '')}: it cannot run there."
             )
-            yield Finding("GPU", "bad", what, _AGAIN)
+            yield Finding("GPU", "bad", what, again)
     for each in machine.nvidia_memory(host):
         what = f"{each.name}: {each.free / 1024:.1f} of {each.total / 1024:.1f} GiB free."
         if each.free < LOW_GPU_MIB:
@@ -202,7 +190,7 @@ def _existing(folder: Path) -> Path:
     return next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110
 
 
-def _daemon(here: Machine) -> Iterator[Finding]:
+def _daemon(here: Machine, again: str) -> Iterator[Finding]:
     try:
         status = here.status()
     except NoDaemon as error:
@@ -227,7 +215,9 @@ def _daemon(here: Machine) -> Iterator[Finding]:
         yield Finding("pair", "bad", what, "localspec stop && localspec start, or another pair")
     if status["safe_mode"]:
         what = "The engine runs in safe mode: it crashed at its first decode with the faster code."
-        yield Finding("engine", "note", what, f"a newer compiler, then {_AGAIN}")
+        # What pip built took no flags for this machine; scripts/setup has tried what it built.
+        cure = f"a newer compiler, then {again}" if machine.CHECKOUT else again
+        yield Finding("engine", "note", what, cure)
     for problem in status.get("problems", []):
         yield Finding("files", "bad", problem, "correct that file; it is read again at once")
 

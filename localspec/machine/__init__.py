@@ -5,11 +5,14 @@
 """
 
 from localspec.machine.build import BUILD_VARIABLES as BUILD_VARIABLES
+from localspec.machine.build import CHECKOUT as CHECKOUT
 from localspec.machine.build import Backend as Backend
 from localspec.machine.build import Plan as Plan
+from localspec.machine.build import Reason as Reason
 from localspec.machine.build import build_jobs as build_jobs
 from localspec.machine.build import installed_backend as installed_backend
 from localspec.machine.build import plan_build as plan_build
+from localspec.machine.build import rebuild as rebuild
 from localspec.machine.build import wheel_key as wheel_key
 from localspec.machine.gpu import cuda_toolkit as cuda_toolkit
 from localspec.machine.gpu import driver_cuda as driver_cuda

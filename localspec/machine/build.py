@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,22 +43,59 @@ BUILD_VARIABLES = (
     "MACOSX_DEPLOYMENT_TARGET",
 )
 
-AGAIN = "then run `scripts/setup --again`."
+# scripts/setup builds in a checkout; what pip installed has no such folder beside it.
+CHECKOUT = Path(__file__).parents[2].joinpath("scripts", "setup").is_file()
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why one thing was decided so, and what to do first for it to be decided better, if anything."""
+
+    about: Literal["GPU", "AMX"]
+    what: str
+    first: str = ""
+
+    @property
+    def cure(self) -> str:
+        """A sentence, or nothing."""
+        again = "scripts/setup --again" if CHECKOUT else "localspec doctor"
+        return f"{self.first}, then run `{again}`." if self.first else ""
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.cure}".rstrip()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How to build llama-cpp-python here, and why so: one sentence per decision."""
+    """How to build llama-cpp-python here, and why so."""
 
     backend: Backend
     cmake_args: str
-    reasons: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+
+
+def rebuild(plan: Plan | None = None) -> str:
+    """The command that builds the installed llama.cpp anew, as planned; without a plan, as pip does."""
+    if CHECKOUT:
+        return "scripts/setup --again"
+    try:
+        pinned = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
+    except importlib.metadata.PackageNotFoundError:
+        pinned = "llama-cpp-python"
+    flags = f"CMAKE_ARGS={shlex.quote(plan.cmake_args)} " if plan else ""
+    # No cache: pip would take a wheel that it built with other flags.
+    how = "--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
+    return f"{flags}{shlex.quote(sys.executable)} -m pip install {how} {pinned}"
 
 
 def plan_build(host: Host, compiler: Compiler, user_args: str | None = None) -> Plan:
     """Choose the build for this machine; the user's own CMAKE_ARGS win over every choice."""
     if user_args is not None:
-        return Plan("user", user_args, (f"CMAKE_ARGS is used as it is: {user_args or '(empty)'}",))
+        return Plan(
+            "user",
+            user_args,
+            (Reason("GPU", f"CMAKE_ARGS is used as it is: {user_args or '(empty)'}"),),
+        )
     backend, gpu_flags, gpu_reason = _choose_backend(host, compiler)
     cpu_flags, cpu_reasons = _choose_cpu_flags(host, compiler)
     return Plan(
@@ -65,16 +104,17 @@ def plan_build(host: Host, compiler: Compiler, user_args: str | None = None) -> 
 
 
 # A backend, its cmake flags, and why.
-Choice = tuple[Backend, list[str], str]
+Choice = tuple[Backend, list[str], Reason]
 
 
 def _choose_backend(host: Host, compiler: Compiler) -> Choice:
     if host.system == "Darwin":
         if host.arch == "arm64":
-            return "metal", ["-DGGML_METAL=ON"], "Metal: this is a Mac with an Apple GPU."
+            reason = Reason("GPU", "Metal: this is a Mac with an Apple GPU.")
+            return "metal", ["-DGGML_METAL=ON"], reason
         # llama.cpp's own releases for Intel Macs are built without Metal too.
         no_metal = "CPU: llama.cpp's Metal code is for Apple's GPUs, this is an Intel Mac."
-        return "cpu", ["-DGGML_METAL=OFF"], no_metal
+        return "cpu", ["-DGGML_METAL=OFF"], Reason("GPU", no_metal)
     toolkit, gpus = cuda_toolkit(host), nvidia_gpus(host)
     cuda = _choose_cuda(host, toolkit, gpus) if gpus else None
     if cuda and cuda[0] == "cuda":
@@ -85,42 +125,42 @@ def _choose_backend(host: Host, compiler: Compiler) -> Choice:
     return cuda or ("cpu", [], _no_gpu(host, toolkit))
 
 
-def _no_gpu(host: Host, toolkit: CudaToolkit | None) -> str:
+def _no_gpu(host: Host, toolkit: CudaToolkit | None) -> Reason:
     found = f"a CUDA {toolkit.version} compiler, but " if toolkit else ""
     said = f"CPU: there is {found}no working NVIDIA GPU"
     if complaint := nvidia_complaint(host):
         cure = "Restart the machine or install NVIDIA's driver anew"
-        return f"{said}: nvidia-smi says `{complaint}`. {cure}, {AGAIN}"
-    return f"{said} (nvidia-smi lists none)."
+        return Reason("GPU", f"{said}: nvidia-smi says `{complaint}`.", cure)
+    return Reason("GPU", f"{said} (nvidia-smi lists none).")
 
 
 def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -> Choice:
     if not toolkit:
-        cure = install_hint(host, "cuda")
         no_compiler = f"CPU: there is an {gpus[0].name}, but no CUDA compiler (nvcc)."
-        return "cpu", [], f"{no_compiler} {cure}, {AGAIN}"
+        return "cpu", [], Reason("GPU", no_compiler, install_hint(host, "cuda"))
     runnable = driver_cuda(host)
     if runnable and int(toolkit.version.split(".")[0]) > int(runnable.split(".")[0]):
         too_old = (
             f"CPU: nvcc is CUDA {toolkit.version}, but the GPU's driver runs CUDA {runnable} "
-            f"at most. Update the driver or install a CUDA {runnable} toolkit, {AGAIN}"
+            "at most."
         )
-        return "cpu", [], too_old
+        cure = f"Update the driver or install a CUDA {runnable} toolkit"
+        return "cpu", [], Reason("GPU", too_old, cure)
     if not cuda_can_build(host, toolkit):
-        cure = install_hint(host, "cublas")
-        return "cpu", [], f"CPU: CUDA {toolkit.version} is here without cuBLAS. {cure}, {AGAIN}"
+        without = f"CPU: CUDA {toolkit.version} is here without cuBLAS."
+        return "cpu", [], Reason("GPU", without, install_hint(host, "cublas"))
     architectures = cuda_architectures(host, toolkit, gpus)
     if architectures is None:
         too_new = (
             f"CPU: CUDA {toolkit.version} no longer builds for {gpus[0].name} "
-            f"(compute {gpus[0].capability}). Install an older CUDA toolkit, {AGAIN}"
+            f"(compute {gpus[0].capability})."
         )
-        return "cpu", [], too_new
+        return "cpu", [], Reason("GPU", too_new, "Install an older CUDA toolkit")
     flags = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"]
     if not toolkit.on_path:
         flags.append(f"-DCMAKE_CUDA_COMPILER={toolkit.nvcc}")
     reason = f"CUDA {toolkit.version} for {gpus[0].name} (architecture {architectures})."
-    return "cuda", flags, reason
+    return "cuda", flags, Reason("GPU", reason)
 
 
 def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> Choice | None:
@@ -129,30 +169,28 @@ def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> Choice |
     if not names:
         return None
     if missing := missing_for_vulkan(host, compiler.command):
-        cure = install_hint(host, "vulkan")
         lacks = f"a Vulkan build needs {', '.join(missing)}"
-        return "cpu", [], f"CPU: there is an {names[0]}, but {lacks}. {cure}, {AGAIN}"
+        without = f"CPU: there is an {names[0]}, but {lacks}."
+        return "cpu", [], Reason("GPU", without, install_hint(host, "vulkan"))
     slower = ", because CUDA cannot be built here; it would be faster" if has_nvidia else ""
-    return "vulkan", ["-DGGML_VULKAN=ON"], f"Vulkan for {names[0]}{slower}."
+    return "vulkan", ["-DGGML_VULKAN=ON"], Reason("GPU", f"Vulkan for {names[0]}{slower}.")
 
 
-def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[str]]:
+def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[Reason]]:
     if "amx_tile" not in cpu(host).flags:
         return [], []
     trial = try_amx(host, compiler)
     if trial == "not compiled":
-        return [], [f"AMX: off, {compiler.version} does not know it."]
+        return [], [Reason("AMX", f"AMX: off, {compiler.version} does not know it.")]
     if trial == "works":
-        return [], [f"AMX: on, {compiler.version} compiles it correctly (tried)."]
+        return [], [Reason("AMX", f"AMX: on, {compiler.version} compiles it correctly (tried).")]
     # The user's own CFLAGS would be lost under CMAKE_C_FLAGS, so they are joined to it.
     flags = [
         f"-DCMAKE_{language}_FLAGS={' '.join(filter(None, (host.env.get(variable), NO_AMX)))}"
         for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))
     ]
-    return flags, [
-        f"AMX: off, what {compiler.version} makes of it fails (tried; llama.cpp #20824). "
-        f"Install a newer compiler, {AGAIN}"
-    ]
+    what = f"AMX: off, what {compiler.version} makes of it fails (tried; llama.cpp #20824)."
+    return flags, [Reason("AMX", what, "Install a newer compiler")]
 
 
 def wheel_key(host: Host, plan: Plan, compiler: Compiler, version: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,15 @@ def here(tmp_path: Path) -> Machine:
         raise NoDaemon("No daemon is running; start one with: localspec start")
 
     return Machine(a_host(), Paths(*folders), "cpu", "", lambda folder: 1 << 40, nobody)
+
+
+SAFE_MODE = {
+    "version": localspec.__version__,
+    "pid": 1,
+    "counts": {"requests": 0},
+    "pair": {"name": "builtin", "state": "ready"},
+    "safe_mode": True,
+}
 
 
 def found(here: Machine, about: str) -> Finding:
@@ -115,6 +125,26 @@ def test_a_gpu_that_is_not_used_is_said_with_the_cure(here: Machine) -> None:
         "scripts/setup --again",
     )
     assert found(replace(gpu, built="cuda"), "GPU").state == "ok"
+
+
+def test_what_pip_installed_is_built_anew_by_pip(
+    here: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no scripts/setup beside it, and pip has to be told the flags for this machine."""
+    monkeypatch.setattr(machine, "CHECKOUT", False)
+    monkeypatch.setattr("localspec.machine.build.CHECKOUT", False)
+    gpu = replace(here, host=a_host(told=GPU, tools=TOOLS))
+    cure = found(gpu, "GPU").cure
+    assert cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_CUDA=ON")
+    assert f"{sys.executable} -m pip install --force-reinstall" in cure
+    assert "--no-binary llama-cpp-python llama-cpp-python==" in cure
+    tools = {name: tool for name, tool in TOOLS.items() if name != "nvcc"}
+    lacking = found(replace(here, host=a_host(told=GPU, tools=tools)), "GPU")
+    assert lacking.cure.endswith("nvidia-cuda-toolkit`, then run `localspec doctor`.")
+    for each in (gpu, replace(gpu, built=None), replace(here, status=lambda: SAFE_MODE)):
+        assert not [each for each in doctor.findings(each) if "scripts/setup" in each.cure]
+    safe = found(replace(here, status=lambda: SAFE_MODE), "engine")
+    assert safe.cure.startswith("CMAKE_ARGS=-DLLAVA_BUILD=OFF ")
 
 
 def test_a_gpu_without_its_compiler(here: Machine) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localspec import errors
+from localspec import errors, machine
 from localspec.config import Config
 from localspec.daemon.worker import placement
 from localspec.daemon.worker.admission import Admission
@@ -28,7 +28,8 @@ log = logging.getLogger("localspec.loaded_pair")
 
 SAFE_NOTE = (
     "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
-    "Rebuilding llama-cpp-python for this machine (scripts/setup) cures it."
+    "Rebuilding llama-cpp-python for this machine "
+    f"({'scripts/setup' if machine.CHECKOUT else 'localspec doctor says how'}) cures it."
 )
 
 
