@@ -18,9 +18,8 @@ from localspec.registry.header.gguf import (
     read_header,
 )
 from localspec.registry.header.model import read_local_model
-from tests.support.gguf_files import ARRAY, I32, STRING, U32, U64, model, mutants
-
-VOCABULARIES = Path(__file__).parents[2].parent / "shared" / "vocabs"
+from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, U64, model, mutants
+from tests.support.vocabularies import NAMES, SOURCES, files_of, token_count, vocabulary
 
 
 class Bytes:
@@ -195,15 +194,34 @@ def test_a_pipe_and_a_folder_are_not_opened(tmp_path: Path) -> None:
         FileSource(tmp_path / "absent")
 
 
-@pytest.mark.skipif(not VOCABULARIES.is_dir(), reason="no folder of real vocabularies beside us")
-def test_real_files_read(tmp_path: Path) -> None:
-    sizes = {
-        "gpt-2": 50257, "llama-bpe": 128256, "llama-spm": 32000, "phi-3": 32064,
-        "qwen2": 151936, "qwen35": 151936,
-    }  # fmt: skip
+@pytest.mark.parametrize("source", SOURCES)
+def test_vocabularies_of_every_kind_read(source: str, tmp_path: Path) -> None:
+    """A header is all that these files have; the real ones state up to 151936 tokens."""
+    sizes = {name: token_count(name) for name in NAMES}
+    if source == "real":
+        sizes = {
+            "gpt-2": 50257, "llama-bpe": 128256, "llama-spm": 32000, "phi-3": 32064,
+            "qwen2": 151936, "qwen35": 151936,
+        }  # fmt: skip
+    files = files_of(source, tmp_path)
     for name, count in sizes.items():
-        header = read_header(FileSource(VOCABULARIES / f"ggml-vocab-{name}.gguf"))
+        header = read_header(FileSource(files[name]))
+        assert header.tensors == ()
         tokens = header.metadata["tokenizer.ggml.tokens"]
         assert isinstance(tokens, StringArray)
         assert tokens.count == count
         assert sum(1 for _ in tokens) == count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_vocabulary_reads_as_it_was_written(name: str) -> None:
+    file = vocabulary(name)
+    header = read_header(Bytes(file.data()))
+    assert header.metadata.keys() == file.metadata.keys()
+    for key, (kind, value) in file.metadata.items():
+        read: object = header.metadata[key]
+        if isinstance(read, StringArray):
+            read = (STRING, [text.decode() for text in read])
+        elif isinstance(read, NumberArray):
+            read = (value[0], list(read.values()))  # type: ignore[index]
+        assert read == (pytest.approx(value) if kind == F32 else value), key

@@ -1,4 +1,4 @@
-"""Matching tokenizers: synthetic pairs that differ in one thing, and real vocabularies."""
+"""Matching tokenizers: synthetic pairs that differ in one thing, and vocabularies of every kind."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ import pytest
 from localspec.registry.header import pairing
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.pairing import Verdict
-from localspec.registry.header.vocabulary import read_vocabulary
+from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
+from tests.support.vocabularies import NAMES, SOURCES, files_of
 
-VOCABULARIES = Path(__file__).parents[2].parent / "shared" / "vocabs"
-real = pytest.mark.skipif(
-    not VOCABULARIES.is_dir(), reason="no folder of real vocabularies beside the checkout"
-)
-NAMES = ("gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
-# What different real vocabularies say of each other. Qwen's two cut text differently into the same
+# What vocabularies of different kinds say of each other. Qwen's two cut text differently into the same
 # tokens; Phi 3 is Llama 2 with 64 tokens more; all others number their tokens differently.
 MATCHED = {
     ("qwen2", "qwen35"): "the pre-tokenizer is 'qwen2' in the target and 'qwen35' in the draft",
     ("qwen35", "qwen2"): "the pre-tokenizer is 'qwen35' in the target and 'qwen2' in the draft",
-    ("llama-spm", "phi-3"): "the target has 32000 tokens and the draft 32064",
-    ("phi-3", "llama-spm"): "the target has 32064 tokens and the draft 32000",
+    ("llama-spm", "phi-3"): "the target has {ours} tokens and the draft {theirs}",
+    ("phi-3", "llama-spm"): "the target has {ours} tokens and the draft {theirs}",
 }
 REASONS = ("the kind of tokenizer is", "add_bos_token is", "; the draft knows")
 
@@ -103,17 +99,26 @@ def test_a_flag_left_out_means_llama_cpps_default(tmp_path: Path) -> None:
     assert judge(BASE, BASE.put(TWO_FLAGS, BOOL, False), tmp_path).matched
 
 
-@real
+@pytest.fixture(scope="module", params=SOURCES)
+def vocabularies(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Vocabulary]:
+    files = files_of(request.param, tmp_path_factory.mktemp("vocabularies"))
+    return {name: read_vocabulary(read_header(FileSource(file))) for name, file in files.items()}
+
+
 @pytest.mark.parametrize(("ours", "theirs"), list(itertools.product(NAMES, NAMES)))
-def test_every_real_vocabulary_against_every_other(ours: str, theirs: str) -> None:
-    files = (VOCABULARIES / f"ggml-vocab-{name}.gguf" for name in (ours, theirs))
-    target, draft = (read_vocabulary(read_header(FileSource(file))) for file in files)
+def test_every_vocabulary_against_every_other(
+    ours: str, theirs: str, vocabularies: dict[str, Vocabulary]
+) -> None:
+    target, draft = vocabularies[ours], vocabularies[theirs]
     verdict = pairing.judge(target, draft)
     if ours == theirs:
         assert verdict == Verdict(True, "", ())
     elif (ours, theirs) in MATCHED:
         assert verdict.matched
-        assert any(note.startswith(MATCHED[ours, theirs]) for note in verdict.notes)
+        says = MATCHED[ours, theirs].format(ours=len(target.tokens), theirs=len(draft.tokens))
+        assert any(note.startswith(says) for note in verdict.notes)
     else:
         assert not verdict.matched
         assert any(says in verdict.reason for says in REASONS)

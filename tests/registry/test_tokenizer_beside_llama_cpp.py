@@ -1,10 +1,12 @@
-"""Headers edited at random: our verdict beside llama.cpp's rule over what llama.cpp itself read."""
+"""Headers of every kind, and edited at random: what we read, and our verdict, beside llama.cpp's own."""
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ import pytest
 from localspec.compatibility import MIN_COVERAGE, compare
 from localspec.engine import llama
 from localspec.registry.header.gguf import FileSource, read_header
-from localspec.registry.header.vocabulary import read_vocabulary
+from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
+from tests.support.vocabularies import NAMES, SOURCES, files_of
 
 llama.initialise()
 BASE = model()
@@ -109,3 +112,63 @@ def test_edited_headers(seed: int, tmp_path: Path) -> None:
         else:
             refused += 1
     assert min(accepted, beyond, refused) >= 5, "edits of every outcome"
+
+
+# Words, figures, indentation, letters that are no single token, a code point above 16 bits.
+TEXT = "def read(self, size=1024):\n        return self.file.read(size)  # é ß 漢字 👀\n\n\t3.14 isn't <s>"
+
+
+@pytest.fixture(scope="module", params=SOURCES)
+def vocabularies(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, tuple[Vocabulary, Loaded]]]:
+    """One of each kind: as we read its header, and as llama.cpp has it."""
+    files = files_of(request.param, tmp_path_factory.mktemp("vocabularies"))
+    read = {name: read_vocabulary(read_header(FileSource(file))) for name, file in files.items()}
+    loaded = {name: Loaded(file) for name, file in files.items()}
+    yield {name: (read[name], loaded[name]) for name in NAMES}
+    for each in loaded.values():
+        each.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_vocabulary_is_read_as_llama_cpp_reads_it(
+    name: str, vocabularies: dict[str, tuple[Vocabulary, Loaded]]
+) -> None:
+    read, loaded = vocabularies[name]
+    ours, theirs = read.tokenizer, loaded.vocab
+    assert len(ours.texts) == C.llama_vocab_n_tokens(theirs)
+    texts = [C.llama_vocab_get_text(theirs, at) for at in range(len(ours.texts))]
+    assert list(ours.texts) == texts
+    assert (
+        ours.kind
+        == {C.LLAMA_VOCAB_TYPE_SPM: "spm", C.LLAMA_VOCAB_TYPE_BPE: "bpe"}[
+            C.llama_vocab_type(theirs)
+        ]
+    )
+    assert (ours.bos, ours.eos) == (C.llama_vocab_bos(theirs), C.llama_vocab_eos(theirs))
+    assert ours.add_bos == C.llama_vocab_get_add_bos(theirs)
+    assert ours.add_eos == C.llama_vocab_get_add_eos(theirs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_learnt_vocabulary_tokenizes_text_as_a_models_does(
+    name: str, vocabularies: dict[str, tuple[Vocabulary, Loaded]]
+) -> None:
+    """It would be no stand-in for a model's if llama.cpp could not use its merges and scores."""
+    vocab, data = vocabularies[name][1].vocab, TEXT.encode()
+    tokens = (C.llama_token * len(data))()
+    count = C.llama_tokenize(vocab, data, len(data), tokens, len(data), False, False)
+    assert 10 < count < 0.7 * len(TEXT)
+    room = ctypes.create_string_buffer(2 * len(data))
+    length = C.llama_detokenize(vocab, tokens, count, room, len(room), False, True)
+    assert room.raw[:length].decode().lstrip() == TEXT
+
+
+@pytest.mark.parametrize(("ours", "theirs"), list(itertools.permutations(NAMES, 2)))
+def test_what_llama_cpp_takes_for_a_pair_is_one(
+    ours: str, theirs: str, vocabularies: dict[str, tuple[Vocabulary, Loaded]]
+) -> None:
+    target, draft = vocabularies[ours], vocabularies[theirs]
+    usable = compare(target[0].tokenizer, draft[0].tokenizer).usable
+    assert usable == rule(target[1], draft[1])
