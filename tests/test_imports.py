@@ -61,8 +61,8 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
     "registry": (
-        {"compatibility", "errors", "files", "paths", "purpose"},
-        "it must be testable without a daemon",
+        {"compatibility", "errors", "files", "paths", "protocol", "purpose"},
+        "it must be testable without a daemon; what it tells goes over the socket as it is",
     ),
     "daemon": (
         {"protocol", "registry", "machine", *LEAVES},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -24,11 +25,13 @@ from localspec.errors import (
     UnsafeModel,
     UnsafePath,
 )
+from localspec.protocol.pairs import CollectedView, TemplateView
+from localspec.registry.header.fit import Memory
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import read_local_model
-from localspec.registry.header.traits import Template, Traits, traits
+from localspec.registry.header.traits import Traits, traits
 from localspec.registry.store import files
-from localspec.registry.store.details import Details, describe
+from localspec.registry.store.details import describe
 from localspec.registry.store.local import add, refreshed
 from localspec.registry.store.records import Part, Record, StoredModel, encode
 from localspec.registry.store.store import Store
@@ -36,6 +39,7 @@ from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
 TARGET = model(layers=4, seed=1)
 DRAFT = model(layers=1, seed=2)
+FREE = Memory(1 << 40)
 
 
 def put_blob(store: Store, data: bytes, file: str) -> StoredModel:
@@ -93,20 +97,16 @@ def test_a_name_is_no_path(store: Store, name: str) -> None:
         store.get(name)
 
 
-def show(store: Store, name: str, context: int = 0) -> Details:
-    return describe(store, store.get(name), context)
-
-
 def test_show_tells_everything(store: Store, record: Record) -> None:
-    details = show(store, "p", 1024)
+    details = describe(store, store.get("p"), FREE, 1024)
     assert details.target.architecture == "llama"
     assert details.target.layers == 4
     assert details.draft is not None
-    assert details.draft.need.cache == 1024 * (4 + 4) * 2
-    assert details.verdict is not None
-    assert details.verdict.matched
-    assert details.needed > details.target.need.total + details.draft.need.total
-    assert show(store, "p", 10**6).context == 4096, "what the models know"
+    assert details.draft.cache == 1024 * (4 + 4) * 2
+    assert details.matched
+    both = (details.target, details.draft)
+    assert details.needed > sum(each.weights + each.cache + each.compute for each in both)
+    assert describe(store, store.get("p"), FREE, 10**6).context == 4096, "what the models know"
 
 
 def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> None:
@@ -129,13 +129,13 @@ def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> 
     assert found.fim
     assert found.types.keys() == {"F16", "F32"}
     assert sum(found.types.values()) == read_local_model(tmp_path / "m.gguf").weights
-    assert found.template == Template(template, tools=True, system=True)
+    assert found.template == template_of(template, tools=True, system=True)
     add(store, "mine", tmp_path / "m.gguf")
-    by_context = show(store, "mine").by_context
-    assert [tokens for tokens, _ in by_context] == [4096, 8192, 10_000]
-    needed = [needed for _, needed in by_context]
-    assert needed == sorted(set(needed))
-    assert dict(by_context)[8192] == show(store, "mine", 8192).needed
+    mine = store.get("mine")
+    by_context = {each.context: each.needed for each in describe(store, mine, FREE).contexts}
+    assert list(by_context) == [4096, 8192, 10_000]
+    assert list(by_context.values()) == sorted(set(by_context.values()))
+    assert by_context[8192] == describe(store, mine, FREE, 8192).needed
     bare = file_traits(model(), tmp_path)
     assert (bare.quantization, bare.licence, bare.template, bare.fim) == ("F16", "", None, False)
 
@@ -153,7 +153,12 @@ def test_what_a_template_has_a_place_for(
     text: str, tools: bool, system: bool, tmp_path: Path
 ) -> None:
     found = file_traits(model().put("tokenizer.chat_template", STRING, text), tmp_path).template
-    assert found == Template(text, tools, system)
+    assert found == template_of(text, tools=tools, system=system)
+
+
+def template_of(text: str, *, tools: bool, system: bool) -> TemplateView:
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return TemplateView(sha256, len(text), tools, system, text)
 
 
 def file_traits(file: Gguf, folder: Path) -> Traits:
@@ -201,7 +206,7 @@ def test_collect_deletes_what_no_pair_needs(store: Store, record: Record) -> Non
     planned = store.collect(dry_run=True)
     assert len(planned.files) == 4
     assert len(list(store.parts.iterdir())) == 3
-    assert store.collect() == planned
+    assert store.collect() == CollectedView(planned.freed, planned.files, dry_run=False)
     assert store.ready("p") == record
     assert store.collect().files == ()
 

@@ -24,7 +24,6 @@ from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
     from localspec.registry.store.records import Record
-    from localspec.registry.store.store import PartReport
 
 _PAUSE = 0.2  # seconds between two reports of progress
 
@@ -75,8 +74,7 @@ async def remove(request: Request) -> Response:
     daemon = context(request)
     name = await asyncio.to_thread(daemon.registry.removable, request.path_params["name"])
     await daemon.rest(name)
-    removed = await asyncio.to_thread(daemon.registry.remove, name)
-    return answer(pairs.RemovedView(name, removed.freed, removed.kept))
+    return answer(await asyncio.to_thread(daemon.registry.remove, name))
 
 
 async def verify(request: Request) -> Response:
@@ -132,12 +130,11 @@ def _progress(
 
 
 def _verified(
-    record: Record, reports: tuple[PartReport, ...], cure: str, news: str = ""
+    record: Record, reports: list[pairs.FileReport], cure: str, news: str = ""
 ) -> pairs.Verifying:
-    files = [pairs.FileReport(each.role, each.file, each.problem, each.hashed) for each in reports]
     damaged = any(each.problem for each in reports)
     return pairs.Verifying(
-        record.name, record.size, record.size, files, cure if damaged else "", news
+        record.name, record.size, record.size, reports, cure if damaged else "", news
     )
 
 
@@ -147,9 +144,9 @@ async def collect(request: Request) -> Response:
     store = daemon.registry.store
     found = await asyncio.to_thread(lambda: store.collect(dry_run=body.dry_run))
     states = await daemon.conversations.run(lambda each: each.collect(dry_run=body.dry_run))
-    freed = found.freed + sum(size for _, size in states)
-    files = (*found.files, *(name for name, _ in states))
-    return answer(pairs.CollectedView(freed, files, body.dry_run))
+    found.freed += sum(size for _, size in states)
+    found.files += tuple(name for name, _ in states)
+    return answer(found)
 
 
 async def drafts(request: Request) -> Response:

@@ -22,7 +22,7 @@ from localspec.daemon.worker.placement import free_memory
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.http import Hashing
-from localspec.protocol.pairs import PullRequest
+from localspec.protocol.pairs import PullRequest, RemovedView
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from localspec.registry.pulls.wanted import Unfinished, Wanted
     from localspec.registry.store.files import Hashes
     from localspec.registry.store.records import Record
-    from localspec.registry.store.store import Removed, Store
+    from localspec.registry.store.store import Store
 
 log = logging.getLogger("localspec.daemon")
 
@@ -369,7 +369,7 @@ class Registry:
         self._refuse_reserved(name)
         return self.pulled(name).name
 
-    def remove(self, own_name: str) -> Removed:
+    def remove(self, own_name: str) -> RemovedView:
         """What that freed; see Store.remove."""
         return self.store.remove(own_name, in_use=self.in_use)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,18 +13,14 @@ from localspec.daemon.pairs import disk
 from localspec.daemon.pairs import names as pairs
 from localspec.daemon.pairs.measure import Interrupted, Trials
 from localspec.daemon.pairs.registry import Registry
-from localspec.errors import Conflict, DoesNotFit, InvalidRequest, ModelNotFound
+from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
-    ContextView,
     DraftGain,
     Drafts,
     DraftView,
-    FitView,
-    ModelView,
     PairEntry,
     PairList,
     PairView,
-    TemplateView,
 )
 
 if TYPE_CHECKING:
@@ -33,17 +28,15 @@ if TYPE_CHECKING:
     from localspec.registry.disk.discovery import Found
     from localspec.registry.disk.drafts import Candidate
     from localspec.registry.disk.gain import Trial
-    from localspec.registry.header.fit import Memory
-    from localspec.registry.header.model import Model
-    from localspec.registry.header.traits import Template
-    from localspec.registry.store.details import Details, ModelDetails
-    from localspec.registry.store.records import Record, StoredModel
+    from localspec.registry.store.records import Record
 
 BUILTIN_SUMMARY = "the small pair that comes with localspec"
 
 
 def listing(registry: Registry, everything: bool) -> PairList:
     """The pairs that are here, and with `everything` those of the catalogue."""
+    from localspec.registry.header import fit
+
     listed = registry.store.listing()
     free = registry.memory()
     entries = _builtin_entries(registry)
@@ -62,7 +55,7 @@ def listing(registry: Registry, everything: bool) -> PairList:
             entries.append(_catalogue_entry(name, pair))
         if everything:
             (known,) = (each for each in entries if each.name == name)
-            known.fits = _fits(pair.estimated_bytes(), free)
+            known.fits = fit.fits(pair.estimated_bytes(), free)
     problems = [*listed.problems, *([registry.problem] if registry.problem else [])]
     return PairList(entries, problems, free.ram, free.vram)
 
@@ -127,12 +120,6 @@ def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
     )
 
 
-def _fits(needed: int, free: Memory) -> Literal["yes", "partly", "no"]:
-    if needed <= (free.vram or free.ram):
-        return "yes"
-    return "partly" if needed <= free.vram + free.ram else "no"
-
-
 def details(registry: Registry, name: str, context: int, config: Config) -> PairView:
     """Everything about a pair that is here, counted for `context` tokens.
 
@@ -140,7 +127,7 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
         ModelNotFound, BadGguf, StoreError
     """
     from localspec.registry.store import local
-    from localspec.registry.store.details import describe, stored_model
+    from localspec.registry.store.details import describe
 
     if not name:  # a request's `model` may be empty, not a question about one pair
         raise registry.unknown(name)
@@ -156,98 +143,16 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
             record = local.describe_files(name, Path(files.target), draft)
     else:
         record = registry.pulled(name)
-    found = describe(registry.store, record, context, kv_type=config.kv_type)
-    target = stored_model(registry.store, record.target)
-    theirs = stored_model(registry.store, record.draft) if record.draft else None
     free = registry.memory()
-    chosen, notes = _fit(target, theirs, free, context, config)
-    view = _details(found, chosen, notes, registry.in_use(record.name))
-    view.contexts = [ContextView(*each, _fits(each[1], free)) for each in found.by_context]
+    view = describe(registry.store, record, free, context, kv_type=config.kv_type)
+    if view.name == pairs.BUILTIN:
+        view.source, view.summary = "builtin", BUILTIN_SUMMARY
+    view.loaded = registry.in_use(record.name)
     view.problem = registry.store.glance(record)
     known = registry.catalogue.pairs.get(record.name)
     if known and record.source == "hub":
         view.kind = known.kind
     return view
-
-
-def _fit(
-    target: Model, draft: Model | None, free: Memory, context: int, config: Config
-) -> tuple[FitView | None, tuple[str, ...]]:
-    from localspec.registry.header import fit
-
-    try:
-        chosen = fit.fit(target, draft, free, context=context, kv_type=config.kv_type)
-    except DoesNotFit as error:
-        return None, (error.message,)
-    view = FitView(chosen.context, chosen.draft, chosen.gpu_layers, chosen.needed, chosen.free)
-    return view, chosen.notes
-
-
-def _details(
-    found: Details, chosen: FitView | None, fit_notes: tuple[str, ...], loaded: bool
-) -> PairView:
-    record = found.record
-    builtin = record.name == pairs.BUILTIN
-    return PairView(
-        name=record.name,
-        source="builtin" if builtin else record.source,
-        summary=BUILTIN_SUMMARY if builtin else record.summary,
-        licence=record.licence,
-        roles=record.roles,
-        created=record.created,
-        size=record.size,
-        target=_model(record.target, found.target),
-        draft=_model(record.draft, found.draft) if record.draft and found.draft else None,
-        matched=found.verdict.matched if found.verdict else None,
-        reason=found.verdict.reason if found.verdict else "",
-        notes=record.notes,
-        context=found.context,
-        needed=found.needed,
-        fit=chosen,
-        fit_notes=fit_notes,
-        loaded=loaded,
-        kind="model" if found.draft else "mtp-embedded" if found.target.traits.heads else "ngram",
-        contexts=[],
-        problem="",
-    )
-
-
-def _model(stored: StoredModel, found: ModelDetails) -> ModelView:
-    traits, template = found.traits, found.traits.template
-    return ModelView(
-        file=stored.file,
-        path=str(found.path),
-        repo=stored.repo,
-        revision=stored.revision,
-        sha256=stored.parts[0].sha256,
-        architecture=found.architecture,
-        parameters=found.parameters,
-        layers=found.layers,
-        context=found.context,
-        vocabulary=found.vocabulary,
-        size=found.size,
-        rollback=found.rollback,
-        has_template=traits.template is not None,
-        weights=found.need.weights,
-        cache=found.need.cache,
-        compute=found.need.compute,
-        quantization=traits.quantization,
-        types=traits.types,
-        licence=traits.licence,
-        template=_template(template) if template else None,
-        fim=traits.fim,
-        heads=traits.heads,
-    )
-
-
-def _template(template: Template) -> TemplateView:
-    return TemplateView(
-        sha256=hashlib.sha256(template.text.encode()).hexdigest(),
-        length=len(template.text),
-        tools=template.tools,
-        system=template.system,
-        text=template.text,
-    )
 
 
 def drafts(

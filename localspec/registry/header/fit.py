@@ -10,6 +10,7 @@ llama.cpp reserves for its widest batch: mostly one row of logits per token of i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from localspec.errors import DoesNotFit
 from localspec.registry.header.model import Model
@@ -56,6 +57,13 @@ class Fit:
     needed: int
     free: int
     notes: tuple[str, ...] = ()
+
+
+def fits(needed: int, free: Memory) -> Literal["yes", "partly", "no"]:
+    """Whether `free` holds so many bytes. "partly": not the GPU's memory, but with main memory."""
+    if needed <= (free.vram or free.ram):
+        return "yes"
+    return "partly" if needed <= free.vram + free.ram else "no"
 
 
 def cached_layers(model: Model) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from localspec.protocol.pairs import TemplateView
 from localspec.registry.header.gguf import TENSOR_TYPES, Header, StringArray
 
 # general.file_type → name (enum llama_ftype), as quantized files are called.
@@ -44,17 +46,6 @@ _WRITES_ROLES = re.compile(r"\{\{[^}]*\brole\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    """A chat template. `tools`: it writes the tools that are offered; `system`: it has a place for
-    what the system role says, both as its text has it (it is not run).
-    """
-
-    text: str
-    tools: bool
-    system: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Traits:
     """`types`: bytes of weights by tensor type, the most first. `heads`: layers that predict further
     tokens (MTP). `licence`: as stated, "" where nothing is.
@@ -63,7 +54,7 @@ class Traits:
     quantization: str
     types: dict[str, int]
     licence: str
-    template: Template | None
+    template: TemplateView | None
     fim: bool
     heads: int
 
@@ -101,11 +92,12 @@ def _licence(header: Header) -> str:
     return ", ".join(dict.fromkeys(each for each in stated if isinstance(each, str) and each))
 
 
-def _template(text: object) -> Template | None:
+def _template(text: object) -> TemplateView | None:
     if not isinstance(text, str) or not text:
         return None
     system = not _NO_SYSTEM.search(text) and ("system" in text or bool(_WRITES_ROLES.search(text)))
-    return Template(text, "tools" in text, system)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    return TemplateView(sha256, len(text), "tools" in text, system, text)
 
 
 def _fills_in(header: Header) -> bool:

@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from localspec.errors import BadGguf, Conflict, InvalidRequest, ModelNotFound
+from localspec.protocol.pairs import FileReport
 from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.header.model import Model, check_weights, read_local_model, shard_paths
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.store.files import Hashes, sha256_of
 from localspec.registry.store.records import Record, StoredModel
-from localspec.registry.store.store import PartReport, Store, local_parts
+from localspec.registry.store.store import Store, local_parts
 
 _SAME = (
     "Target and draft are the same file: such a draft costs as much as it saves. Leave out the "
@@ -148,7 +149,7 @@ def _swapped(record: Record, target: Path, draft: Path) -> str:
 
 def verify_files(
     record: Record, progress: Callable[[int, int], None] = lambda done, size: None
-) -> tuple[PartReport, ...]:
+) -> list[FileReport]:
     """The files of a record that is not stored: hashed where their names state their hash.
 
     Of others header and weights were looked at when the record was made; more is not known of them.
@@ -159,9 +160,9 @@ def verify_files(
             told = partial(lambda start, read: progress(start + read, record.size), done)
             wrong = part.sha256 and sha256_of(Path(part.path), progress=told) != part.sha256
             problem = f"{part.file} is damaged: its SHA-256 is not its name." if wrong else ""
-            reports.append(PartReport(role, part.file, problem, hashed=bool(part.sha256)))
+            reports.append(FileReport(role, part.file, problem, hashed=bool(part.sha256)))
             done += part.size
-    return tuple(reports)
+    return reports
 
 
 def _exists(store: Store, name: str) -> bool:

@@ -32,6 +32,7 @@ from localspec.errors import (
 )
 from localspec.files import UNFINISHED, sync_folder
 from localspec.paths import read_file, remove_tree
+from localspec.protocol.pairs import CollectedView, FileReport, RemovedView
 from localspec.registry.catalogue import NAME
 from localspec.registry.header.model import shard_paths
 from localspec.registry.store import records
@@ -54,33 +55,6 @@ class Listing:
 
     records: tuple[Record, ...]
     problems: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PartReport:
-    """What `verify` found for one file; `problem` is empty when it is whole, as far as it is known:
-    `hashed` is False where there is no hash to compare it with."""
-
-    role: str
-    file: str
-    problem: str
-    hashed: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What `remove` freed, in bytes, and which files stay although the pair is gone."""
-
-    freed: int
-    kept: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """What `collect` deleted, or would: bytes and file names."""
-
-    freed: int
-    files: tuple[str, ...] = ()
 
 
 class Store:
@@ -251,7 +225,7 @@ class Store:
 
     def verify(
         self, name: str, progress: Callable[[int, int], None] | None = None
-    ) -> tuple[PartReport, ...]:
+    ) -> list[FileReport]:
         """Hash every file of a pair and remember the outcome; `progress(done, total)` in bytes."""
 
         def hashed(part: Part, told: Callable[[int], None]) -> str:
@@ -264,9 +238,9 @@ class Store:
         record: Record,
         hashed: Callable[[Part, Callable[[int], None]], str],
         progress: Callable[[int, int], None] | None = None,
-    ) -> tuple[Record, tuple[PartReport, ...]]:
+    ) -> tuple[Record, list[FileReport]]:
         """The record with what `hashed` found, written down too, and what that says of each file."""
-        reports: list[PartReport] = []
+        reports: list[FileReport] = []
         done = 0
         checked: dict[str, StoredModel] = {}
         for role, model in _roles(record):
@@ -276,7 +250,7 @@ class Store:
                 part, problem = self._verify_part(part, partial(hashed, part, told))
                 done += part.size
                 parts.append(part)
-                reports.append(PartReport(role, part.file, problem))
+                reports.append(FileReport(role, part.file, problem))
             checked[role] = msgspec.structs.replace(model, parts=tuple(parts))
         updated = msgspec.structs.replace(
             record, target=checked["target"], draft=checked.get("draft")
@@ -284,7 +258,7 @@ class Store:
         if updated != record:
             with suppress(StoreReadOnly):  # the answer counts; next time they are hashed again
                 self.put(updated)
-        return updated, tuple(reports)
+        return updated, reports
 
     def _verify_part(self, part: Part, hashed: Callable[[], str]) -> tuple[Part, str]:
         """The part with its new `checked` mark, and what is wrong with it."""
@@ -348,7 +322,7 @@ class Store:
         """Held by every pull: while it is, no file is collected."""
         return locked(self.parts / ".pulls.lock", shared=True)
 
-    def remove(self, name: str, in_use: Callable[[str], bool] = lambda _: False) -> Removed:
+    def remove(self, name: str, in_use: Callable[[str], bool] = lambda _: False) -> RemovedView:
         """Forget a pair and delete the store's files that no other pair needs.
 
         Raises:
@@ -365,10 +339,12 @@ class Store:
             raise store_error(error, self._record_path(name)) from error
         with locked(self.parts / ".pulls.lock", wait=False) as alone:
             if not alone:
-                return Removed(0, ("its files, until the running pull ends: localspec gc",))
+                return RemovedView(
+                    name, 0, ("its files, until the running pull ends: localspec gc",)
+                )
             return self._delete(record)
 
-    def _delete(self, record: Record) -> Removed:
+    def _delete(self, record: Record) -> RemovedView:
         """The files of a removed pair."""
         needed = self._needed()
         freed, kept = 0, []
@@ -380,16 +356,16 @@ class Store:
             else:
                 freed += _delete_file(self.blob(part.sha256))
                 remove_tree(self.shards / part.sha256)
-        return Removed(freed, tuple(kept))
+        return RemovedView(record.name, freed, tuple(kept))
 
-    def collect(self, *, dry_run: bool = False) -> Collected:
+    def collect(self, *, dry_run: bool = False) -> CollectedView:
         """Delete what no pair needs: files, temporary ones, downloads that nobody waits for.
 
         Raises:
             Conflict: a pull is running, or a record cannot be read (its files might be needed).
         """
         if not self.root.is_dir():
-            return Collected(0)
+            return CollectedView(0, (), dry_run)
         problems = self.listing().problems
         if problems:
             raise Conflict(f"Nothing was deleted: {problems[0]}")
@@ -405,7 +381,7 @@ class Store:
                 freed += size
                 if not dry_run:
                     _delete_file(path)
-            return Collected(freed, tuple(gone))
+            return CollectedView(freed, tuple(gone), dry_run)
 
     def _garbage(self) -> Iterator[Path]:
         needed = self._needed()
