@@ -18,7 +18,7 @@ from benchmarks.traces.replay import (
     runs_of_hits,
 )
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
-from localspec.engine.speculation.depth import Calibration, bucket
+from localspec.engine.speculation.acceptance import Calibration, bucket
 
 # Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.
 LINEAR = {

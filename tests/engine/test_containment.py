@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from localspec.engine import scheduler
 from localspec.engine.llama import BadBatch, NoKvSlot
 from localspec.engine.sequence import Sequence
-from localspec.engine.speculation import policy
+from localspec.engine.speculation.controller import Drafting
+from localspec.engine.speculation.drafters.base import Drafter
+from localspec.engine.speculation.drafters.ngram import NgramDrafter
 from localspec.protocol.frames import Constraint, Done, PairFiles, Sampling, Speculative
 from tests.support.pairs import N_VOCAB
 from tests.support.rescoring import NEAR_TIE, worst_gap
@@ -74,19 +77,29 @@ def _decode(engine: Running, gen: Sequence, fuse: Fuse) -> None:
     lane.decode = picky  # type: ignore[method-assign]
 
 
+def _drafter(sequence: Sequence, kind: str) -> Drafter:
+    return next(each for each in sequence.drafting.drafters if each.kind == kind)
+
+
+def _ngram(sequence: Sequence) -> NgramDrafter:
+    drafter = _drafter(sequence, "ngram")
+    assert isinstance(drafter, NgramDrafter)
+    return drafter
+
+
 STAGES: dict[str, Callable[[Running, Sequence, Fuse], None]] = {
-    "lookup": lambda e, g, f: f.into(g.lookup, "propose"),
+    "lookup": lambda e, g, f: f.into(_ngram(g).index, "propose"),
     "pass": _decode,
-    "adjust": lambda e, g, f: f.into(g.sampler, "adjusted"),
-    "sample": lambda e, g, f: f.into(g.sampler, "sample", after=True),
-    "mask": lambda e, g, f: f.into(g.matcher, "mask"),
-    "forced": lambda e, g, f: f.into(g.matcher, "forced"),
-    "valid": lambda e, g, f: f.into(g.matcher, "valid"),
-    "consume": lambda e, g, f: f.into(g.matcher, "consume"),
+    "adjust": lambda e, g, f: f.into(g.verifier.sampler, "adjusted"),
+    "sample": lambda e, g, f: f.into(g.verifier.sampler, "sample", after=True),
+    "mask": lambda e, g, f: f.into(g.verifier.matcher, "mask"),
+    "forced": lambda e, g, f: f.into(g.verifier.matcher, "forced"),
+    "valid": lambda e, g, f: f.into(g.verifier.matcher, "valid"),
+    "consume": lambda e, g, f: f.into(g.verifier.matcher, "consume"),
     "text": lambda e, g, f: f.into(g._stream, "push", after=True),
     "lines": lambda e, g, f: f.into(g, "_within_lines"),
-    "belief": lambda e, g, f: f.into(g.beliefs["draft"], "observe"),
-    "keep": lambda e, g, f: f.into(g, "keep", after=True),
+    "belief": lambda e, g, f: f.into(_drafter(g, "draft").belief, "observe"),
+    "append": lambda e, g, f: f.into(g, "append", after=True),
     "last text": lambda e, g, f: f.into(g, "last_text"),
     "statistics": lambda e, g, f: f.into(g, "done"),
 }
@@ -134,7 +147,7 @@ def test_a_failure_at_any_stage_ends_that_request_and_no_other(
         else engine.start(prompt, 24, GREEDY, rng.choice([PLAIN, drafting(2), Speculative()]))
         for number, prompt in enumerate(asked)
     ]
-    engine.engine._admit()
+    engine.admit()
     STAGES[stage](engine, engine.generation(ids[at]), fuse)
     engine.finish()
     engine.pair.shared.decode = decode  # type: ignore[method-assign]
@@ -164,7 +177,7 @@ def test_each_stage_is_reached(shared: Running) -> None:
         fuse = Fuse(0, ValueError(stage))
         decode = shared.pair.shared.decode
         request = start_victim(shared, prompts(rng)[0], rng, stage)
-        shared.engine._admit()
+        shared.admit()
         STAGES[stage](shared, shared.generation(request), fuse)
         shared.finish()
         shared.pair.shared.decode = decode  # type: ignore[method-assign]
@@ -173,14 +186,19 @@ def test_each_stage_is_reached(shared: Running) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("place", ["acquire", "kinds", "why_no_drafts"])
+@pytest.mark.parametrize("place", ["acquire", "rejects", "of"])
 def test_a_request_that_cannot_be_started_fails_alone_and_leaves_its_slot(
     contextual_files: PairFiles, load: Load, place: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, rng = load(contextual_files), random.Random(place)
     asked = prompts(rng)
     truth = [engine.ask(prompt, 12).tokens for prompt in asked]
-    owner: Any = engine.pair.shared.slots if place == "acquire" else policy
+    owners: dict[str, Any] = {
+        "acquire": engine.pair.shared.slots,
+        "rejects": scheduler,
+        "of": Drafting,
+    }
+    owner = owners[place]
     act, fuse = getattr(owner, place), Fuse(1, ValueError("a bug"))
 
     def failing(*args: Any, **more: Any) -> Any:

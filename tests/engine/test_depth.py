@@ -13,19 +13,21 @@ from hypothesis import strategies as st
 
 from benchmarks.traces.replay import Replay, fixed_ms
 from benchmarks.traces.trace import Trace
-from localspec.engine.speculation.cost import CostTable
-from localspec.engine.speculation.depth import (
+from localspec.engine.speculation.acceptance import (
     BUCKETS,
     GRID,
-    MAX_DEPTH,
     MAX_LIMIT,
     Belief,
     Calibration,
+    Floats,
+    bucket,
+)
+from localspec.engine.speculation.cost import CostTable
+from localspec.engine.speculation.depth import (
+    MAX_DEPTH,
     Candidate,
     FixedDepth,
-    Floats,
     best_depth,
-    bucket,
     decide,
     keep_drafting,
     worth_verifying,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from localspec.engine.sampling.sampler import Sampler, Settings, logprob, resolve
-from localspec.engine.speculation.verify import Rows, verify_match
+from localspec.engine.speculation.verification import Rows, verify_match
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import Generate, PairFiles, Sampling, Speculative, TokenPrompt
 from tests.support.gguf_files import ARRAY, F32, I32, with_key
@@ -366,7 +366,7 @@ def test_scoring_again_finds_a_draw_by_a_wrong_rule(
     contextual: Running, monkeypatch: pytest.MonkeyPatch, rule: Callable[..., list[int]]
 ) -> None:
     """The control of the test above."""
-    monkeypatch.setattr("localspec.engine.speculation.commit.verify_match", rule)
+    monkeypatch.setattr("localspec.engine.speculation.verification.verify_match", rule)
     answer = fresh(contextual, PROMPT, 48, CLOSE, drafting(3))
     target, sampler = contextual.pair.files.target, sampler_of(CLOSE)
     assert first_strange(target, PROMPT, answer.tokens, sampler) is not None

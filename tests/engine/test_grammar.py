@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec.engine.prompt.grammar import Grammars
+from localspec.engine.sampling.grammar import Grammars
 from localspec.engine.sampling.sampler import Sampler, Settings, resolve
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint, PairFiles, Sampling

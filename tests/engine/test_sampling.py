@@ -22,9 +22,9 @@ from localspec.engine.sampling.sampler import (
     Settings,
     logprob,
     model_defaults,
-    residual,
     resolve,
 )
+from localspec.engine.speculation.verification import residual
 from localspec.protocol import sampling as limits
 from localspec.protocol.frames import Sampling
 from tests.support.rescoring import near_draw

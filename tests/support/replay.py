@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from benchmarks.traces.replay import Costs, Replay, fixed_ms
 from benchmarks.traces.trace import Trace
+from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
-from localspec.engine.speculation.depth import Calibration
 
 # Milliseconds by width: a 1 B target with repacked kernels and its draft, two threads.
 TARGET_MS = {1: 78.0, 2: 95, 3: 117, 4: 87, 5: 135, 8: 161, 9: 199, 12: 218, 16: 248}

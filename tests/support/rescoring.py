@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
-from localspec.engine.prompt.grammar import Matcher
+from localspec.engine.sampling.grammar import Matcher
 from localspec.engine.sampling.sampler import Logits, Sampler, Settings
 from localspec.protocol.frames import TokenLogprob
 

@@ -128,6 +128,10 @@ class Running:
         self.engine.submit(self.preparer.prepare(generate))
         return request
 
+    def admit(self) -> None:
+        """Give slots to those that wait, before any round."""
+        self.engine._scheduler.admit(self.engine._started, self.engine._fail)
+
     def finish(self) -> None:
         """Step until nothing is left to do."""
         steps = 0

@@ -17,8 +17,8 @@ from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
 from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.sequence import Sequence
+from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.cost import Clock, CostTable
-from localspec.engine.speculation.depth import Floats
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
 BESIDE_CHUNK = 64  # prompt rows read in one pass beside running generations

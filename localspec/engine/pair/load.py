@@ -38,9 +38,11 @@ from localspec.engine.pair.models import (
     runner,
 )
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.profile import FIRST_MEANS, Learned, ProfileStore, Stored
+from localspec.engine.pair.profile import Learned, ProfileStore, Stored
+from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.cost import CostProfile, CostTable
-from localspec.engine.speculation.depth import MAX_DEPTH, MAX_LIMIT
+from localspec.engine.speculation.depth import MAX_DEPTH
+from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.model import READING, DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.errors import LoadFailed
@@ -145,7 +147,7 @@ class _Load:
             chooses_on_device=chooses,
             learned=Learned(
                 CostProfile(costs, steps, stored.overhead_ms),
-                {kind: stored.calibration(kind) for kind in FIRST_MEANS},
+                stored.known_of(Drafter.kinds),
                 self._noise,
             ),
             profile=store,

@@ -14,16 +14,15 @@ from typing import Any
 
 from localspec import files
 from localspec.engine.pair.measuring import Measured
+from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, table_from
-from localspec.engine.speculation.depth import INITIAL_ACCEPTANCE, Calibration
+from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
 
 VERSION = 1
 # Up to here a measurement is taken for one of a quiet machine: medians lie some percent above the
 # shortest runs there, and one busy program on eight cores moves costs by less than rounds correct.
 QUIET = 0.125
-# What is expected of drafts by their kind before any was seen.
-FIRST_MEANS = {"draft": INITIAL_ACCEPTANCE, "ngram": 0.4, "grammar": 0.94}
 
 
 @dataclass
@@ -66,8 +65,14 @@ class Stored:
             return found
         return Measured(table, self.noise)
 
-    def calibration(self, kind: str) -> Calibration:
-        return Calibration.from_dict(self.calibrations.get(kind), FIRST_MEANS[kind])
+    def known_of(self, kinds: Iterable[type[Drafter]]) -> dict[str, Calibration]:
+        """What was learned of each kind of drafts, by its name."""
+        return {
+            each.kind: Calibration.from_dict(
+                self.calibrations.get(each.kind), each.initial_acceptance
+            )
+            for each in kinds
+        }
 
 
 @dataclass

@@ -13,14 +13,14 @@ from functools import partial
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair.pair import Pair
-from localspec.engine.prompt.grammar import Grammars
 from localspec.engine.prompt.infill import infill_tokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.dry import Breakers, BreakerTable
+from localspec.engine.sampling.grammar import Grammars
 from localspec.engine.sampling.infill import weigh_endings
 from localspec.engine.sampling.sampler import Distribution, Sampler, Settings, resolve
 from localspec.engine.sequence import TokenizedRequest
-from localspec.engine.speculation.drafters.ngram import Lookup
+from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.errors import ContextExceeded, InvalidRequest
 from localspec.protocol.frames import (
     ApplyTemplate,
@@ -81,14 +81,14 @@ class Preparer:
             self._saved(request, tokens),
         )
 
-    def _lookup(self, asked: Speculative, prompt: list[int]) -> Lookup:
+    def _lookup(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
         """What drafts are looked up in. Of a prediction, as much as an answer can be long."""
         if not asked.enabled or asked.kind == "draft":
-            return Lookup()
+            return NgramIndex()
         room = self._pair.n_ctx
         text = (asked.prediction or "")[: room * LONG_TOKEN]
         predicted = self._pair.vocab.tokenize(text, add_special=False, parse_special=False)
-        return Lookup(predicted[:room], prompt)
+        return NgramIndex(predicted[:room], prompt)
 
     def _settings(self, asked: Sampling) -> Settings:
         settings = resolve(asked, self._pair.defaults)

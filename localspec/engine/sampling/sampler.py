@@ -60,19 +60,6 @@ class Distribution(NamedTuple):
         return int(self.ids[min(at, len(self.ids) - 1)])
 
 
-def residual(target: Distribution, draft: Distribution) -> Distribution:
-    """norm(max(0, p - q)): what to draw from after a rejection (Leviathan et al. 2022, Chen et al. 2023)."""
-    order = np.argsort(draft.ids)
-    at = np.searchsorted(draft.ids, target.ids, sorter=order)
-    at = order[np.minimum(at, len(order) - 1)]
-    q = np.where(draft.ids[at] == target.ids, draft.probs[at], 0.0)
-    left = np.maximum(target.probs - q, 0.0)
-    total = left.sum()
-    if total <= 0.0:  # p == q up to rounding: a rejection had probability zero
-        return target
-    return Distribution(target.ids, left / total)
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Sampling as it will be done; every default is llama.cpp's."""

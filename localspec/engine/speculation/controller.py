@@ -1,250 +1,300 @@
-"""What each generation brings to the next pass: which kind of drafts, how deep, and the drafts."""
+"""Which drafts each sequence brings to the next pass: of which kind, and how deep.
+
+`next` decides and drafts for all sequences of a pass together, `observe` learns what became of it, and
+`probe` sees now and then whether drafts that do not pay would.
+"""
 
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
+from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import DecodeFatal, NoKvSlot, NotFinite
-from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.pair import Pair
-from localspec.engine.sampling.sampler import Distribution
-from localspec.engine.sequence import Sequence
+from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Calibration, Floats
+from localspec.engine.speculation.cost import CostProfile
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
-    MAX_LIMIT,
     Candidate,
+    DepthPolicy,
     FixedDepth,
-    Floats,
+    MeasuredDepth,
     best_depth,
-    bucket,
 )
-from localspec.engine.speculation.drafters.model import DraftRequest
-from localspec.engine.speculation.drafters.ngram import length_bucket
+from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
+from localspec.engine.speculation.verification import Verifier
 
-# With a fixed depth the kinds are ranked; the policy compares what they are expected to give instead.
-RANKED = ("grammar", "draft", "ngram")
-LOOKUP_LIMIT = 4 * MAX_DEPTH  # tokens of a copied passage verified in one pass
-_CERTAIN = bucket(1.0)
+PassMs = Callable[[int], Floats]  # milliseconds (rows + 1,) of a target pass, by its rows
 
 
 @dataclass(slots=True)
-class SequenceStep:
-    """One generation's part of a pass: tokens to read, then drafts to verify.
+class Drafting:
+    """How one sequence drafts, as long as its request runs. reason: why it cannot at all."""
 
-    candidate, kind: what it was decided to draft, None for nothing. looked_up, match: what lookup
-    found and how long its match was, used or not. base: rows of the pass before this turn's drafts.
-    first_row: the row of the last token read; -1 for a chunk in the middle of a prompt.
+    drafters: list[Drafter]
+    policy: DepthPolicy
+    reason: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        given: Resources,
+        calibrations: Mapping[str, Calibration],
+        usual_depth: int | None,
+        impossible: str | None,
+        no_model: str,
+    ) -> Drafting:
+        """For a new sequence. usual_depth: where the request names none; None: as it pays.
+
+        impossible: why this pair cannot speculate at all, if so; no_model: why its draft model cannot.
+        """
+        asked = given.asked
+        depth = asked.depth if asked.depth is not None else usual_depth
+        policy: DepthPolicy = (
+            MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
+        )
+        if asked.enabled and depth != 0 and impossible is None:
+            drafters = [
+                kind(given, Belief(calibrations[kind.kind]))
+                for kind in Drafter.kinds
+                if kind.serves(given)
+            ]
+            if drafters:
+                return cls(drafters, policy)
+        if not asked.enabled:
+            reason = "switched off by the request"
+        elif asked.depth == 0 or usual_depth == 0:
+            reason = "depth 0 was asked for"
+        else:
+            reason = impossible or no_model
+        return cls([], policy, reason)
+
+    @property
+    def fixed(self) -> bool:
+        return isinstance(self.policy, FixedDepth)
+
+    def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
+        """A kind of drafts cannot serve this sequence any more; its answer goes on without."""
+        drafter.close(slot)
+        self.drafters = [each for each in self.drafters if each is not drafter]
+        if isinstance(error, NoKvSlot):
+            self.reason = "the draft's context is full"
+        elif isinstance(error, NotFinite):
+            self.reason = "the draft model gives no numbers (NaN or infinite)"
+        else:
+            traceback.print_exception(error)
+            self.reason = "drafting failed"
+
+
+@dataclass(slots=True, eq=False)
+class SequenceStep:
+    """One sequence's part of a pass: tokens to read, then drafts to verify.
+
+    drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass before
+    this step's drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
+    prompt. error: what ends this sequence, and no other.
     """
 
-    gen: Sequence
     read: list[int]
+    drafts: DraftRequest
+    drafting: Drafting
+    verifier: Verifier
+    drafter: Drafter | None = None
     candidate: Candidate | None = None
-    kind: str | None = None
-    drafted: list[int] = field(default_factory=list)
-    buckets: list[int] = field(default_factory=list)
-    probs: list[Distribution] = field(default_factory=list)
-    looked_up: list[int] = field(default_factory=list)
-    match: int = 0
     base: int = 0
     first_row: int = -1
+    error: Exception | None = None
 
     @property
     def rows(self) -> int:
-        return len(self.read) + len(self.drafted)
+        return len(self.read) + len(self.drafts.tokens)
 
-    def forget_drafts(self) -> None:
-        """The pass brings one token for this turn."""
-        self.kind = self.candidate = None
-        self.drafted, self.buckets, self.probs = [], [], []
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A kind of drafts a generation could have now; `tokens` where they are known already."""
-
-    kind: str
-    candidate: Candidate
-    tokens: list[int] = field(default_factory=list)
+    def drop_drafts(self) -> None:
+        """The pass brings one token for this step."""
+        self.drafter = self.candidate = None
+        self.drafts.cut(0)
 
 
-class Planner:
-    """Decides and drafts for all turns of a round."""
+class Controller:
+    """Decides and drafts for all sequences of a round. costs: what passes cost, as it is known now."""
 
-    def __init__(self, pair: Pair) -> None:
-        self._pair = pair
+    def __init__(self, costs: Callable[[], CostProfile], is_eog: Callable[[int], bool]) -> None:
+        self._costs = costs
+        self._is_eog = is_eog
 
-    def draft(self, lane: Lane, turns: list[SequenceStep]) -> list[tuple[Sequence, Exception]]:
-        """Give each writing turn the drafts that are worth verifying, if any.
+    def next(self, steps: list[SequenceStep], pass_ms: PassMs) -> None:
+        """Give each step the drafts that are worth verifying, if any, up to its limit.
 
-        Returns those whose own lookup or grammar failed, and how. What fails in deciding or drafting
-        for several together costs them their drafts only, unless a context is lost (`DecodeFatal`).
+        A step whose own lookup or grammar fails has the `error` then. What fails in deciding or drafting
+        for several together costs them their drafts only.
+
+        Raises:
+            DecodeFatal: a context is lost.
         """
-        broken: list[tuple[Sequence, Exception]] = []
-        rows = sum(len(turn.read) for turn in turns)
-        writing = [turn for turn in turns if not turn.gen.reading]
-        spare = min(lane.context.n_outputs - len(turns), lane.batch.capacity - rows)
-        each = spare // max(len(writing), 1)  # rows that one turn may draft
+        rows = sum(len(step.read) for step in steps)
         choosing = []
-        for turn in writing:
-            try:
-                if self._consider(lane, turn, rows, each):
-                    choosing.append(turn)
-            except Exception as error:
-                broken.append((turn.gen, error))
+        for step in steps:
+            if step.drafts.limit > 0:
+                try:
+                    if self._choose(step, pass_ms, rows):
+                        choosing.append(step)
+                except Exception as error:
+                    step.error = error
         if not choosing:
-            return broken
+            return
         try:
-            rate = self._decide(lane, choosing, rows - len(choosing))
-            self._ask_model(lane, [t for t in choosing if t.kind == "draft"], rate)
+            rate = self._decide(choosing, pass_ms, rows - len(choosing))
+            self._propose(choosing, pass_ms, rate)
         except DecodeFatal:
             raise
         except Exception as error:
-            for turn in choosing:
-                turn.forget_drafts()
-                self.stop_drafting(lane, turn.gen, error)
-        for turn in choosing:
+            _drop(choosing, error)
+        for step in choosing:
             # Under the rejection rule what a grammar forbids is rejected, and the rest made up for it.
-            if turn.gen.matcher is not None and turn.drafted and not turn.probs:
+            matcher = step.verifier.matcher
+            if matcher is not None and step.drafts.tokens and not step.drafts.probs:
                 try:
-                    turn.drafted = turn.drafted[: turn.gen.matcher.valid(turn.drafted)]
+                    step.drafts.cut(matcher.valid(step.drafts.tokens))
                 except Exception as error:
-                    broken.append((turn.gen, error))
-        return broken
-
-    def stop_drafting(self, lane: Lane, gen: Sequence, error: Exception) -> None:
-        """The draft model cannot serve this request any more; its answer goes on without."""
-        lane.slots.roll_back_draft(gen.slot, 0)
-        if isinstance(error, NoKvSlot):
-            gen.no_draft_model("the draft's context is full")
-            return
-        if isinstance(error, NotFinite):
-            gen.no_draft_model("the draft model gives no numbers (NaN or infinite)")
-            return
-        traceback.print_exception(error)
-        gen.no_draft_model("drafting failed")
+                    step.error = error
 
     # ------------------------------------------------------------------------ which kind
 
-    def _consider(self, lane: Lane, turn: SequenceStep, rows: int, most: int) -> bool:
-        """Set the turn's kind and candidate to the best this generation could have now."""
-        gen = turn.gen
-        room = self._pair.n_ctx - len(gen.slot.tokens) - 1
-        limit = min(gen.left - 1, room, most, MAX_LIMIT)
-        if lane.max_depth is not None:
-            limit = min(limit, lane.max_depth)
-        options = self._options(turn, limit) if limit > 0 else []
-        if not options:
+    def _choose(self, step: SequenceStep, pass_ms: PassMs, rows: int) -> bool:
+        """Set the step's drafter and candidate to the best this sequence could have now."""
+        offers = []
+        for drafter in step.drafting.drafters:
+            candidate = drafter.offer(step.drafts)
+            if candidate is not None:
+                if not candidate.tokens and not step.drafting.fixed:
+                    candidate.limit = min(candidate.limit, MAX_DEPTH)
+                offers.append((drafter, candidate))
+        if not offers:
             return False
-        best = self._best(lane, options, rows, isinstance(gen.policy, FixedDepth))
-        turn.kind, turn.candidate = best.kind, best.candidate
-        turn.drafted, turn.buckets = list(best.tokens), list(best.candidate.known)
+        best = offers[0]  # a fixed depth ranks the kinds; the policy compares what they may give
+        if len(offers) > 1 and not step.drafting.fixed:
+            offers.sort(key=lambda offer: not offer[1].tokens)  # of equals, what costs nothing
+            costs = pass_ms(rows + MAX_LIMIT)[rows:]
+            rate = 1 / (float(costs[0]) + self._costs().overhead_ms)
+            best = max(offers, key=lambda offer: best_depth(offer[1], costs - costs[0], rate)[2])
+        step.drafter, step.candidate = best
+        step.drafts.tokens, step.drafts.buckets = list(best[1].tokens), list(best[1].known)
         return True
-
-    def _options(self, turn: SequenceStep, limit: int) -> list[_Option]:
-        gen, options = turn.gen, []
-        if "grammar" in gen.beliefs and gen.matcher is not None:
-            forced = gen.matcher.forced()[:limit]
-            if forced:
-                options.append(_known("grammar", gen, forced, _CERTAIN))
-        if "ngram" in gen.beliefs:
-            turn.looked_up, turn.match = gen.lookup.propose(
-                gen.slot.tokens, min(limit, LOOKUP_LIMIT), gen.generated
-            )
-            if turn.looked_up:
-                options.append(_known("ngram", gen, turn.looked_up, length_bucket(turn.match)))
-        drafter = self._pair.drafter
-        if "draft" in gen.beliefs and drafter is not None:
-            spread = max(min(gen.left, 96) / 4, 1.0)  # rounds that a first reading is spread over
-            deepest = limit if isinstance(gen.policy, FixedDepth) else min(limit, MAX_DEPTH)
-            entry_ms = drafter.reading_ms(gen.slot) / spread
-            options.append(
-                _Option(
-                    "draft", Candidate(gen.beliefs["draft"], deepest, drafter.step_ms(), entry_ms)
-                )
-            )
-        return options
-
-    def _best(self, lane: Lane, options: list[_Option], rows: int, fixed: bool) -> _Option:
-        if len(options) == 1:
-            return options[0]
-        if fixed:
-            return min(options, key=lambda option: RANKED.index(option.kind))
-        pass_ms = lane.pass_ms(rows + MAX_LIMIT)[rows:]
-        rate = 1 / (float(pass_ms[0]) + self._pair.learned.costs.overhead_ms)
-        return max(options, key=lambda o: best_depth(o.candidate, pass_ms - pass_ms[0], rate)[2])
 
     # ------------------------------------------------------------------------ how deep
 
-    def _decide(self, lane: Lane, turns: list[SequenceStep], other: int) -> float:
-        """Fix each turn's depth; turns of depth 0 lose kind and drafts. Returns the rate aimed at."""
-        candidates = [turn.candidate for turn in turns if turn.candidate is not None]
+    def _decide(self, steps: list[SequenceStep], pass_ms: PassMs, other: int) -> float:
+        """Fix each step's depth; those of depth 0 lose drafter and drafts. Returns the rate aimed at."""
+        candidates = [step.candidate for step in steps if step.candidate is not None]
         most = sum(candidate.limit for candidate in candidates)
-        pass_ms = lane.pass_ms(other + len(turns) + most)
-        overhead = self._pair.learned.costs.overhead_ms
-        if any(isinstance(turn.gen.policy, FixedDepth) for turn in turns):
+        costs = pass_ms(other + len(steps) + most)
+        overhead = self._costs().overhead_ms
+        if any(step.drafting.fixed for step in steps):
             each = [
-                turn.gen.policy.decide([candidate], pass_ms, overhead, other)
-                for turn, candidate in zip(turns, candidates, strict=True)
+                step.drafting.policy.decide([candidate], costs, overhead, other)
+                for step, candidate in zip(steps, candidates, strict=True)
             ]
             depths, rate = [d.depths[0] for d in each], max(d.rate for d in each)
         else:
-            decision = turns[0].gen.policy.decide(candidates, pass_ms, overhead, other)
+            decision = steps[0].drafting.policy.decide(candidates, costs, overhead, other)
             depths, rate = decision.depths, decision.rate
-        base = other + len(turns)
-        for turn, depth in zip(turns, depths, strict=True):
-            turn.base = base
+        base = other + len(steps)
+        for step, depth in zip(steps, depths, strict=True):
+            step.base = base
             base += depth
             if depth == 0:
-                turn.kind = None
-            turn.drafted, turn.buckets = turn.drafted[:depth], turn.buckets[:depth]
+                step.drafter = None
+            step.drafts.cut(depth)
         return rate
 
-    # ------------------------------------------------------------------------ the draft model
+    # ------------------------------------------------------------------------ the drafts
 
-    def _ask_model(self, lane: Lane, turns: list[SequenceStep], rate: float) -> None:
-        if not turns or self._pair.drafter is None:
-            return
-        pass_ms = lane.pass_ms(max(turn.base for turn in turns) + MAX_LIMIT)
-        relative = [pass_ms[turn.base :] - pass_ms[turn.base] for turn in turns]
-        asks = [self._ask(t, costs, rate) for t, costs in zip(turns, relative, strict=True)]
-        try:
-            self._pair.drafter.propose(asks)
-        except DecodeFatal:
-            raise
-        except Exception as error:
-            for turn in turns:
-                turn.forget_drafts()
-                self.stop_drafting(lane, turn.gen, error)
-            return
-        for turn, ask, costs in zip(turns, asks, relative, strict=True):
-            count = len(ask.tokens)
-            # Under the rejection rule a draft may not be dropped for what it turned out to be: the
-            # ones left would no longer be drawn from q, and the answer not from p.
-            if not turn.gen.reject and turn.candidate is not None:
-                turn.candidate.known = ask.buckets
-                count = turn.gen.policy.worth_verifying(turn.candidate, costs, rate)
-            turn.drafted = ask.tokens[:count]
-            turn.buckets = ask.buckets[:count]
-            turn.probs = ask.probs[:count]
-            if not count:
-                turn.kind = None
+    def _propose(self, steps: list[SequenceStep], pass_ms: PassMs, rate: float) -> None:
+        """Have those drafted that are not known yet, each kind's for all sequences together."""
+        unknown = [step for step in steps if step.drafter is not None and not step.drafts.tokens]
+        while unknown:
+            drafter = unknown[0].drafter
+            assert drafter is not None
+            group = [step for step in unknown if type(step.drafter) is type(drafter)]
+            unknown = [step for step in unknown if step not in group]
+            costs = pass_ms(max(step.base for step in group) + MAX_LIMIT)
+            relative = [costs[step.base :] - costs[step.base] for step in group]
+            for step, own in zip(group, relative, strict=True):
+                step.drafts.more = self._asked(step, own, rate)
+            try:
+                drafter.propose([step.drafts for step in group])
+            except DecodeFatal:
+                raise
+            except Exception as error:
+                _drop(group, error)
+                continue
+            for step, own in zip(group, relative, strict=True):
+                # Under the rejection rule a draft may not be dropped for what it turned out to be: the
+                # ones left would no longer be drawn from q, and the answer not from p.
+                if not step.verifier.reject and step.candidate is not None:
+                    step.candidate.known = step.drafts.buckets
+                    policy = step.drafting.policy
+                    step.drafts.cut(policy.worth_verifying(step.candidate, own, rate))
+                if not step.drafts.tokens:
+                    step.drafter = None
 
-    def _ask(self, turn: SequenceStep, pass_ms: Floats, rate: float) -> DraftRequest:
-        gen, candidate = turn.gen, turn.candidate
+    def _asked(
+        self, step: SequenceStep, pass_ms: Floats, rate: float
+    ) -> Callable[[DraftRequest], bool]:
+        """Whether another draft is wanted after those there are."""
+        policy, candidate = step.drafting.policy, step.candidate
 
-        def more(ask: DraftRequest) -> bool:
-            if not ask.tokens:
+        def more(drafts: DraftRequest) -> bool:
+            if not drafts.tokens:
                 return True  # that something is drafted has been decided
-            if candidate is None or self._pair.vocab.is_eog(ask.tokens[-1]):
+            if candidate is None or self._is_eog(drafts.tokens[-1]):
                 return False
-            candidate.known = ask.buckets
-            return gen.policy.keep_drafting(candidate, pass_ms, rate)
+            candidate.known = drafts.buckets
+            return policy.keep_drafting(candidate, pass_ms, rate)
 
-        return DraftRequest(gen.slot, gen.sampler if gen.reject else None, more)
+        return more
+
+    # ------------------------------------------------------------------------ what became of it
+
+    def observe(self, step: SequenceStep, kept: list[int]) -> None:
+        """A step has been verified: each drafter learns from the tokens kept."""
+        for drafter in step.drafting.drafters:
+            drafter.observe(step.drafts, kept, drafter is step.drafter)
+
+    def elapsed(self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float) -> None:
+        """A round has given this step so many tokens, in its share of the round's time."""
+        for drafter in step.drafting.drafters:
+            drafter.elapsed(drafter is step.drafter, tokens, spent_ms, plain_ms)
+
+    def probe(self, step: SequenceStep, left: int) -> bool:
+        """While drafts do not pay, see now and then whether they would, at a bounded share of time.
+
+        left: tokens that may still come. False: nothing was probed.
+
+        Raises:
+            DecodeFatal: a context is lost.
+        """
+        if step.drafting.fixed or step.first_row < 0:
+            return False
+        probed, slot = False, step.drafts.slot
+        for drafter in step.drafting.drafters:
+            if drafter is step.drafter:
+                continue
+            try:
+                probed |= drafter.probe(slot, left)
+            except DecodeFatal:
+                raise
+            except Exception as error:
+                step.drafting.stop(drafter, slot, error)
+                probed = True
+        return probed
 
 
-def _known(kind: str, gen: Sequence, tokens: list[int], at: int) -> _Option:
-    """Drafts that cost nothing and are known at once, all of one confidence bucket."""
-    known = [at] * len(tokens)
-    return _Option(kind, Candidate(gen.beliefs[kind], len(tokens), 0.0, 0.0, known), tokens)
+def _drop(steps: list[SequenceStep], error: Exception) -> None:
+    """Drafting failed for these: they go on, without that kind of drafts."""
+    for step in steps:
+        drafter = step.drafter
+        step.drop_drafts()
+        if drafter is not None:
+            step.drafting.stop(drafter, step.drafts.slot, error)

@@ -18,8 +18,8 @@ from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.profile import Learned
 from localspec.engine.sampling.sampler import Sampler, resolve
 from localspec.engine.sequence import TokenizedRequest
+from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
-from localspec.engine.speculation.depth import Calibration
 from localspec.protocol.frames import (
     Delta,
     Done,

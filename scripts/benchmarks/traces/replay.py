@@ -21,8 +21,9 @@ from benchmarks.traces.trace import Trace
 from localspec.engine.engine import Engine
 from localspec.engine.sampling.sampler import Sampler, resolve
 from localspec.engine.sequence import TokenizedRequest
+from localspec.engine.speculation.acceptance import Calibration, Floats
 from localspec.engine.speculation.cost import CostProfile
-from localspec.engine.speculation.depth import MAX_DEPTH, Calibration, Floats
+from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.protocol.frames import (
     Delta,
     Done,
@@ -128,8 +129,8 @@ class Replay:
         while self._engine.active:
             before = self._drafted
             self._engine.step()
-            for gen in self._pair.shared.active:
-                self._drafted = gen.tally.drafted
+            for sequence in self._pair.shared.active:
+                self._drafted = sequence.tally.drafted
             self.depths.append(self._drafted - before)
         return self.spent_ms[-1]
 

@@ -26,8 +26,9 @@ from localspec.engine.pair.models import Models
 from localspec.engine.pair.pair import Pair
 from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.sampling.sampler import Logits
+from localspec.engine.speculation.acceptance import CONFIDENCE_EDGES, MAX_LIMIT, Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
-from localspec.engine.speculation.depth import CONFIDENCE_EDGES, MAX_DEPTH, MAX_LIMIT, Calibration
+from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.model import DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.protocol.frames import EngineSettings, PairFiles

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from localspec.engine.speculation.acceptance import BUCKETS, bucket
 from localspec.engine.speculation.cost import CostProfile, CostTable, table_from
-from localspec.engine.speculation.depth import BUCKETS, bucket
 
 if TYPE_CHECKING:
     from localspec.engine.llama import Context, Model

@@ -11,13 +11,9 @@ import pytest
 from localspec.engine.cache.slot import Slot
 from localspec.engine.cache.slots import Slots
 from localspec.engine.sampling.sampler import Sampler, Settings
-from localspec.engine.speculation.depth import Belief, Calibration
-from localspec.engine.speculation.drafters.model import (
-    PROBE_CONTEXT,
-    PROBE_ROWS,
-    DraftModel,
-    DraftRequest,
-)
+from localspec.engine.speculation.acceptance import Belief, Calibration
+from localspec.engine.speculation.drafters.base import DraftRequest
+from localspec.engine.speculation.drafters.model import PROBE_CONTEXT, PROBE_ROWS, DraftModel
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair
 from tests.support.recurrent import lfm2_pair
@@ -37,7 +33,7 @@ class Drafting:
         self.slot: Slot = next(iter(self._slots))
 
     def propose(self, count: int, sampler: Sampler | None = None) -> DraftRequest:
-        ask = DraftRequest(self.slot, sampler, lambda a: len(a.tokens) < count)
+        ask = DraftRequest(self.slot, count, sampler, lambda a: len(a.tokens) < count)
         self.model.propose([ask])
         return ask
 
@@ -151,7 +147,7 @@ def test_several_slots_draft_together_as_each_alone(models: Path, load: Load) ->
     for i, (slot, text) in enumerate(zip(engine.pair.shared.slots, texts, strict=False)):
         engine.pair.shared.slots.clear(slot)
         slot.tokens = text
-        asks.append(DraftRequest(slot, None, lambda a, most=4 + i: len(a.tokens) < most))  # type: ignore[misc]
+        asks.append(DraftRequest(slot, 0, None, lambda a, most=4 + i: len(a.tokens) < most))  # type: ignore[misc]
     drafting.model.propose(asks)
     assert [ask.tokens for ask in asks] == alone
 

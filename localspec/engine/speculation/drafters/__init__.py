@@ -1,1 +1,12 @@
-"""Kinds of drafts: a second model, lookup in the text so far, tokens a grammar forces."""
+"""Kinds of drafts, one file each; each registers itself when it is imported here.
+
+base     what a kind is: offer, propose, observe, probe, close
+grammar  tokens that a grammar forces
+model    a second model, which keeps its own KV cache of what it proposed
+ngram    what followed the last tokens when they occurred before
+shared   the tokens that target and draft model share, where they do not share all
+"""
+
+from localspec.engine.speculation.drafters import grammar as grammar
+from localspec.engine.speculation.drafters import model as model
+from localspec.engine.speculation.drafters import ngram as ngram

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Batch, Context, NoKvSlot
-from localspec.engine.sampling.sampler import Distribution, Logits, Sampler
+from localspec.engine.sampling.sampler import Logits
+from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, bucket
 from localspec.engine.speculation.cost import Clock, CostTable
-from localspec.engine.speculation.depth import Belief, bucket
+from localspec.engine.speculation.depth import Candidate
+from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.drafters.shared import SharedTokens
 
 # A look-in reads so many tokens before the place it looks at: enough to guess well, and never the whole
@@ -22,26 +23,60 @@ PROBE_CONTEXT, PROBE_ROWS = 20, 4
 READING = 64  # width of the pass whose cost per token stands for reading text
 
 
-@dataclass(slots=True)
-class DraftRequest:
-    """One sequence that wants drafts, and what it got.
+PROBE_GAP = 8  # tokens between two probes at least
+PROBE_LEFT = 32  # with fewer tokens to come there is nothing to win by probing
 
-    sampler: draw from the draft's own distribution with it (rejection rule); None: the draft's best
-    token. more: asked after each token whether another is wanted.
-    """
 
-    slot: Slot
-    sampler: Sampler | None
-    more: Callable[[DraftRequest], bool]
-    tokens: list[int] = field(default_factory=list)
-    buckets: list[int] = field(default_factory=list)
-    probs: list[Distribution] = field(default_factory=list)
+class ModelDrafter(Drafter):
+    """A second model's drafts for one sequence: each costs a pass of that model."""
+
+    kind, rank, initial_acceptance = "draft", 1, INITIAL_ACCEPTANCE
+
+    @classmethod
+    def serves(cls, given: Resources) -> bool:
+        return given.asked.kind in ("auto", cls.kind) and given.model is not None
+
+    def __init__(self, given: Resources, belief: Belief) -> None:
+        super().__init__(given, belief)
+        assert given.model is not None
+        self._model, self._slots = given.model, given.slots
+        self._unprobed = 0  # tokens written since drafts were last tried or probed
+
+    def offer(self, request: DraftRequest) -> Candidate | None:
+        spread = max(min(request.left, 96) / 4, 1.0)  # rounds that a first reading is spread over
+        entry_ms = self._model.reading_ms(request.slot) / spread
+        return Candidate(self.belief, request.limit, self._model.step_ms(), entry_ms)
+
+    def propose(self, requests: list[DraftRequest]) -> None:
+        self._model.propose(requests)
+
+    def observe(self, request: DraftRequest, kept: list[int], used: bool) -> None:
+        super().observe(request, kept, used)
+        if not request.tokens:
+            self.belief.fade(len(kept))
+
+    def elapsed(self, used: bool, tokens: int, spent_ms: float, plain_ms: float) -> None:
+        if used:
+            self._unprobed = 0
+            return
+        self._unprobed += tokens
+        self.belief.calibration.earn(spent_ms, plain_ms)
+
+    def probe(self, slot: Slot, left: int) -> bool:
+        if self._unprobed < PROBE_GAP or left < PROBE_LEFT:
+            return False
+        if not self.belief.calibration.pay(self._model.probe_ms):
+            return False
+        self._unprobed = 0
+        self._model.probe(slot.tokens, self.belief)
+        return True
+
+    def close(self, slot: Slot) -> None:
+        self._slots.roll_back_draft(slot, 0)
 
 
 class DraftModel:
     """Drafts for several sequences in one pass per depth. Nothing it drafted is read again."""
-
-    kind = "draft"
 
     def __init__(
         self,
@@ -86,32 +121,32 @@ class DraftModel:
         """What reading costs per token, in wide passes."""
         return self._costs.per_token_ms(READING)
 
-    def propose(self, asks: Sequence[DraftRequest]) -> None:
-        """Fill each ask with drafts until its `more` says no.
+    def propose(self, requests: Sequence[DraftRequest]) -> None:
+        """Fill each request with drafts until its `more` says no.
 
         Raises:
             NoKvSlot: the running requests fill the draft's context.
             NotFinite: the draft model's logits are no numbers.
         """
-        active = [ask for ask in asks if ask.more(ask)]
-        for ask in active:
-            self._read(ask.slot, len(ask.slot.tokens) - 1, keep_tail=8)
-            self._mark(ask.slot)
+        active = [request for request in requests if request.more(request)]
+        for request in active:
+            self._read(request.slot, len(request.slot.tokens) - 1, keep_tail=8)
+            self._mark(request.slot)
         while active:
             self._batch.clear()
             rows = []
-            for ask in active:
-                slot = ask.slot
-                new = ask.tokens[-1:] or slot.tokens[slot.n_past_draft :]
+            for request in active:
+                slot = request.slot
+                new = request.tokens[-1:] or slot.tokens[slot.n_past_draft :]
                 for at, token in enumerate(new, start=slot.n_past_draft):
                     last = at + 1 == slot.n_past_draft + len(new)
                     row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
                 rows.append((row, at + 1))
             self._pass()
-            for ask, (row, length) in zip(active, rows, strict=True):
-                ask.slot.draft_has_read(length)
-                self._choose(ask, self._proposals(row))
-            active = [ask for ask in active if ask.more(ask)]
+            for request, (row, length) in zip(active, rows, strict=True):
+                request.slot.draft_has_read(length)
+                self._choose(request, self._proposals(row))
+            active = [request for request in active if request.more(request)]
 
     def _proposals(self, row: int) -> Logits:
         return self._shared.proposals(self._context.finite(row))
@@ -122,18 +157,18 @@ class DraftModel:
         if (model.recurrent or model.hybrid) and slot.n_past_draft:
             slot.draft_mark = slot.n_past_draft, self._context.save(slot.draft_id, partial=True)
 
-    def _choose(self, ask: DraftRequest, logits: Logits) -> None:
-        if ask.sampler is None:
+    def _choose(self, request: DraftRequest, logits: Logits) -> None:
+        if request.sampler is None:
             token = int(logits.argmax())
             confidence = _probability(logits, token)
         else:
-            history = ask.slot.tokens + ask.tokens
-            probs = ask.sampler.distribution(ask.sampler.adjusted(logits, history))
-            token = probs.pick(ask.sampler.uniform())
+            history = request.slot.tokens + request.tokens
+            probs = request.sampler.distribution(request.sampler.adjusted(logits, history))
+            token = probs.pick(request.sampler.uniform())
             confidence = probs.of(token)
-            ask.probs.append(probs)
-        ask.tokens.append(token)
-        ask.buckets.append(bucket(confidence))
+            request.probs.append(probs)
+        request.tokens.append(token)
+        request.buckets.append(bucket(confidence))
 
     def probe(self, tokens: Sequence[int], belief: Belief) -> None:
         """Would the draft model have seen the end of a text coming that was written without it?

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from localspec.engine.speculation.acceptance import Belief
+from localspec.engine.speculation.depth import MAX_DEPTH, Candidate
+from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
+
+LIMIT = 4 * MAX_DEPTH  # tokens of a copied passage verified in one pass
 GRAM = 3  # shortest match worth following
 _PLACES = 8  # latest occurrences compared for the longest match
 _BITS = 63 // GRAM  # of a token id in a gram's key: no vocabulary has two million tokens
 _LONGEST = 48  # matches are not measured further than this
-# Match length → the confidence bucket (see depth.CONFIDENCE_EDGES) whose calibration it uses.
+# Match length → the confidence bucket (see CONFIDENCE_EDGES) whose calibration it uses.
 _LENGTH_EDGES = (4, 5, 6, 8, 11, 16, 24, 32, 48)
 
 
@@ -66,14 +71,45 @@ class _Growing:
         return self._ends.get(gram, [])
 
 
-class Lookup:
-    """Lookup for one request. `propose` costs microseconds and no pass.
+class NgramDrafter(Drafter):
+    """What followed the last tokens before. While others draft it learns for free how good it is."""
+
+    kind, rank, initial_acceptance = "ngram", 2, 0.4
+
+    @classmethod
+    def serves(cls, given: Resources) -> bool:
+        return given.asked.kind in ("auto", cls.kind) and not given.reject
+
+    def __init__(self, given: Resources, belief: Belief) -> None:
+        super().__init__(given, belief)
+        self.index = given.lookup
+        self.predicted = given.asked.prediction is not None
+        self._found: list[int] = []
+        self._match = 0
+
+    def offer(self, request: DraftRequest) -> Candidate | None:
+        limit = min(request.limit, LIMIT)
+        found = self.index.propose(request.slot.tokens, limit, request.generated)
+        self._found, self._match = found
+        return self.known(self._found, length_bucket(self._match))
+
+    def observe(self, request: DraftRequest, kept: list[int], used: bool) -> None:
+        super().observe(request, kept, used)
+        if not used:
+            at = length_bucket(self._match)
+            for guess, token in zip(self._found, kept, strict=False):
+                self.belief.observe(at, guess == token)
+                if guess != token:
+                    break
+        self._found = []
+
+
+class NgramIndex:
+    """Where to look for what follows the last tokens of one request, in microseconds.
 
     What is known from the start is given at the start: long texts are then sorted where it is made,
     beside the step loop, and not in it.
     """
-
-    kind = "ngram"
 
     def __init__(self, prediction: Sequence[int] = (), prompt: Sequence[int] = ()) -> None:
         self._prediction = list(prediction)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import localspec.engine.speculation.verify as speculate
+import localspec.engine.speculation.verification as speculate
 from localspec.engine.sampling.sampler import Distribution, Logits, Sampler, Settings
-from localspec.engine.speculation.verify import verify_match, verify_rejection
+from localspec.engine.speculation.verification import verify_match, verify_rejection
 from tests.support.statistics import chi_square_z
 
 N = 5

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.speculation.depth import BUCKETS
-from localspec.engine.speculation.drafters.ngram import GRAM, Lookup, length_bucket
+from localspec.engine.speculation.acceptance import BUCKETS
+from localspec.engine.speculation.drafters.ngram import GRAM, NgramIndex, length_bucket
 
 # Few different tokens, so that grams repeat.
 texts = st.lists(st.integers(0, 3), max_size=40)
@@ -27,7 +27,7 @@ def match_length(corpus: list[int], end: int, tokens: list[int]) -> int:
 def test_a_proposal_followed_the_same_tokens_before(
     tokens: list[int], prediction: list[int], limit: int, written: int
 ) -> None:
-    lookup = Lookup(prediction)
+    lookup = NgramIndex(prediction)
     start = max(len(tokens) - written, 0)
     for end in range(start, len(tokens) + 1):  # the text grows, as during an answer
         seen = tokens[:end]
@@ -47,7 +47,7 @@ def test_a_proposal_followed_the_same_tokens_before(
 
 @given(texts)
 def test_the_longest_of_the_latest_matches_is_followed(tokens: list[int]) -> None:
-    drafts, length = Lookup().propose(tokens, 4, GRAM + 1)
+    drafts, length = NgramIndex().propose(tokens, 4, GRAM + 1)
     ends = [
         place
         for place in range(GRAM, len(tokens))
@@ -59,26 +59,26 @@ def test_the_longest_of_the_latest_matches_is_followed(tokens: list[int]) -> Non
 
 
 def test_text_without_repeats_has_no_proposal() -> None:
-    assert Lookup().propose(list(range(50)), 8, 10) == ([], 0)
+    assert NgramIndex().propose(list(range(50)), 8, 10) == ([], 0)
 
 
 def test_a_repeat_is_continued_as_before() -> None:
     text = [1, 2, 3, 4, 5, 6, 9, 9, 9, 1, 2, 3]
-    assert Lookup().propose(text, 2, 10) == ([4, 5], 3)
+    assert NgramIndex().propose(text, 2, 10) == ([4, 5], 3)
 
 
 def test_the_longer_match_wins_over_the_later_one() -> None:
     text = [7, 1, 2, 3, 4, 8, 1, 2, 3, 5, 7, 1, 2, 3]
-    assert Lookup().propose(text, 1, 10) == ([4], 4)
+    assert NgramIndex().propose(text, 1, 10) == ([4], 4)
 
 
 def test_nothing_is_proposed_for_no_room() -> None:
-    assert Lookup([1, 2, 3]).propose([1, 2, 3, 1, 2, 3], 0, 0) == ([], 0)
+    assert NgramIndex([1, 2, 3]).propose([1, 2, 3, 1, 2, 3], 0, 0) == ([], 0)
 
 
 def test_a_predicted_answer_is_proposed_from_its_first_token() -> None:
     prediction = [50, 51, 52, 53, 54]
-    drafts, length = Lookup(prediction).propose([1, 2], 3, 0)
+    drafts, length = NgramIndex(prediction).propose([1, 2], 3, 0)
     assert drafts == [50, 51, 52]
     assert length >= GRAM
 
@@ -88,19 +88,19 @@ def test_a_predicted_answer_goes_on_after_its_first_tokens(written: int) -> None
     """The first token always comes with the prompt's own pass, without drafts."""
     prediction = [50, 51, 52, 53, 54]
     text = [1, 2, *prediction[:written]]
-    drafts, _ = Lookup(prediction).propose(text, 9, written)
+    drafts, _ = NgramIndex(prediction).propose(text, 9, written)
     assert drafts == prediction[written:]
 
 
 @pytest.mark.parametrize("text", [[1, 2, 99], [1, 50, 99]])
 def test_a_prediction_that_was_wrong_from_the_start_waits_for_a_match(text: list[int]) -> None:
-    lookup = Lookup([50, 51, 52, 53, 54])
+    lookup = NgramIndex([50, 51, 52, 53, 54])
     assert lookup.propose(text, 9, len(text) - 1) == ([], 0)
     assert lookup.propose([*text, 50, 51, 52], 9, len(text) + 2) == ([53, 54], 3)
 
 
 def test_a_prediction_of_one_token_is_over_after_it() -> None:
-    assert Lookup([50]).propose([1, 50], 9, 1) == ([], 0)
+    assert NgramIndex([50]).propose([1, 50], 9, 1) == ([], 0)
 
 
 def test_match_lengths_fall_into_the_buckets_of_a_calibration() -> None:
@@ -114,7 +114,7 @@ def test_what_is_known_at_the_start_and_what_comes_are_looked_up_alike(
     tokens: list[int], prediction: list[int], known: int
 ) -> None:
     """However much of the text was given as the prompt, the same drafts follow the same matches."""
-    sorted_, grown = Lookup(prediction, tokens[:known]), Lookup(prediction)
+    sorted_, grown = NgramIndex(prediction, tokens[:known]), NgramIndex(prediction)
     for end in range(known, len(tokens) + 1):
         wanted = grown.propose(tokens[:end], 5, GRAM + 1)
         assert sorted_.propose(tokens[:end], 5, GRAM + 1) == wanted
@@ -122,7 +122,7 @@ def test_what_is_known_at_the_start_and_what_comes_are_looked_up_alike(
 
 @given(st.lists(st.integers(2**21 - 4, 2**21 - 1), min_size=8, max_size=30))
 def test_the_largest_token_ids_are_told_apart(tokens: list[int]) -> None:
-    assert Lookup((), tokens).propose(tokens, 4, 9) == Lookup().propose(tokens, 4, 9)
+    assert NgramIndex((), tokens).propose(tokens, 4, 9) == NgramIndex().propose(tokens, 4, 9)
 
 
 def test_a_long_text_takes_little_memory() -> None:
@@ -130,7 +130,7 @@ def test_a_long_text_takes_little_memory() -> None:
     text = list(range(400_000))
     tracemalloc.start()
     try:
-        lookup = Lookup(text, text)
+        lookup = NgramIndex(text, text)
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from localspec.engine.llama import Vocab
-from localspec.engine.prompt.schemas import closed
+from localspec.engine.sampling.schemas import closed
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint
 

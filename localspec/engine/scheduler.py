@@ -1,0 +1,361 @@
+"""Which requests run, and what of each the next pass reads: slots, prefill chunks, rows, giving way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+import msgspec
+
+from localspec.engine.cache.prefixes import common_prefix
+from localspec.engine.pair.lane import EXACT_CHUNK, Lane
+from localspec.engine.pair.pair import Pair
+from localspec.engine.sequence import Sequence, Status, TokenizedRequest
+from localspec.engine.speculation.acceptance import MAX_LIMIT
+from localspec.engine.speculation.controller import Drafting, SequenceStep
+from localspec.engine.speculation.drafters.base import DraftRequest, Resources
+from localspec.engine.speculation.verification import Verifier, needs_no_logits, rejects
+from localspec.errors import ContextExceeded
+
+# Tokens that each is left to write before one may have to give way to the others: giving way costs
+# reading a text again, so it is to bring some progress first.
+GROWTH = 64
+
+
+class Scheduler:
+    """The requests that wait, in their order, and the lanes with those that run."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._waiting: deque[TokenizedRequest | Sequence] = deque()
+        self._started = 0  # requests that have had a slot
+        self.lanes = [pair.shared]
+
+    def submit(self, tokenized: TokenizedRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ContextExceeded: it can never run.
+        """
+        room = self._pair.n_ctx
+        count = len(tokenized.tokens)
+        if count >= room:
+            raise ContextExceeded(
+                f"The prompt has {count} tokens and the context holds {room}; shorten it by "
+                f"{count - room + 1} tokens or set a larger `context`.",
+                param="prompt",
+            )
+        if tokenized.request.priority == "editor":
+            self._waiting.appendleft(tokenized)
+        else:
+            self._waiting.append(tokenized)
+
+    def withdraw(self, request: int) -> TokenizedRequest | Sequence | None:
+        """Take a request out of those that wait; None: it is not among them."""
+        found = next((each for each in self._waiting if each.request.id == request), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found
+
+    def running(self, request: int) -> tuple[Lane, Sequence] | None:
+        found = ((lane, each) for lane in self.lanes for each in lane.active)
+        return next(((lane, each) for lane, each in found if each.id == request), None)
+
+    def forget(self, conversation: str | None) -> None:
+        """What waits of a conversation, with None of any, is not saved."""
+        for waiting in self._waiting:
+            own = waiting.request.conversation
+            if own is not None and conversation in (None, own):
+                waiting.request = msgspec.structs.replace(waiting.request, conversation=None)
+                if isinstance(waiting, TokenizedRequest):
+                    waiting.saved = None
+
+    @property
+    def active(self) -> bool:
+        return bool(self._waiting) or any(lane.active for lane in self.lanes)
+
+    # ------------------------------------------------------------------------ admit
+
+    def admit(
+        self,
+        started: Callable[[Sequence, TokenizedRequest], None],
+        failed: Callable[[int, Exception], None],
+    ) -> None:
+        """Give slots to those that wait, in their order. Who finds no room holds up all but editors.
+
+        started, failed: told of each that has got its first slot, or cannot.
+        """
+        full: set[Lane] = set()
+        for waiting in list(self._waiting):
+            request = waiting.request
+            try:
+                exact = self._pair.settings.exact if request.exact is None else request.exact
+                lane = self._pair.exact.lane() if exact else self._pair.shared
+            except Exception as error:
+                self._waiting.remove(waiting)
+                failed(request.id, error)
+                continue
+            if lane not in self.lanes:
+                self.lanes.append(lane)
+            held_up = lane in full and request.priority != "editor"
+            if held_up or not lane.slots.free or not fits(lane, waiting):
+                full.add(lane)
+                continue
+            self._waiting.remove(waiting)
+            try:
+                if isinstance(waiting, Sequence):
+                    self._go_on(lane, waiting)
+                else:
+                    started(self._start(lane, waiting), waiting)
+            except Exception as error:
+                lane.active = [each for each in lane.active if each.id != request.id]
+                _clean(lane)
+                failed(request.id, error)
+
+    def _start(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
+        request, pair = tokenized.request, self._pair
+        align = EXACT_CHUNK if lane.exact else 1
+        slot = lane.slots.acquire(tokenized.tokens, request.cache_prompt, align, tokenized.saved)
+        tokenized.saved = None  # as large as a model's memory, and not needed any more
+        slot.conversation = request.conversation
+        sampler, matcher = tokenized.sampler, tokenized.matcher
+        reject = rejects(request, sampler, matcher, pair.drafter is not None)
+        given = Resources(
+            request.speculative, reject, matcher, tokenized.lookup, pair.drafter, lane.slots
+        )
+        sequence = Sequence(
+            tokenized,
+            slot,
+            pair.vocab,
+            room=pair.n_ctx - len(tokenized.tokens),
+            drafting=Drafting.of(
+                given,
+                pair.learned.calibrations,
+                pair.settings.depth,
+                pair.no_rollback,
+                pair.no_draft,
+            ),
+            verifier=Verifier(sampler, matcher, reject),
+        )
+        self._started += 1
+        sequence.number = self._started
+        self._enter(lane, sequence)
+        return sequence
+
+    def _go_on(self, lane: Lane, sequence: Sequence) -> None:
+        """One that had given way gets a slot again, and its text is read where it is not kept."""
+        slot = lane.slots.acquire(sequence.tokens, sequence.request.cache_prompt)
+        slot.conversation = sequence.request.conversation
+        sequence.go_on_in(slot)
+        self._enter(lane, sequence)
+
+    def _enter(self, lane: Lane, sequence: Sequence) -> None:
+        verifier = sequence.verifier
+        on_device = self._pair.chooses_on_device and not lane.exact
+        verifier.on_device = lane.context.choose_on_device(
+            sequence.slot.id, on_device and needs_no_logits(sequence.request, verifier)
+        )
+        lane.active.append(sequence)
+
+    # ------------------------------------------------------------------------ schedule
+
+    def schedule(self, lane: Lane) -> list[Sequence]:
+        """Every sequence that decodes, and a bounded chunk of prompts: editors first, then short ones.
+
+        Each has its `step` of this round.
+        """
+        if lane.exact:
+            chosen = [self.alone(lane, lane.active[0])]
+        else:
+            chosen = [each for each in lane.active if not each.prefilling]
+            for sequence in chosen:
+                sequence.step = _step(sequence, sequence.slot.unread)
+            chosen += self._prefill(lane, len(chosen))
+        self._limit_drafts(lane, chosen)
+        return chosen
+
+    def alone(self, lane: Lane, sequence: Sequence) -> Sequence:
+        """Give it a step of a pass that it has for itself."""
+        prefilling = sequence.prefilling
+        read = _chunk(lane, sequence, alone=True) if prefilling else sequence.slot.unread
+        sequence.step = _step(sequence, read)
+        return sequence
+
+    def _prefill(self, lane: Lane, decoding: int) -> list[Sequence]:
+        """Those whose prompts are read beside so many that decode."""
+        prompts = [each for each in lane.active if each.prefilling]
+        prompts.sort(key=lambda s: (s.request.priority != "editor", len(s.slot.unread)))
+        alone = not decoding and len(prompts) == 1
+        budget = lane.batch.capacity - (MAX_LIMIT + 1) * decoding
+        budget = min(budget, lane.batch.capacity // 2, lane.most_rows)
+        chosen: list[Sequence] = []
+        rows = 0
+        for sequence in prompts:
+            read = _chunk(lane, sequence, alone)
+            if rows and rows + len(read) > budget:
+                continue
+            rows += len(read)
+            sequence.step = _step(sequence, read)
+            chosen.append(sequence)
+        return chosen
+
+    def _limit_drafts(self, lane: Lane, sequences: list[Sequence]) -> None:
+        """How many drafts each that decodes may bring: rows of the pass, room, tokens that may come."""
+        decoding = [each for each in sequences if not each.prefilling]
+        rows = sum(len(each.step.read) for each in sequences)
+        spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
+        for sequence in decoding:
+            room = self._pair.n_ctx - len(sequence.tokens) - 1
+            limit = min(sequence.left - 1, room, spare // len(decoding), MAX_LIMIT)
+            if lane.max_depth is not None:
+                limit = min(limit, lane.max_depth)
+            sequence.step.drafts.limit = limit
+
+    # ------------------------------------------------------------------------ the pass
+
+    def fill(self, lane: Lane, sequences: list[Sequence]) -> bool:
+        """Put the rows of all steps into the lane's batch. True: no prompt is among them."""
+        batch = lane.batch
+        batch.clear()
+        for sequence in sequences:
+            slot, step = sequence.slot, sequence.step
+            last_chunk = slot.n_past + len(step.read) == len(slot.tokens)
+            position = slot.last_pass = slot.n_past
+            for at, token in enumerate(step.read, start=1):
+                wants = last_chunk and at == len(step.read)
+                row = batch.add(token, position, slot.id, wants)
+                position += 1
+            step.first_row = row if last_chunk else -1
+            for token in step.drafts.tokens:
+                batch.add(token, position, slot.id, True)
+                position += 1
+        decoding_only = all(not sequence.prefilling for sequence in sequences)
+        if len(sequences) == 1 and (decoding_only or lane.exact):
+            self._pad(lane, sequences[0])
+        return decoding_only
+
+    def _pad(self, lane: Lane, sequence: Sequence) -> None:
+        """Rows whose results nobody reads, where a wider pass is cheaper or the width is fixed."""
+        batch = lane.batch
+        if sequence.prefilling and lane.exact:
+            return  # a prompt's chunks are the same in every run as they are
+        filler = sequence.step.read[-1]
+        position = sequence.slot.n_past + sequence.step.rows
+        room = self._pair.n_ctx - position
+        for _ in range(min(lane.pad_to(batch.rows) - batch.rows, max(room, 0))):
+            batch.add(filler, position, sequence.slot.id, True)
+            position += 1
+
+    # ------------------------------------------------------------------------ leaving a slot
+
+    def make_room(self, lane: Lane) -> Sequence | None:
+        """The context is full of running requests: the newest gives way until there is room again.
+
+        So the oldest always goes on, whatever comes after it. Returns one that has to end instead.
+        """
+        for sequence in lane.active:
+            lane.slots.commit(sequence.slot, 0)
+        newest = max(lane.active, key=lambda sequence: sequence.number)
+        if len(lane.active) == 1:  # its limit leaves room for it alone; llama.cpp sees it otherwise
+            return newest
+        newest.gave_way = lane.left
+        self._give_way(lane, newest)
+        return None
+
+    def _give_way(self, lane: Lane, sequence: Sequence) -> None:
+        """Leave the slot, which keeps its text as any idle one does, as long as there is room."""
+        lane.active.remove(sequence)
+        lane.slots.release(sequence.slot)
+        sequence.status = Status.WAITING
+        self._waiting.appendleft(sequence)
+
+    def leave(self, lane: Lane, sequence: Sequence) -> None:
+        """A request is over; its slot keeps its text."""
+        if lane.exact:  # only whole chunks of a prompt are the same in every run
+            chunks = sequence.n_prompt // EXACT_CHUNK * EXACT_CHUNK
+            lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
+        lane.slots.release(sequence.slot)
+        lane.active.remove(sequence)
+        lane.left += 1
+
+    def drop(self, lane: Lane, sequence: Sequence) -> None:
+        """A request has failed; nothing of its slot is trusted any more."""
+        if sequence in lane.active:
+            lane.active.remove(sequence)
+            lane.left += 1
+            lane.slots.clear(sequence.slot)
+            lane.slots.release(sequence.slot)
+
+    def separate(self, lane: Lane) -> None:
+        """Forget all that the lane holds, and have those that run read again, one after another."""
+        for sequence in sorted(lane.active, key=lambda each: -each.number):
+            sequence.alone = True
+            self._give_way(lane, sequence)
+        self.forget_slots(lane)
+
+    def forget_slots(self, lane: Lane) -> None:
+        """Whatever was read into this lane's context is not trusted any more."""
+        for slot in lane.slots:
+            lane.slots.clear(slot)
+        lane.context.clear()
+        self._pair.prefixes.clear()
+
+
+def _step(sequence: Sequence, read: list[int]) -> SequenceStep:
+    sampler = sequence.verifier.sampler if sequence.verifier.reject else None
+    drafts = DraftRequest(
+        sequence.slot, 0, sampler, generated=sequence.generated, left=sequence.left
+    )
+    return SequenceStep(read, drafts, sequence.drafting, sequence.verifier)
+
+
+def _chunk(lane: Lane, sequence: Sequence, alone: bool) -> list[int]:
+    """What of its prompt a sequence reads next."""
+    slot = sequence.slot
+    left = slot.unread
+    count = lane.chunk(slot.n_past, len(left), alone)
+    return left[: lane.slots.reading(slot, count)]
+
+
+def _clean(lane: Lane) -> None:
+    """A request failed while it got its slot: what no running one holds is not trusted any more."""
+    for slot in lane.slots:
+        if all(sequence.slot is not slot for sequence in lane.active):
+            lane.slots.clear(slot)
+            slot.busy = False
+
+
+# ------------------------------------------------------------------------------------- room
+
+
+def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
+    """Is there room for it beside those that run, and for all to go on a while? Alone there always is.
+
+    One that gave way waits until another has left, so that none is started and stopped in turns.
+    """
+    if not lane.active:
+        return True
+    if any(sequence.alone for sequence in lane.active):
+        return False
+    growth = sum(min(sequence.left, GROWTH) for sequence in lane.active)
+    if isinstance(waiting, Sequence):
+        if waiting.alone or waiting.gave_way == lane.left:
+            return False
+        growth += min(waiting.left, GROWTH)
+    else:
+        asked = waiting.request.max_tokens
+        growth += GROWTH if asked is None else min(asked, GROWTH)
+    texts = [waiting.tokens, *(sequence.tokens for sequence in lane.active)]
+    room = lane.context.n_ctx - growth
+    return sum(map(len, texts)) <= room or cells(texts) <= room
+
+
+def cells(texts: list[list[int]]) -> int:
+    """Cells that texts take where each shares its beginning with the others as far as it can.
+
+    Texts read at the same time share less: this is the least they take.
+    """
+    ordered = sorted(texts)
+    shared = sum(common_prefix(a, b) for a, b in pairwise(ordered))
+    return sum(map(len, texts)) - shared

@@ -1,0 +1,191 @@
+"""The core of speculative decoding: which of the drafted tokens the target keeps.
+
+A round has drafted K tokens d_1…d_K and the target has read them in one pass, so there are K+1 rows
+of logits: row i is the target's opinion on what follows the first i of them. Every rule gives the
+tokens to keep: the accepted drafts, then exactly one token of the target's own (a correction, or the
+bonus token after the last draft). What else the pass has read is rolled back (`Slots.commit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from localspec.engine.llama import Context
+from localspec.engine.sampling.grammar import Matcher
+from localspec.engine.sampling.sampler import Distribution, Logits, Sampler
+from localspec.engine.speculation.drafters.base import DraftRequest
+from localspec.protocol.frames import Generate
+
+# Row i, adjusted for the tokens kept so far in this round (penalties, grammar).
+Rows = Callable[[int, list[int]], Logits]
+
+
+def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler, place: int) -> list[int]:
+    """Keep drafts while they equal what the target samples: the tokens of plain decoding with the
+    same seed, whatever was drafted. Greedy decoding is the case of temperature 0.
+
+    place: how many tokens of the answer come before this round's.
+    """
+    kept: list[int] = []
+    for i in range(len(drafted) + 1):
+        token = sampler.sample(rows(i, kept), place + i)
+        kept.append(token)
+        if i == len(drafted) or token != drafted[i]:
+            break
+    return kept
+
+
+def verify_sampled(sampled: Callable[[int], int], drafted: Sequence[int]) -> list[int]:
+    """`verify_match` for greedy decoding where row i's token was sampled on the device already."""
+    kept: list[int] = []
+    for i in range(len(drafted) + 1):
+        kept.append(sampled(i))
+        if i == len(drafted) or kept[-1] != drafted[i]:
+            break
+    return kept
+
+
+def verify_rejection(
+    rows: Rows,
+    drafted: Sequence[int],
+    draft_probs: Sequence[Distribution],
+    sampler: Sampler,
+    place: int,
+) -> list[int]:
+    """Keep draft x with probability min(1, p(x)/q(x)), else draw from norm(max(0, p - q)): the
+    target's distribution exactly, with more drafts kept (Leviathan et al. 2022, algorithm 1).
+
+    draft_probs: for each draft the distribution q it was drawn from. place: as in `verify_match`.
+    """
+    kept: list[int] = []
+    for i, token in enumerate(drafted):
+        target = sampler.distribution(rows(i, kept))
+        draft = draft_probs[i]
+        if sampler.uniform() * draft.of(token) < target.of(token):
+            kept.append(token)
+            continue
+        kept.append(residual(target, draft).pick(sampler.uniform()))
+        return kept
+    kept.append(sampler.sample(rows(len(drafted), kept), place + len(drafted)))
+    return kept
+
+
+def residual(target: Distribution, draft: Distribution) -> Distribution:
+    """norm(max(0, p - q)): what to draw from after a rejection (Leviathan et al. 2022, Chen et al. 2023)."""
+    order = np.argsort(draft.ids)
+    at = np.searchsorted(draft.ids, target.ids, sorter=order)
+    at = order[np.minimum(at, len(order) - 1)]
+    q = np.where(draft.ids[at] == target.ids, draft.probs[at], 0.0)
+    left = np.maximum(target.probs - q, 0.0)
+    total = left.sum()
+    if total <= 0.0:  # p == q up to rounding: a rejection had probability zero
+        return target
+    return Distribution(target.ids, left / total)
+
+
+# ------------------------------------------------------------------------------- of one sequence
+
+
+class Doubtful(Exception):
+    """A token sampled on the device may come from logits that are no numbers."""
+
+
+class Verifier:
+    """Verifies the drafts of one sequence, and advances its grammar with what is kept.
+
+    reject: by the rejection rule where drafts were drawn, else by match. on_device: the pass itself
+    gives the tokens, and no logits.
+    """
+
+    def __init__(self, sampler: Sampler, matcher: Matcher | None, reject: bool) -> None:
+        self.sampler = sampler
+        self.matcher = matcher
+        self.reject = reject
+        self.on_device = False
+        self.rows: list[
+            Logits
+        ] = []  # the target's own that were looked at, valid until its next pass
+        self._consumed = 0  # tokens of a round not kept yet that the grammar has seen
+
+    def verify(
+        self, context: Context, first_row: int, tokens: list[int], drafts: DraftRequest
+    ) -> list[int]:
+        """What to keep of the last pass. tokens: the text before; its last one has `first_row`.
+
+        Raises:
+            Doubtful: a token is not to be trusted without its logits.
+            NotFinite: the logits are no numbers.
+            GrammarRejected: the grammar ran into its limits.
+        """
+        self.rows = []
+
+        def rows(i: int, kept: list[int]) -> Logits:
+            row = context.finite(first_row + i)
+            self.rows.append(row)
+            mask = None
+            if self.matcher is not None:
+                self._consume(kept)
+                mask = self.matcher.mask()
+            history = tokens + kept if self.sampler.settings.penalised else tokens
+            return self.sampler.adjusted(row, history, mask)
+
+        if self.on_device:
+            kept = verify_sampled(lambda i: _sampled(context, first_row + i), drafts.tokens)
+        elif drafts.probs:
+            kept = verify_rejection(
+                rows, drafts.tokens, drafts.probs, self.sampler, drafts.generated
+            )
+        else:
+            kept = verify_match(rows, drafts.tokens, self.sampler, drafts.generated)
+        self._consume(kept)
+        self._consumed = 0
+        return kept
+
+    def _consume(self, kept: list[int]) -> None:
+        """Tell the grammar of tokens kept in this round that it has not seen."""
+        if self.matcher is None:
+            return
+        for token in kept[self._consumed :]:
+            self.matcher.consume(token)
+        self._consumed = len(kept)
+
+    def take_back(self) -> None:
+        """The round that failed is not kept: the grammar is where it was before."""
+        if self.matcher is not None and self._consumed:
+            self.matcher.take_back(self._consumed)
+        self._consumed = 0
+
+
+def _sampled(context: Context, row: int) -> int:
+    """The token sampled on the device, unless it is what a search for the highest NaN ends with."""
+    token = context.chosen(row)
+    if token == 0:
+        raise Doubtful
+    return token
+
+
+# ------------------------------------------------------------------------------- which rule
+
+
+def rejects(request: Generate, sampler: Sampler, matcher: Matcher | None, model: bool) -> bool:
+    """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding.
+
+    model: there is a draft model, whose drafts can be drawn.
+    """
+    settings, rule = sampler.settings, request.speculative.verification
+    if settings.greedy or not model or request.speculative.kind == "ngram":
+        return False
+    if rule != "auto":
+        return rule == "rejection"
+    fixed = settings.seed is not None or matcher is not None or settings.penalised
+    return not fixed and request.top_logprobs is None and not request.speculative.prediction
+
+
+def needs_no_logits(request: Generate, verifier: Verifier) -> bool:
+    """Does the highest logit of each row decide, and nobody look at the row itself?"""
+    settings = verifier.sampler.settings
+    touched = settings.penalised or settings.infill or bool(settings.logit_bias)
+    touched = touched or verifier.matcher is not None
+    return settings.greedy and not touched and request.top_logprobs is None

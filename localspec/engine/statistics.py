@@ -1,0 +1,127 @@
+"""What is counted and timed of one request, and what its last frame says of it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from localspec.engine.speculation.controller import SequenceStep
+from localspec.protocol.frames import Speculation, Timings
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts and times of one request. Milliseconds; points in time are time.perf_counter's.
+
+    plain_ms: what the same tokens would have cost by plain decoding beside the same company.
+    """
+
+    n_prompt: int
+    cached: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    produced: int = 0
+    produced_timed: int = 0  # of `produced`, already looked at by the accounting
+    timed: int = 0  # tokens that came from timed rounds
+    rounds: int = 0
+    round_ms: float = 0.0
+    plain_ms: float = 0.0
+    predicted_accepted: int = 0
+    predicted_rejected: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    depths: Counter[int] = field(default_factory=Counter)
+    accepts: Counter[int] = field(default_factory=Counter)
+    started: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None
+    last_token: float = 0.0
+
+    def wrote(self, count: int, began: float) -> None:
+        """A pass that began at `began` has just brought so many tokens, or 0: none."""
+        now = self.last_token = time.perf_counter()
+        if self.first_token is None:
+            # The first of several tokens of a pass has come when its share of the pass was over.
+            self.first_token = now - (now - began) * (1 - 1 / max(count, 1))
+
+    def since_first_ms(self) -> float:
+        """Since the first token came; before it has, since the request started."""
+        return (time.perf_counter() - (self.first_token or self.started)) * 1e3
+
+    def verified(self, step: SequenceStep, accepted: int) -> None:
+        """So many drafts of a step were accepted."""
+        drafted = len(step.drafts.tokens)
+        if len(step.read) == 1:  # else it was mostly there to read a prompt
+            self.depths[drafted] += 1
+            self.accepts[accepted] += 1
+        if drafted and step.drafter is not None:
+            self.drafted += drafted
+            self.accepted += accepted
+            self.kinds[step.drafter.kind] += drafted
+            if step.drafter.predicted:
+                self.predicted_accepted += accepted
+                self.predicted_rejected += drafted - accepted
+
+    def round_over(self, round_ms: float, plain_ms: float) -> int:
+        """A round that only wrote is over; returns the tokens since the last such round.
+
+        plain_ms: for one token by plain decoding.
+        """
+        made, self.produced_timed = self.produced - self.produced_timed, self.produced
+        self.rounds += 1
+        self.timed += made
+        self.round_ms += round_ms
+        self.plain_ms += plain_ms * made
+        return made
+
+    def timings(self, generated: int) -> Timings:
+        """In llama-server's names, once the answer is over."""
+        first = self.first_token or time.perf_counter()
+        prompt_ms = (first - self.started) * 1e3
+        # As llama-server counts: from the first token to the last, which is one token less.
+        predicted_ms = max(self.last_token - first, 0.0) * 1e3
+        steps = max(generated - 1, 0) if predicted_ms > 0 else 0
+        read = self.n_prompt - self.cached
+        return Timings(
+            cache_n=self.cached,
+            prompt_n=read,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=prompt_ms / max(read, 1),
+            prompt_per_second=1e3 * read / max(prompt_ms, 1e-6),
+            predicted_n=generated,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=predicted_ms / steps if steps else 0.0,
+            predicted_per_second=1e3 * steps / predicted_ms if steps else 0.0,
+            draft_n=self.drafted,
+            draft_n_accepted=self.accepted,
+        )
+
+    def speculation(
+        self, generated: int, reason: str | None, verification: str | None, exact: bool
+    ) -> Speculation:
+        """What speculation did. reason: why no drafts were possible at all, if so."""
+        active = self.drafted > 0
+        kind = max(self.kinds, key=lambda k: self.kinds[k]) if self.kinds else None
+        if not active and reason is None:
+            short = generated <= 2
+            reason = "the answer was too short" if short else "drafts would not have paid"
+        measured = self.rounds > 0 and self.plain_ms > 0 and self.round_ms > 0
+        return Speculation(
+            active=active,
+            kind=kind,
+            reason=None if active else reason,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            rounds=self.rounds,
+            mean_tokens_per_pass=self.timed / self.rounds if self.rounds else 0.0,
+            plain_tokens_per_second=1e3 * self.timed / self.plain_ms if measured else None,
+            speed_up=self.plain_ms / self.round_ms if measured else None,
+            verification=verification,
+            exact=exact,
+            predicted_accepted=self.predicted_accepted,
+            predicted_rejected=self.predicted_rejected,
+        )
+
+
+def listed(counts: Counter[int]) -> list[int]:
+    """Counts of 0, 1, … up to the largest there is."""
+    return [counts[at] for at in range(max(counts, default=-1) + 1)]
