@@ -1,18 +1,29 @@
-"""Tool calls that a model writes as JSON, read character by character so that they can be streamed.
+"""Tool calls as models write them, read while they come so that they can be streamed.
 
-An object with "name" and "arguments" (or "parameters"), or an array of such objects.
+JSON: an object with "name" and "arguments" (or "parameters"), or an array of such objects. Or what is
+no plain JSON: Qwen Coder's tags, Mistral's [ARGS], Gemma 4's own notation.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import string
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any, Literal
 
 _ARGUMENTS = ("arguments", "parameters")
 _ID = string.ascii_letters + string.digits
+
+_TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
+_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+
+_FUNCTION = re.compile(r"<function=([^>\n]+)>")
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_GEMMA_QUOTE = '<|"|>'
 
 
 @dataclass(slots=True)
@@ -40,177 +51,422 @@ def new_call(name: str) -> Call:
     return Call("".join(secrets.choice(_ID) for _ in range(9)), name)
 
 
-class JsonCalls:
-    """Feed it text until `over`; `broken` means that this was no call and `raw` is plain text.
-
-    `accepts` says which names are calls. With `call` the text is that call's arguments alone.
+class Reader(ABC):
+    """Reads what follows a marker: one or more calls. Feed it text until `over`; `broken` means that
+    this was no call and `raw`, what it has read, is plain text.
     """
+
+    def __init__(self) -> None:
+        self.over = False
+        self.broken = False
+        self.raw = ""
+
+    @abstractmethod
+    def feed(self, text: str) -> tuple[list[CallPiece], str]:
+        """What `text` adds, and the rest of it that belongs to no call any more."""
+
+    @abstractmethod
+    def end(self) -> list[CallPiece]:
+        """The answer was cut off here."""
+
+
+def reader_for(kind: str, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
+    """The reader for a format's calls; `names`, if given, are the only ones it takes."""
+    match kind:
+        case "hermes":
+            return TaggedCall(tools)
+        case "mistral":
+            return ArgsCalls()
+        case "gemma":
+            return GemmaCall()
+        case _:
+            return JsonCalls(names.__contains__) if names is not None else JsonCalls()
+
+
+# ---------------------------------------------------------------- JSON
+
+
+@dataclass(slots=True)
+class _Object:
+    """A call's object as far as it is read."""
+
+    name: str = ""
+    key: str = ""
+    colon: bool = False  # the key's colon has come, its value has not ended
+    arguments: Literal["", "open", "closed"] = ""
+    held: bool = False  # the arguments are shown when they are whole
+    pending: str = ""  # arguments that cannot be shown yet
+
+
+class JsonCalls(Reader):
+    """`accepts` says which names are calls. With `call` the text is that call's arguments alone."""
 
     def __init__(
         self, accepts: Callable[[str], bool] = lambda _name: True, call: Call | None = None
     ) -> None:
+        super().__init__()
         self._accepts = accepts
         self._call = call
-        self.over = False
-        self.broken = False
-        self.raw = ""
         self._pieces: list[CallPiece] = []
+        self._at = 0  # how much of `raw` is read
+        self._quote: int | None = None  # where in `raw` the string that is being read begins
+        self._escaped = False
         self._depth = 0
         self._base = 0  # the depth inside the present call's object; 0 between objects
-        self._string: str | None = None  # the string that is being read
-        self._escaped = False
-        self._begin_object()
+        self._object = _Object()
         if call is not None:  # as if {"name": …, "arguments": had been read
             self._depth = self._base = 1
-            self._name, self._key, self._after_colon = call.name, "arguments", True
-
-    def _begin_object(self) -> None:
-        self._key = ""
-        self._after_colon = False
-        self._name = ""
-        self._capturing = False
-        self._captured = False
-        self._held = False  # these arguments are shown when they are whole
-        self._pending = ""  # arguments that cannot be shown yet
+            self._object = _Object(call.name, "arguments", colon=True)
 
     def feed(self, text: str) -> tuple[list[CallPiece], str]:
-        """What `text` adds, and the rest of it that belongs to no call any more."""
-        self._pieces = []
-        if self._call is not None and not self.raw and text:
-            self._pieces.append(self._call)
-        for at, char in enumerate(text):
-            self.raw += char
-            self._char(char)
-            if self.over or self.broken:
-                return self._pieces, text[at + 1 :]
-        return self._pieces, ""
+        self._pieces = [self._call] if self._call is not None and not self.raw and text else []
+        self.raw += text
+        while self._at < len(self.raw) and not (self.over or self.broken):
+            if self._quote is None:
+                self._token()
+            else:
+                self._in_string(self._quote)
+        rest, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return self._pieces, rest
 
     def end(self) -> list[CallPiece]:
-        """The answer was cut off here."""
         self._pieces = []
-        if self._capturing and self._name and self._pending:
-            self._emit(self._pending)
-        self.broken = not self._name and not self.over
+        if self._object.arguments == "open" and self._object.name:
+            self._show(self._object.pending)
+        self.broken = not self._object.name and not self.over
         return self._pieces
 
-    def _char(self, char: str) -> None:
-        if self._string is not None:
-            self._in_string(char)
-            return
-        if self._starts_arguments(char):
-            self._capturing = self._captured = True
-            self._held = char != "{"  # JSON in a string, or null
-        if char == '"':
-            self._string = char
-            self._take(char)
-        elif char in "{[":
-            self._open(char)
-        elif char in "}]":
-            self._close(char)
-        elif self._depth == self._base and char == ":":
-            self._after_colon = True
-        elif self._depth == self._base and char == ",":
-            self._end_capture()
-            self._after_colon, self._key = False, ""
-        elif self._capturing:
-            self._take(char)
-        elif self._depth == 0 and not char.isspace():
+    def _token(self) -> None:
+        found = _TOKEN.match(self.raw, self._at)
+        assert found is not None
+        token, self._at = found[0], found.end()
+        read, here = self._object, self._depth == self._base
+        value = here and self._base and read.colon and not token.isspace()
+        if value and read.key in _ARGUMENTS and not read.arguments:
+            read.arguments, read.held = "open", token != "{"  # JSON in a string, or null
+        if token == '"':
+            self._quote = found.start()
+            self._take(token)
+        elif token in ("{", "["):
+            self._open(token)
+        elif token in ("}", "]"):
+            self._close(token)
+        elif token == ":" and here:
+            read.colon = True
+        elif token == "," and here:
+            self._end_arguments()
+            read.colon, read.key = False, ""
+        elif read.arguments == "open":
+            self._take(token)
+        elif self._depth == 0 and not token.isspace():
+            self._at = found.start() + 1
             self.broken = True
 
-    def _starts_arguments(self, char: str) -> bool:
-        here = self._base and self._depth == self._base and self._after_colon
-        return bool(here and self._key in _ARGUMENTS and not self._captured and not char.isspace())
-
-    def _in_string(self, char: str) -> None:
-        assert self._string is not None
-        self._string += char
-        self._take(char)
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            whole, self._string = self._string, None
+    def _in_string(self, quote: int) -> None:
+        end = _IN_STRING.match(self.raw, self._at + self._escaped).end()  # type: ignore[union-attr]
+        last = self.raw[end : end + 1]  # nothing, the closing quote, or a backslash without more
+        self._escaped = last == "\\"
+        self._take(self.raw[self._at : end] + last)
+        self._at = end + len(last)
+        if last == '"':
+            self._quote = None
             if self._depth == self._base:
-                self._string_ended(whole)
+                self._string(self.raw[quote : self._at])
 
-    def _string_ended(self, whole: str) -> None:
-        if self._capturing:
-            self._end_capture()
+    def _string(self, text: str) -> None:
+        """A key of the object, or its value."""
+        read = self._object
+        if read.arguments == "open":
+            self._end_arguments()
             return
         try:
-            value = json.loads(whole, strict=False)
+            value = json.loads(text, strict=False)
         except ValueError:
             self.broken = True
             return
-        if not self._after_colon:
-            self._key = value
-        elif self._key == "name" and not self._name:
-            self._name = value
+        if not read.colon:
+            read.key = value
+        elif read.key == "name" and not read.name:
+            read.name = value
             self.broken = not self._accepts(value)
             if not self.broken:
                 self._pieces.append(new_call(value))
-                if self._captured:
+                if read.arguments:
                     self._show_pending()
 
-    def _open(self, char: str) -> None:
-        if self._capturing:
-            self._take(char)
-        elif char == "{" and not self._base:
-            self._begin_object()
+    def _open(self, token: str) -> None:
+        if self._object.arguments == "open":
+            self._take(token)
+        elif token == "{" and not self._base:
+            self._object = _Object()
             self._base = self._depth + 1
         self._depth += 1
         if not self._base and self._depth > 1:
             self.broken = True  # an array of arrays
 
-    def _close(self, char: str) -> None:
+    def _close(self, token: str) -> None:
         self._depth -= 1
-        if self._depth < self._base:
-            self._end_capture()
-        else:
-            self._take(char)
-            if self._depth == self._base:
-                self._end_capture()
+        if self._depth >= self._base:
+            self._take(token)
+        if self._depth <= self._base:
+            self._end_arguments()
         if self._base and self._depth < self._base:
             self._base = 0
-            if not self._name:
+            if not self._object.name:
                 self.broken = True
                 return
-            if not self._captured:
-                self._emit("{}")
+            if not self._object.arguments:
+                self._show("{}")
         self.over = self.over or self._depth <= 0
 
-    def _take(self, char: str) -> None:
-        if not self._capturing:
+    def _take(self, text: str) -> None:
+        """What may be part of the arguments."""
+        if self._object.arguments != "open":
             return
-        if self._name and not self._held:
-            self._emit(char)
+        if self._object.name and not self._object.held:
+            self._show(text)
         else:
-            self._pending += char
+            self._object.pending += text
 
-    def _end_capture(self) -> None:
-        if not self._capturing:
+    def _end_arguments(self) -> None:
+        if self._object.arguments != "open":
             return
-        self._capturing = False
-        if self._name:
+        self._object.arguments = "closed"
+        if self._object.name:
             self._show_pending()
         self.over = self.over or self._call is not None
 
     def _show_pending(self) -> None:
-        text, self._pending = self._pending.strip(), ""
+        text, self._object.pending = self._object.pending.strip(), ""
         if text.startswith('"'):
             try:
                 text = str(json.loads(text, strict=False))
             except ValueError:
                 self.broken = True
                 return
-        self._emit("{}" if text == "null" else text)
+        self._show("{}" if text == "null" else text)
 
-    def _emit(self, text: str) -> None:
-        if not text:
-            return
+    def _show(self, text: str) -> None:
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, Arguments):
             last.text += text
-        else:
+        elif text:
             self._pieces.append(Arguments(text))
+
+
+class _OrJson(Reader):
+    """A notation beside which a model writes JSON too: `_json` reads that, after `_lead`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._json: JsonCalls | None = None
+        self._lead = ""
+
+    def feed(self, text: str) -> tuple[list[CallPiece], str]:
+        if self._json is None:
+            return self._own(text)
+        result = self._json.feed(text)
+        self.over, self.broken = self._json.over, self._json.broken
+        self.raw = self._lead + self._json.raw
+        return result
+
+    def end(self) -> list[CallPiece]:
+        if self._json is None:
+            return self._own_end()
+        pieces = self._json.end()
+        self.broken = self._json.broken
+        return pieces
+
+    def _as_json(
+        self, lead: str, text: str, call: Call | None = None
+    ) -> tuple[list[CallPiece], str]:
+        self._json, self._lead = JsonCalls(call=call), lead
+        return self.feed(text)
+
+    @abstractmethod
+    def _own(self, text: str) -> tuple[list[CallPiece], str]:
+        """`feed`, while it may be the notation."""
+
+    @abstractmethod
+    def _own_end(self) -> list[CallPiece]: ...
+
+
+# ---------------------------------------------------------------- Qwen Coder, Mistral
+
+
+class TaggedCall(_OrJson):
+    """<tool_call>'s inside: JSON, or <function=name><parameter=key>value</parameter></function>."""
+
+    def __init__(self, tools: dict[str, Any]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._named = False
+
+    def _own(self, text: str) -> tuple[list[CallPiece], str]:
+        seen = len(self.raw)
+        self.raw += text
+        start = self.raw.lstrip()
+        if not start:
+            return [], ""
+        if not start.startswith("<"):
+            return self._as_json(self.raw.removesuffix(start), start)
+        pieces: list[CallPiece] = []
+        if not self._named and (name := _FUNCTION.search(self.raw)):
+            self._named = True
+            pieces.append(new_call(name[1].strip()))
+        end = self.raw.find("</function>")
+        if end < 0:
+            self.broken = not "<function=".startswith(start[:10]) and not self._named
+            return pieces, ""
+        end += len("</function>")
+        rest, self.raw = self.raw[max(end, seen) :], self.raw[:end]
+        if not self._named:
+            self.broken = True
+            return [], rest
+        self.over = True
+        return [*pieces, Arguments(self._arguments())], rest
+
+    def _own_end(self) -> list[CallPiece]:
+        self.broken = not self._named
+        return [Arguments(self._arguments())] if self._named and not self.over else []
+
+    def _arguments(self) -> str:
+        name = _FUNCTION.search(self.raw)
+        schema = self._tools.get(name[1].strip(), {}) if name else {}
+        known = schema.get("properties") or {}
+        found = {key: _typed(value, known.get(key)) for key, value in _PARAMETER.findall(self.raw)}
+        return json.dumps(found, ensure_ascii=False)
+
+
+def _typed(value: str, schema: Any) -> Any:
+    """A parameter's text as its schema wants it; text where that says nothing else."""
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind in (None, "string"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        lowered = value.strip().lower()  # Python's True, as its templates write it
+        return {"true": True, "false": False, "none": None}.get(lowered, value)
+
+
+class ArgsCalls(_OrJson):
+    """[TOOL_CALLS]'s inside: an array of calls, or name[ARGS]{…}, or name[CALL_ID]id[ARGS]{…}."""
+
+    _LONGEST = 200  # characters of a name and an id; what is longer is text
+
+    def _own(self, text: str) -> tuple[list[CallPiece], str]:
+        self.raw += text
+        start = self.raw.lstrip()
+        if start.startswith(("[{", "{")) or (start.startswith("[") and start[1:].isspace()):
+            return self._as_json("", start)
+        head, found, rest = start.partition("[ARGS]")
+        if not found:
+            self.broken = "\n" in start or len(start) > self._LONGEST
+            return [], ""
+        name, _, own = head.partition("[CALL_ID]")
+        call = new_call(name.strip())
+        if own.strip():
+            call = Call(own.strip(), call.name)
+        return self._as_json(head + found, rest, call)
+
+    def _own_end(self) -> list[CallPiece]:
+        self.broken = True
+        return []
+
+
+# ---------------------------------------------------------------- Gemma 4
+
+
+class GemmaCall(Reader):
+    """<|tool_call>'s inside: call:name{key:<|"|>text<|"|>,other:1}, or an object with a name."""
+
+    def feed(self, text: str) -> tuple[list[CallPiece], str]:
+        self.raw += text
+        end = self.raw.find("<tool_call|>")
+        if end < 0:
+            return [], ""
+        rest, self.raw = self.raw[end:], self.raw[:end]
+        return self._read(), rest
+
+    def _read(self) -> list[CallPiece]:
+        text = self.raw.strip()
+        if text.startswith("{"):
+            inner = JsonCalls()
+            pieces, _ = inner.feed(text)
+            self.over, self.broken = inner.over, not inner.over
+            return pieces
+        name, brace, inside = text.removeprefix("call:").partition("{")
+        try:
+            arguments, _ = _Notation("{" + inside).value(0)
+        except (ValueError, IndexError, RecursionError):
+            brace = ""
+        if not brace or not name.strip():
+            self.broken = True
+            return []
+        self.over = True
+        return [new_call(name.strip()), Arguments(json.dumps(arguments, ensure_ascii=False))]
+
+    def end(self) -> list[CallPiece]:
+        return [] if self.over else self._read()
+
+
+class _Notation:
+    """Gemma 4's values: like JSON, with bare keys and <|"|> around text."""
+
+    _SCALAR = re.compile(r"[^,}\]]+")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def value(self, at: int) -> tuple[Any, int]:
+        """The value at `at`, and where it ends. Raises ValueError or IndexError."""
+        at = self._skip(at)
+        if self._text.startswith(_GEMMA_QUOTE, at):
+            return self._quoted(at)
+        if self._text[at] == "{":
+            return self._object(at + 1)
+        if self._text[at] == "[":
+            return self._array(at + 1)
+        if self._text[at] == '"':
+            value, end = json.JSONDecoder(strict=False).raw_decode(self._text, at)
+            return value, end
+        scalar = self._SCALAR.match(self._text, at)
+        if scalar is None:
+            raise ValueError("no value")
+        return json.loads(scalar[0].strip()), scalar.end()
+
+    def _skip(self, at: int) -> int:
+        while self._text[at].isspace():
+            at += 1
+        return at
+
+    def _quoted(self, at: int) -> tuple[str, int]:
+        start = at + len(_GEMMA_QUOTE)
+        end = self._text.index(_GEMMA_QUOTE, start)
+        return self._text[start:end], end + len(_GEMMA_QUOTE)
+
+    def _object(self, at: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        while self._text[at := self._skip(at)] != "}":
+            if self._text.startswith(_GEMMA_QUOTE, at):
+                key, at = self._quoted(at)
+                at = self._text.index(":", at) + 1
+            else:
+                colon = self._text.index(":", at)
+                key, at = self._text[at:colon].strip().strip('"'), colon + 1
+            found[key], at = self.value(at)
+            at = self._comma(at)
+        return found, at + 1
+
+    def _array(self, at: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        while self._text[at := self._skip(at)] != "]":
+            item, at = self.value(at)
+            found.append(item)
+            at = self._comma(at)
+        return found, at + 1
+
+    def _comma(self, at: int) -> int:
+        at = self._skip(at)
+        return at + 1 if self._text[at] == "," else at

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece
+from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, Reader, reader_for
 from localspec.daemon.completion.reply.tools import Format
-from localspec.daemon.completion.reply.written_calls import reader_for
 
 THOUGHTS = (
     ("<think>", "</think>"),
@@ -28,17 +27,6 @@ class Text:
 
 
 Piece = Text | Call | Arguments
-
-
-class Reader(Protocol):
-    """Reads what follows a marker: one or more calls."""
-
-    over: bool
-    broken: bool
-    raw: str
-
-    def feed(self, text: str) -> tuple[list[CallPiece], str]: ...
-    def end(self) -> list[CallPiece]: ...
 
 
 class AnswerParser:
