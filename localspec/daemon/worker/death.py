@@ -175,20 +175,20 @@ class DeadlyTexts:
     """
 
     def __init__(self) -> None:
-        self._hashes: dict[bytes, str] = {}  # to how the engine ended
+        self.hashes: dict[bytes, str] = {}  # to how the engine ended
 
     def add(self, pair: str, frame: frames.Frame, death: Death) -> None:
-        while len(self._hashes) >= MAX_TEXTS:
-            del self._hashes[next(iter(self._hashes))]
-        self._hashes[_text_hash(pair, frame)] = death.how
+        while len(self.hashes) >= MAX_TEXTS:
+            del self.hashes[next(iter(self.hashes))]
+        self.hashes[_text_hash(pair, frame)] = death.how
 
     def check(self, pair: str, frame: frames.Frame) -> None:
         """Raise InvalidRequest for a text that has ended an engine of this pair."""
-        if self._hashes and (how := self._hashes.get(_text_hash(pair, frame))):
+        if how := self.hashes.get(_text_hash(pair, frame)):
             raise deadly(how)
 
     def reset(self) -> None:
-        self._hashes.clear()
+        self.hashes.clear()
 
 
 def deadly(how: str) -> InvalidRequest:

@@ -39,7 +39,7 @@ class Engine:
 
     worker: Worker
     pair: frames.PairFiles  # as it was asked for
-    settings: frames.EngineSettings  # as they were configured
+    config: Config  # as it was then
     mapped: Mapped  # the files as they were at the load
     notes: tuple[str, ...]  # what had to give so that it fits
 
@@ -168,9 +168,9 @@ class LoadedPair:
         while True:
             state = self.state
             if not isinstance(state, Loading):
-                self._crashes.check(pair.name)
                 if isinstance(state, Ready) and self._serves(state.engine, pair):
                     return state
+                self._crashes.check(pair.name)
                 if state.engine and state.engine.worker.busy:
                     await self._turn_of(pair, state.engine.worker)
                     continue
@@ -190,18 +190,23 @@ class LoadedPair:
             LoadFailed, PairSetAside, WorkerDied…: as `ready`.
         """
         worker = (await self.ready(pair)).engine.worker
-        self._deadly.check(pair.name, request)
+        if self._deadly.hashes:
+            self._deadly.check(pair.name, request)
         return worker
 
     def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
         """Whether a request for `pair` may go to the engine as it is."""
-        # An edit of the configuration waits for the answers that are being written.
-        current = engine.worker.busy or engine.settings == self._settings()
         mine = self._next_pair in (None, pair)
+        # An edit of the configuration waits for the answers that are being written.
+        current = (
+            engine.config == self.config
+            or engine.worker.busy
+            or self._settings(engine.config) == self._settings(self.config)
+        )
         return engine.worker.alive and engine.pair == pair and current and mine
 
-    def _settings(self) -> frames.EngineSettings:
-        return placement.settings(self.config, self._paths, safe_mode=self.safe_mode.on)
+    def _settings(self, config: Config) -> frames.EngineSettings:
+        return placement.settings(config, self._paths, safe_mode=self.safe_mode.on)
 
     async def _turn_of(self, pair: frames.PairFiles, worker: Worker) -> None:
         """Wait until what runs on the present pair has finished: two pairs may not fit in memory.
@@ -221,16 +226,17 @@ class LoadedPair:
         loading = self.state
         assert isinstance(loading, Loading)
         self.safe_mode.recall()
-        settings = self._settings()
+        config = self.config
+        settings = self._settings(config)
         mapped = await asyncio.to_thread(Mapped, pair)
         planned = await asyncio.to_thread(placement.plan_here, pair, settings)
         try:
-            worker = await spawn(self._command, self, self.config.watchdog)
+            worker = await spawn(self._command, self, config.watchdog)
         except OSError as error:
             raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
-        loading.engine = engine = Engine(worker, pair, settings, mapped, planned.notes)
+        loading.engine = engine = Engine(worker, pair, config, mapped, planned.notes)
         self._counts.worker_starts += 1
-        self._admission.parallel = self.config.parallel
+        self._admission.parallel = config.parallel
         log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode.on)
         try:
             info = await worker.load(planned.pair, planned.settings)
