@@ -22,7 +22,7 @@ from localspec.daemon.http import tcp
 from localspec.daemon.http.connection import ClientConnection, allow_more_files
 from localspec.daemon.http.sockets import bind, listening_sockets, notify
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.state import Context
+from localspec.daemon.state import State
 from localspec.daemon.worker.process import DEFAULT_COMMAND
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.paths import Paths
@@ -81,12 +81,12 @@ class Daemon:
         self._conversations = Conversations(
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )
-        self._context = Context(
+        self._state = State(
             config, paths, self._supervisor, self._registry, self._conversations, self.drain
         )
         self._server = _Server(
             uvicorn.Config(
-                routes.application(self._context),
+                routes.application(self._state),
                 http=ClientConnection,
                 backlog=_TAKEN_AT_ONCE,
                 ws="none",
@@ -107,7 +107,7 @@ class Daemon:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.drain)
         self._conversations.removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
-            self._context.forget_states(name), loop
+            self._state.forget_states(name), loop
         )
         allow_more_files()
         files.sweep(self._paths.state)
@@ -119,7 +119,7 @@ class Daemon:
         listening = [_Listening(fileno=each.detach()) for each in listening]
         for each in listening:
             log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
-        watching = watch.start(self._context)
+        watching = watch.start(self._state)
         threading.Thread(target=self._registry.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=listening)
@@ -127,7 +127,7 @@ class Daemon:
             if ours:
                 self._paths.socket.unlink(missing_ok=True)
             watching.set()
-            self._context.looks.close()
+            self._state.looks.close()
             if self._registry.pulling:
                 await asyncio.to_thread(self._registry.close)
             await self._supervisor.close()
@@ -136,29 +136,29 @@ class Daemon:
 
     def _over_tcp(self) -> list[socket.socket]:
         """The TCP listener, if one is wanted; what is said there needs the token."""
-        if not self._context.config.listen:
+        if not self._state.config.listen:
             return []
-        listening = tcp.bind(self._context.config)
-        self._context.tcp = tcp.auth_of(listening, tcp.kept_token(self._paths.token))
+        listening = tcp.bind(self._state.config)
+        self._state.tcp = tcp.auth_of(listening, tcp.kept_token(self._paths.token))
         return [listening]
 
     def drain(self) -> None:
         """Take nothing new, let what runs finish, then end. A second call does not wait."""
-        if self._context.draining:
+        if self._state.draining:
             self._server.force_exit = True
             self._abort()
             return
         running = self._supervisor.admission.running
         log.info("draining: %d requests run", running)
         notify("STOPPING=1", f"STATUS=Ending; {running} answers are being written")
-        self._context.draining = True
+        self._state.draining = True
         self._supervisor.admission.close()
         self._registry.stop()
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
 
     def _abort(self) -> None:
-        self._context.looks.close()
+        self._state.looks.close()
         self._supervisor.abort(errors.Unavailable("The daemon was told to end.", retry_after=2))
 
 

@@ -9,9 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-import localspec
 from localspec.daemon.handlers import (
     completions,
     control,
@@ -25,10 +24,10 @@ from localspec.daemon.handlers import (
     tokens,
 )
 from localspec.daemon.http import errors
-from localspec.daemon.http.requests import ClientGone
+from localspec.daemon.http.requests import ClientGone, SameVersion
 from localspec.daemon.http.tcp import TcpAuthMiddleware
-from localspec.daemon.state import Context
-from localspec.errors import LocalspecError, VersionMismatch
+from localspec.daemon.state import State
+from localspec.errors import LocalspecError
 from localspec.protocol.http import BadBody
 
 ROUTES = (
@@ -69,34 +68,13 @@ ROUTES = (
     ("DELETE", "/localspec/pulls/{name}", pulls.cancel),
 )
 
-API_HEADER = b"x-localspec-api"
-
-
-class SameVersion:
-    """Refuses our own clients of another API version before any work; others send no version."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            theirs = dict(scope["headers"]).get(API_HEADER)
-            if theirs not in (None, str(localspec.API_VERSION).encode()):
-                refusal = VersionMismatch(
-                    f"This daemon is localspec {localspec.__version__} with API "
-                    f"{localspec.API_VERSION}, not {theirs.decode('latin-1')}."
-                )
-                await errors.response(refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
 
 def _route(method: str, path: str, handler: Callable[..., Awaitable[Response]]) -> Route:
     # Whatever people type for a name, slashes and nothing at all, they are told that there is none.
     return Route(path.replace("{name}", "{name:path}"), handler, methods=[method])
 
 
-def application(context: Context) -> ASGIApp:
+def application(state: State) -> ASGIApp:
     app = Starlette(
         routes=[_route(*each) for each in ROUTES],
         exception_handlers={
@@ -107,10 +85,10 @@ def application(context: Context) -> ASGIApp:
         },
         middleware=[
             Middleware(errors.LastResort),
-            Middleware(TcpAuthMiddleware, lambda: context.tcp),
+            Middleware(TcpAuthMiddleware, lambda: state.tcp),
             Middleware(SameVersion),
         ],
     )
     app.router.redirect_slashes = False  # such an answer has no body, and Host may be anything
-    app.state.context = context
+    app.state.daemon = state
     return app

@@ -28,7 +28,7 @@ _ERRANDS = 4
 
 
 @dataclass
-class Context:
+class State:
     """The parts of a running daemon. `stop` begins the drain."""
 
     config: Config
@@ -82,5 +82,5 @@ class Context:
         return [each for each in (self.problem, self.registry.problem) if each]
 
 
-def context(request: Request) -> Context:
-    return cast(Context, request.app.state.context)
+def state_of(request: Request) -> State:
+    return cast(State, request.app.state.daemon)

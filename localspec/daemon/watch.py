@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from localspec.config import load_config
-from localspec.daemon.state import Context
+from localspec.daemon.state import State
 from localspec.errors import UsageError
 
 log = logging.getLogger("localspec.watch")
@@ -18,21 +18,21 @@ _LINKS = 40  # as many as Linux follows (MAXSYMLINKS)
 _STANDS = 100  # milliseconds after which the watch says for the first time that it stands
 
 
-def start(context: Context) -> threading.Event:
+def start(state: State) -> threading.Event:
     """Follow the files in a thread until the event is set; nobody needs to wait for its end."""
     stop = threading.Event()
-    threading.Thread(target=_watch, args=(context, stop), name="watch", daemon=True).start()
+    threading.Thread(target=_watch, args=(state, stop), name="watch", daemon=True).start()
     return stop
 
 
-def _watch(context: Context, stop: threading.Event) -> None:
+def _watch(state: State, stop: threading.Event) -> None:
     if stop.wait(_LATER):
         return
     import watchfiles
 
     from localspec.registry.catalogue import shipped_catalogue
 
-    config, catalogue = context.paths.config_file, context.paths.user_catalogue
+    config, catalogue = state.paths.config_file, state.paths.user_catalogue
     # Folders, because editors replace files; ours must exist, or its creation would go unseen.
     with suppress(OSError):
         config.parent.mkdir(parents=True, exist_ok=True)
@@ -54,11 +54,11 @@ def _watch(context: Context, stop: threading.Event) -> None:
             ):
                 if not stands:  # what was edited since the daemon read it, nobody has seen
                     stands = True
-                    _read_again(context, {config.name, catalogue.name})
+                    _read_again(state, {config.name, catalogue.name})
                 elif changes:
                     names = {steps[path].name for _, path in changes}
                     log.info("changed: %s", ", ".join(sorted(names)))
-                    _read_again(context, names)
+                    _read_again(state, names)
                 if any(way(file) != found for file, found in ways.items()):
                     break  # a link leads elsewhere now
     except (OSError, RuntimeError) as error:  # no more watches to be had, a folder gone
@@ -92,21 +92,21 @@ def way(file: Path) -> list[Path]:
     return [*steps, at]
 
 
-def _read_again(context: Context, changed: set[str]) -> None:
-    if context.paths.config_file.name in changed:
-        _read_config(context)
-    if context.paths.user_catalogue.name in changed:
-        context.registry.reload()
-    for problem in context.problems:
+def _read_again(state: State, changed: set[str]) -> None:
+    if state.paths.config_file.name in changed:
+        _read_config(state)
+    if state.paths.user_catalogue.name in changed:
+        state.registry.reload()
+    for problem in state.problems:
         log.warning("%s", problem)
 
 
-def _read_config(context: Context) -> None:
+def _read_config(state: State) -> None:
     try:
-        config = load_config(context.paths.config_file)
+        config = load_config(state.paths.config_file)
     except UsageError as error:
-        context.problem = f"{error.message} The last good configuration stays in use."
+        state.problem = f"{error.message} The last good configuration stays in use."
         return
-    context.problem = ""
-    context.config = config
-    context.supervisor.configure(config)
+    state.problem = ""
+    state.config = config
+    state.supervisor.configure(config)

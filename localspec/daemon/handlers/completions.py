@@ -16,13 +16,13 @@ from localspec.daemon.completion.run import Run
 from localspec.daemon.completion.text import TextShape
 from localspec.daemon.history.turn import begin
 from localspec.daemon.http.requests import read, unless_gone
-from localspec.daemon.state import context
+from localspec.daemon.state import state_of
 from localspec.protocol.http import ChatRequest, CompletionRequest
 
 
 async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     tools.check(body)
     turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
     pair, template = None, None
@@ -46,7 +46,7 @@ async def chat(request: Request) -> Response:
 
 async def complete(request: Request) -> Response:
     body = await read(request, CompletionRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     wanted = completion_frames(body)
     pair = await daemon.pair(body.model, request.receive)
     shape = TextShape(

@@ -13,7 +13,7 @@ from starlette.responses import Response
 import localspec
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import Emit, EventStream
-from localspec.daemon.state import Context, context
+from localspec.daemon.state import State, state_of
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.http import LoadRequest, PairStatus, Status
 
@@ -21,7 +21,7 @@ _LOOK = 0.05  # seconds between two looks at a load
 
 
 async def status(request: Request) -> Response:
-    daemon = context(request)
+    daemon = state_of(request)
     supervisor, loaded = daemon.supervisor, daemon.supervisor.loaded
     return answer(
         Status(
@@ -51,14 +51,14 @@ async def status(request: Request) -> Response:
 
 async def shutdown(request: Request) -> Response:
     """Drain and end, as SIGTERM does; the answer comes first: it names the pulls that go on later."""
-    daemon = context(request)
+    daemon = state_of(request)
     pulls = daemon.registry.pulling
     daemon.stop()
     return answer({"status": "draining", "pulls": pulls})
 
 
 async def reset(request: Request) -> Response:
-    context(request).supervisor.loaded.reset()
+    state_of(request).supervisor.loaded.reset()
     return answer({"status": "ok"})
 
 
@@ -70,11 +70,11 @@ async def load(request: Request) -> Response:
     status.
     """
     body = await read(request, LoadRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     return EventStream(partial(_loading, daemon, await daemon.pair(body.model, request.receive)))
 
 
-async def _loading(daemon: Context, pair: PairFiles, emit: Emit) -> None:
+async def _loading(daemon: State, pair: PairFiles, emit: Emit) -> None:
     ready = asyncio.ensure_future(daemon.supervisor.loaded.ready(pair))
     shown = None
     try:
@@ -91,7 +91,7 @@ async def _loading(daemon: Context, pair: PairFiles, emit: Emit) -> None:
         ready.cancel()
 
 
-def _progress(daemon: Context, pair: PairFiles) -> PairStatus:
+def _progress(daemon: State, pair: PairFiles) -> PairStatus:
     state = daemon.supervisor.loaded.status(pair.name)
     if state.name == pair.name and state.state == "loading":
         return state
@@ -100,4 +100,4 @@ def _progress(daemon: Context, pair: PairFiles) -> PairStatus:
 
 async def unload(request: Request) -> Response:
     """Give the pair's memory back now; 409 while it is at work."""
-    return answer({"unloaded": await context(request).supervisor.release()})
+    return answer({"unloaded": await state_of(request).supervisor.release()})

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.http.requests import answer, unless_gone
-from localspec.daemon.state import context
+from localspec.daemon.state import state_of
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import ConversationList, Forgotten
 
@@ -20,25 +20,25 @@ async def listed(request: Request) -> Response:
     if not (short and 1 <= int(limit) <= _MOST):
         raise InvalidRequest(f"'limit' must be a whole number from 1 to {_MOST}.", param="limit")
     search = request.query_params.get("search", "")
-    store = context(request).conversations
+    store = state_of(request).conversations
     return answer(ConversationList(await store.run(lambda each: each.listing(int(limit), search))))
 
 
 async def show(request: Request) -> Response:
     name = request.path_params["name"]
-    return answer(await context(request).conversations.run(lambda each: each.get(name)))
+    return answer(await state_of(request).conversations.run(lambda each: each.get(name)))
 
 
 async def remove(request: Request) -> Response:
     name = request.path_params["name"]
-    daemon = context(request)
+    daemon = state_of(request)
     removed = await daemon.conversations.run(lambda each: each.remove(name))
     await daemon.forget_states(removed)
     return answer(Forgotten(1, removed))
 
 
 async def remove_all(request: Request) -> Response:
-    daemon = context(request)
+    daemon = state_of(request)
     count = await daemon.conversations.run(lambda each: each.remove_all())
     await daemon.forget_states(None)
     return answer(Forgotten(count))
@@ -46,6 +46,6 @@ async def remove_all(request: Request) -> Response:
 
 async def undo(request: Request) -> Response:
     name = request.path_params["name"]
-    store = context(request).conversations
+    store = state_of(request).conversations
     await unless_gone(request.receive, store.settled(name))
     return answer(await store.run(lambda each: each.undo(name)))

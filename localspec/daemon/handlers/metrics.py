@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.state import Context, context
+from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.metrics import Histogram
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def show(request: Request) -> Response:
-    text = "\n".join(_lines(context(request)))
+    text = "\n".join(_lines(state_of(request)))
     return Response(text + "\n", media_type=None, headers={"content-type": _TYPE})
 
 
-def _lines(daemon: Context) -> Iterator[str]:
+def _lines(daemon: State) -> Iterator[str]:
     supervisor = daemon.supervisor
     metrics, queue, loaded = supervisor.metrics, supervisor.admission, supervisor.loaded
     counts, totals = metrics.counts, metrics.totals

@@ -11,13 +11,13 @@ from starlette.responses import Response
 
 from localspec.daemon.http.requests import answer
 from localspec.daemon.pairs.names import BUILTIN
-from localspec.daemon.state import context
+from localspec.daemon.state import state_of
 from localspec.protocol.http import Model, ModelList
 
 
 async def models(request: Request) -> Response:
     """The configured pair first, then the shipped one, the loaded one and all that were pulled."""
-    daemon = context(request)
+    daemon = state_of(request)
     began = int(time.time() - (time.monotonic() - daemon.started))
     info = daemon.supervisor.loaded.info
     names = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
@@ -29,7 +29,7 @@ async def models(request: Request) -> Response:
 
 async def health(request: Request) -> Response:
     """llama-server's shape; a daemon with nothing loaded is well, it loads on demand."""
-    daemon = context(request)
+    daemon = state_of(request)
     if daemon.draining:
         return answer(_unavailable("Shutting down"), 503)
     if daemon.supervisor.loaded.status(daemon.config.pair).state == "loading":
@@ -43,7 +43,7 @@ def _unavailable(message: str) -> dict[str, Any]:
 
 async def props(request: Request) -> Response:
     """llama-server's /props, loading the configured pair if nothing is loaded."""
-    daemon = context(request)
+    daemon = state_of(request)
     loaded = daemon.supervisor.loaded
     info = loaded.info or (await loaded.ready(await daemon.pair("", request.receive))).info
     return answer(

@@ -12,13 +12,11 @@ from localspec.daemon.completion.answer import Answer
 from localspec.daemon.completion.run import Run
 from localspec.daemon.completion.takeover import Place
 from localspec.daemon.http.connection import UNIX
-from localspec.daemon.http.requests import read
-from localspec.daemon.state import context
+from localspec.daemon.http.requests import OUR_CLIENT, read
+from localspec.daemon.state import state_of
 from localspec.errors import ModelNotFound
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
-
-_OUR_CLIENT = "x-localspec-api"  # the header by which routes.py knows it
 
 
 async def complete(request: Request) -> Response:
@@ -54,9 +52,9 @@ def _place(request: Request, body: InfillRequest) -> Place:
 async def _respond(
     request: Request, body: NativeRequest, wanted: list[Generate], editor: Place | None = None
 ) -> Response:
-    daemon = context(request)
+    daemon = state_of(request)
     loaded = daemon.supervisor.loaded
-    pair = await _pair(request, body.model, strict=_OUR_CLIENT in request.headers)
+    pair = await _pair(request, body.model, strict=OUR_CLIENT in request.headers)
     shape = llama_server.LlamaServerShape(
         Answer(pair.name, wanted, n=body.n or 1),
         body,
@@ -72,7 +70,7 @@ async def _pair(request: Request, name: str, *, strict: bool) -> PairFiles:
 
     `strict`: it was our own client, where a name is a wish.
     """
-    daemon = context(request)
+    daemon = state_of(request)
     try:
         return await daemon.pair(name, request.receive)
     except ModelNotFound:

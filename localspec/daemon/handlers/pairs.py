@@ -17,7 +17,7 @@ from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs import disk, measure, views
 from localspec.daemon.pairs.names import names_files, unseen
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.state import context
+from localspec.daemon.state import state_of
 from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
 from localspec.protocol.frames import PairFiles
@@ -30,7 +30,7 @@ _PAUSE = 0.2  # seconds between two reports of progress
 
 async def listed(request: Request) -> Response:
     """What is here; with ?all=1 the catalogue too."""
-    daemon = context(request)
+    daemon = state_of(request)
     everything = request.query_params.get("all", "0") not in ("", "0", "false")
     found = await asyncio.to_thread(views.listing, daemon.registry, everything)
     found.problems += [each for each in daemon.problems if each not in found.problems]
@@ -39,7 +39,7 @@ async def listed(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """?context=N counts the memory for N tokens."""
-    daemon = context(request)
+    daemon = state_of(request)
     text = request.query_params.get("context", "0")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequest("'context' must be a whole number of tokens.", param="context")
@@ -53,7 +53,7 @@ async def show(request: Request) -> Response:
 
 async def add(request: Request) -> Response:
     body = await read(request, pairs.AddRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     registry = daemon.registry
     if body.replace:
         await daemon.rest(body.name)
@@ -71,7 +71,7 @@ async def add(request: Request) -> Response:
 
 
 async def remove(request: Request) -> Response:
-    daemon = context(request)
+    daemon = state_of(request)
     name = await asyncio.to_thread(daemon.registry.removable, request.path_params["name"])
     await daemon.rest(name)
     return answer(await asyncio.to_thread(daemon.registry.remove, name))
@@ -79,7 +79,7 @@ async def remove(request: Request) -> Response:
 
 async def verify(request: Request) -> Response:
     """Events: bytes hashed so far, and in the last one what was found."""
-    daemon, name = context(request), request.path_params["name"]
+    daemon, name = state_of(request), request.path_params["name"]
     if names_files(name):
         files = await daemon.pair(name, request.receive)  # as for a load: refused, or there
         return EventStream(reported(daemon.errands, lambda report: _verify_files(files, report)))
@@ -140,7 +140,7 @@ def _verified(
 
 async def collect(request: Request) -> Response:
     body = await read(request, pairs.CollectRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     store = daemon.registry.store
     found = await asyncio.to_thread(lambda: store.collect(dry_run=body.dry_run))
     states = await daemon.conversations.run(lambda each: each.collect(dry_run=body.dry_run))
@@ -157,7 +157,7 @@ async def drafts(request: Request) -> Response:
             "'folders' are not looked through over TCP; use the Unix socket: localspec drafts",
             param="folders",
         )
-    daemon = context(request)
+    daemon = state_of(request)
     pair = await daemon.pair(body.target, request.receive)
     trials = measure.Trials(daemon.supervisor) if body.measure else None
     return EventStream(
@@ -173,7 +173,7 @@ async def on_disk(request: Request) -> Response:
     body = await read(request, pairs.DiskRequest)
     if came_by_tcp(request.scope):
         raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")
-    registry, errands = context(request).registry, context(request).errands
+    registry, errands = state_of(request).registry, state_of(request).errands
     told = body.environment
     return EventStream(
         reported(errands, lambda report: disk.look(registry, body.folders, told, report))

@@ -14,7 +14,7 @@ from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.state import context
+from localspec.daemon.state import state_of
 from localspec.errors import Forbidden, ModelNotFound, Unavailable
 from localspec.protocol.pairs import PullRequest
 
@@ -25,7 +25,7 @@ _CANCEL_SECONDS = 5.0  # how long whoever cancels waits to be told that it is ov
 
 
 async def listed(request: Request) -> Response:
-    registry = context(request).registry
+    registry = state_of(request).registry
     states = await asyncio.to_thread(lambda: registry.pulls.states())
     return answer({"pulls": states})
 
@@ -35,7 +35,7 @@ async def start(request: Request) -> Response:
     body = await read(request, PullRequest)
     if came_by_tcp(request.scope):
         _refuse_network(body)
-    daemon = context(request)
+    daemon = state_of(request)
     if daemon.draining:
         raise Unavailable("The daemon is ending; try again.", retry_after=2)
     ours = not came_by_tcp(request.scope)  # over TCP no answer tells which files there are
@@ -95,7 +95,7 @@ async def _states(pull: Pull, emit: Emit) -> None:
 
 
 async def _pull(request: Request) -> Pull:
-    registry: Registry = context(request).registry
+    registry: Registry = state_of(request).registry
     return await asyncio.to_thread(_find, registry, request.path_params["name"])
 
 

@@ -7,14 +7,14 @@ from starlette.responses import Response
 
 from localspec.daemon.completion.request import template_prompt, uses_tools
 from localspec.daemon.http.requests import answer, read
-from localspec.daemon.state import context
+from localspec.daemon.state import state_of
 from localspec.protocol import frames
 from localspec.protocol.http import DetokenizeRequest, TemplateRequest, TokenizeRequest
 
 
 async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     reply = await daemon.supervisor.ask(
         await daemon.pair("", request.receive),
         frames.Tokenize(0, body.content, body.add_special, body.parse_special, body.with_pieces),
@@ -37,7 +37,7 @@ def _piece(piece: bytes) -> str | list[int]:
 
 async def detokenize(request: Request) -> Response:
     body = await read(request, DetokenizeRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     reply = await daemon.supervisor.ask(
         await daemon.pair("", request.receive), frames.Detokenize(0, body.tokens)
     )
@@ -46,7 +46,7 @@ async def detokenize(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     body = await read(request, TemplateRequest)
-    daemon = context(request)
+    daemon = state_of(request)
     pair = await daemon.pair("", request.receive)
     template = None
     if uses_tools(body):

@@ -1,4 +1,4 @@
-"""A request's body read, a value as an answer, and work that ends when its client leaves."""
+"""Who asks, a request's body read, a value as an answer, and work that ends when its client leaves."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from localspec.errors import Cancelled, RequestTooLarge
+import localspec
+from localspec.daemon.http import errors
+from localspec.errors import Cancelled, RequestTooLarge, VersionMismatch
 from localspec.protocol import http
 from localspec.protocol.weight import TooHeavy, Weight
 
 # Bytes: a million token ids, or the text of two million. As text with one character beyond the BMP
 # it takes four times as much, and is copied on its way to the engine.
 MAX_BODY = 10 * 1024 * 1024
+OUR_CLIENT = "x-localspec-api"  # the header that says which version of the API it speaks
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -25,6 +28,25 @@ Result = TypeVar("Result")
 
 class ClientGone(Exception):
     """The client closed its connection."""
+
+
+class SameVersion:
+    """Refuses our own clients of another API version before any work; others send no version."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            theirs = dict(scope["headers"]).get(OUR_CLIENT.encode())
+            if theirs not in (None, str(localspec.API_VERSION).encode()):
+                refusal = VersionMismatch(
+                    f"This daemon is localspec {localspec.__version__} with API "
+                    f"{localspec.API_VERSION}, not {theirs.decode('latin-1')}."
+                )
+                await errors.response(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 async def read(request: Request, kind: type[Body]) -> Body:

@@ -99,13 +99,13 @@ class Metrics:
 
 
 class Watch:
-    """One generation; `over` once it has ended."""
+    """One generation. `shown` once there is text, `over` once it has ended."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.over = False
+        self.shown = self.over = False
         self._metrics = metrics
         self._began = time.monotonic()
-        self._started = self._shown = False
+        self._started = False
 
     def sees(self, event: frames.Started | frames.Delta | frames.Done) -> bool:
         """Count an event; False where it has been before, for the worker that was tried first."""
@@ -119,8 +119,8 @@ class Watch:
                 totals.cached_tokens += event.cached_tokens
                 if event.cache:
                     totals.cache_hits[event.cache] += 1
-            case frames.Delta() if not self._shown:
-                self._shown = True
+            case frames.Delta() if not self.shown:
+                self.shown = True
                 self._metrics.time_to_first_token.add(time.monotonic() - self._began)
             case frames.Done():
                 self.over = True

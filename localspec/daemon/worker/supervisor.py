@@ -81,7 +81,9 @@ class Supervisor:
                             while not watch.over:
                                 event = await running.next()
                                 assert not isinstance(event, frames.Reply)
-                                if watch.sees(event):
+                                # Of an answer's text its beginning alone is counted.
+                                text = isinstance(event, frames.Delta)
+                                if (text and watch.shown) or watch.sees(event):
                                     yield event
                         return
                     except Again:
