@@ -3,6 +3,22 @@
 A plain `ask` takes a short way that imports neither click nor anything else it can do without:
 every import is time before the first word. Whatever that way does not understand goes to click, so
 that there is one behaviour.
+
+ask.py        one question, one answer: options → request → what is printed
+options.py    the options of `ask`, for the short way and for click
+inputs.py     what a command line names or is given: stdin, files, schemas
+templates.py  questions to ask again
+app.py        click: help, usage errors, the table of commands
+commands/     one click command per file
+chat/         the conversation at a terminal
+terminal/     all that is drawn
+suggest.py    what Tab offers
+settings.py   config.toml, read and changed with its comments kept
+doctor.py     what keeps localspec from working well here
+services.py   the daemon as a service of the system
+
+It speaks to a daemon by `localspec.client` alone. Here only the files import `terminal/`; `commands/`
+and `chat/` import both.
 """
 
 from __future__ import annotations

@@ -1,1 +1,10 @@
-"""The thin client of the daemon: standard library only, because `ask` waits for every import."""
+"""The thin client of the daemon: standard library only, because `ask` waits for every import.
+
+transport.py      the daemon's socket: where it is, and HTTP over it
+api.py            a method per endpoint of those that `ask` needs
+pairs.py          pairs and pulls
+conversations.py  what was asked and answered
+autostart.py      starting a daemon, and replacing one of another version
+
+It imports `errors` and `paths`, and nothing of the daemon.
+"""

@@ -1,1 +1,11 @@
-"""One click command per module, each named `command`; `app.COMMANDS` lists them."""
+"""One click command per file, each named `command`; `app.COMMANDS` lists them. No command knows another.
+
+ask.py         `ask` as click sees it, and options for click
+chat.py        `chat`
+complete.py    fill in code at a place in a file
+history.py     what was asked and answered
+config.py      show and change the configuration
+completion.py  completion for bash, zsh and fish
+daemon/        start, stop, status, logs, service, unload, doctor
+models/        pairs, models and files
+"""

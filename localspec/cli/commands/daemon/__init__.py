@@ -1,1 +1,7 @@
-"""The commands about the daemon itself."""
+"""The commands about the daemon itself, each in the file of its name.
+
+start, stop, status, logs  what it does and says
+unload                     give the loaded pair's memory back
+service                    let the system start it
+doctor                     what keeps it from working well
+"""
