@@ -8,6 +8,7 @@ from pathlib import Path
 
 from localspec.paths import default_paths
 from localspec.registry.header.model import shard_names
+from localspec.registry.store import integrity
 from localspec.registry.store.records import Record, StoredModel
 from localspec.registry.store.store import Store
 
@@ -19,7 +20,7 @@ def add_pair(name: str, folder: Path) -> dict[str, object]:
         LocalspecError: there is no such pair, or a file of it is damaged.
     """
     store = Store(default_paths().store)
-    record: Record = store.ready(name)
+    record: Record = integrity.ready(store, name)
     entry: dict[str, object] = {"name": name, "roles": list(record.roles)}
     for role, model in (("target", record.target), ("draft", record.draft)):
         if model is not None:

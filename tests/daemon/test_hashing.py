@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -224,3 +225,15 @@ def test_a_file_is_read_once_by_all_threads_and_again_when_it_changed(
     path.write_bytes(b"second, and longer")
     assert hashes.of(link) == real(path)
     assert len(read) == 2
+
+
+def test_verify_shows_how_far_the_hashing_of_a_changed_file_is(changed: Changed) -> None:
+    home = changed.home
+    with ThreadPoolExecutor(1) as pool:
+        verified = pool.submit(home.run, "verify", "mine")
+        wait_for(lambda: changed.noted("began"), "the hashing")
+        time.sleep(1.5)  # what is over sooner needs no lines
+        changed.go.touch()
+    shown = verified.result()
+    assert shown.stderr.startswith("mine  hashing  0 %  0 bytes of "), shown
+    assert "target.gguf is whole" in shown.stdout

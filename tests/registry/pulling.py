@@ -9,6 +9,7 @@ from localspec.registry.catalogue import Catalogue
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.running import Pulls
 from localspec.registry.pulls.wanted import Unfinished
+from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import model
 
@@ -24,7 +25,7 @@ def pulls_of(puller: Puller, kept: Unfinished | None = None) -> Pulls:
 
 
 def assert_whole(store: Store, name: str = "p") -> None:
-    record = store.ready(name)
+    record = integrity.ready(store, name)
     assert record.draft is not None
     assert store.model_path(record.target).read_bytes() == TARGET
     assert store.model_path(record.draft).read_bytes() == DRAFT

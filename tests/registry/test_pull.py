@@ -24,6 +24,7 @@ from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.state import FileState
 from localspec.registry.pulls.wanted import Wanted
 from localspec.registry.store import files as files_module
+from localspec.registry.store import garbage, integrity
 from localspec.registry.store.local import add
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
@@ -159,7 +160,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
     assert [record.name for record in store.listing().records] == ["p"]
     assert describe(store, store.get("p"), Memory(1 << 40)).matched is not None
     assert_whole(store)
-    assert not [report.problem for report in store.verify("p") if report.problem]
+    assert not [report.problem for report in integrity.verify(store, "p") if report.problem]
     assert len(hub.requests) == asked
 
 
@@ -252,7 +253,7 @@ def test_the_hugging_face_cache_is_used_in_place(
     assert hub.sent < 1.2 * len(DRAFT)
     assert record.target.parts[0].path.startswith(str(cache))
     assert_whole(store)
-    store.remove("p")
+    garbage.remove(store, "p")
     assert list(cache.rglob("target.gguf")), "not ours to delete"
 
 
@@ -297,11 +298,11 @@ def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
     first = "q4/big-00001-of-00003.gguf"
     target = msgspec.structs.replace(pair.target, file=first)
     record = puller.pull("p", msgspec.structs.replace(pair, target=target))
-    path = store.model_path(store.ready("p").target)
+    path = store.model_path(integrity.ready(store, "p").target)
     assert path.name == "big-00001-of-00003.gguf"
     assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == files
     assert len(record.target.parts) == 3
-    store.remove("p")
+    garbage.remove(store, "p")
     assert not path.parent.exists()
 
 
@@ -311,8 +312,8 @@ def test_a_pair_of_files_that_the_store_has_keeps_them(puller: Puller, pair: Pai
     store = puller.store
     target, draft = store.paths(record)
     add(store, "mine", target, draft, hash_now=False)
-    store.remove("p")
-    assert store.collect().files == ()
-    store.ready("mine")
-    assert not any(each.problem for each in store.verify("mine"))
-    assert store.remove("mine").freed > 0
+    garbage.remove(store, "p")
+    assert garbage.collect(store).files == ()
+    integrity.ready(store, "mine")
+    assert not any(each.problem for each in integrity.verify(store, "mine"))
+    assert garbage.remove(store, "mine").freed > 0

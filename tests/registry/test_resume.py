@@ -14,6 +14,7 @@ import pytest
 
 from localspec.registry.hub import journal as journal_module
 from localspec.registry.hub.journal import Journal, bytes_there, prefix_there
+from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import model, sha256
 from tests.support.hub import TestHub
@@ -60,7 +61,7 @@ def pull_through_kills(store: Store, hub: TestHub, megabytes: tuple[int, int], k
         assert process.wait() == -signal.SIGKILL, "it was under way"
         assert not store.listing().records, "not visible before it is whole"
     assert start(store, hub).wait() == 0
-    record = store.ready("p")
+    record = integrity.ready(store, "p")
     assert record.draft is not None
     for stored, data in ((record.target, target), (record.draft, draft)):
         assert sha256(store.model_path(stored).read_bytes()) == sha256(data)
@@ -91,7 +92,7 @@ def test_a_proxy_is_used(store: Store, hub: TestHub) -> None:
     )
     assert process.wait() == 0
     assert {each.host for each in hub.requests if not each.to_storage} == {"hub.invalid"}
-    assert store.ready("p").draft is not None
+    assert integrity.ready(store, "p").draft is not None
 
 
 # the journal

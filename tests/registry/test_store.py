@@ -30,7 +30,7 @@ from localspec.registry.header.fit import Memory
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.traits import Traits, traits
-from localspec.registry.store import files
+from localspec.registry.store import files, garbage, integrity
 from localspec.registry.store.details import describe
 from localspec.registry.store.local import add, refreshed
 from localspec.registry.store.records import Part, Record, StoredModel, encode
@@ -76,7 +76,7 @@ def damage(path: Path) -> None:
 def test_a_record_comes_back(store: Store, record: Record) -> None:
     assert store.get("p") == record
     assert store.listing().records == (record,)
-    assert store.ready("p") == record
+    assert integrity.ready(store, "p") == record
     target, draft = store.paths(record)
     assert target.read_bytes() == TARGET.data()
     assert draft is not None
@@ -169,7 +169,7 @@ def file_traits(file: Gguf, folder: Path) -> Traits:
 
 
 def test_remove_frees_the_files(store: Store, record: Record) -> None:
-    removed = store.remove("p")
+    removed = garbage.remove(store, "p")
     assert removed.freed == record.size
     assert not list(store.blobs.iterdir())
     assert not store.listing().records
@@ -177,24 +177,24 @@ def test_remove_frees_the_files(store: Store, record: Record) -> None:
 
 def test_remove_keeps_what_another_pair_needs(store: Store, record: Record) -> None:
     put_pair(store, "q", model(seed=9).data(), DRAFT.data())
-    removed = store.remove("p")
+    removed = garbage.remove(store, "p")
     assert removed.freed == len(TARGET.data())
     assert removed.kept == ("draft.gguf (used by q)",)
-    assert store.ready("q").draft is not None
+    assert integrity.ready(store, "q").draft is not None
 
 
 def test_a_pair_in_use_is_not_removed(store: Store, record: Record) -> None:
     with pytest.raises(Conflict, match="in use"):
-        store.remove("p", in_use=lambda name: name == "p")
-    assert store.ready("p") == record
+        garbage.remove(store, "p", in_use=lambda name: name == "p")
+    assert integrity.ready(store, "p") == record
 
 
 def test_while_a_pull_runs_no_file_goes(store: Store, record: Record) -> None:
     with store.pulling():
         with pytest.raises(Conflict, match="A pull is running"):
-            store.collect()
-        assert store.remove("p").freed == 0
-    assert store.collect().freed > 0
+            garbage.collect(store)
+        assert garbage.remove(store, "p").freed == 0
+    assert garbage.collect(store).freed > 0
     assert not list(store.blobs.iterdir())
 
 
@@ -203,18 +203,18 @@ def test_collect_deletes_what_no_pair_needs(store: Store, record: Record) -> Non
     (store.parts / "x.part").write_bytes(b"x" * 5000)
     (store.parts / "x.journal").write_bytes(b"x")
     (store.pairs / ".p.json.1.2.tmp").write_bytes(b"x")
-    planned = store.collect(dry_run=True)
+    planned = garbage.collect(store, dry_run=True)
     assert len(planned.files) == 4
     assert len(list(store.parts.iterdir())) == 3
-    assert store.collect() == CollectedView(planned.freed, planned.files, dry_run=False)
-    assert store.ready("p") == record
-    assert store.collect().files == ()
+    assert garbage.collect(store) == CollectedView(planned.freed, planned.files, dry_run=False)
+    assert integrity.ready(store, "p") == record
+    assert garbage.collect(store).files == ()
 
 
 def test_collect_deletes_nothing_while_a_record_is_unreadable(store: Store, record: Record) -> None:
     (store.pairs / "p.json").write_text('{"version": 99}')
     with pytest.raises(Conflict, match="Nothing was deleted"):
-        store.collect()
+        garbage.collect(store)
 
 
 # damage
@@ -224,8 +224,8 @@ def test_a_flipped_byte_fails_verify_and_refuses_the_load(store: Store, record: 
     """Noticed at the next load by the modification time, and remembered."""
     damage(store.blob(record.target.parts[0].sha256))
     with pytest.raises(Damaged, match=r"damaged.* Run: localspec pull p$"):
-        store.ready("p")
-    reports = store.verify("p")
+        integrity.ready(store, "p")
+    reports = integrity.verify(store, "p")
     assert [bool(report.problem) for report in reports] == [True, False]
     assert "SHA-256" in reports[0].problem
 
@@ -236,20 +236,20 @@ def test_damage_found_by_verify_is_remembered(store: Store, record: Record) -> N
     before = path.stat().st_mtime_ns
     damage(path)
     os.utime(path, ns=(before, before))
-    store.verify("p")
+    integrity.verify(store, "p")
     with pytest.raises(Damaged):
-        store.ready("p")
+        integrity.ready(store, "p")
 
 
 def test_a_cut_or_missing_file_refuses_the_load(store: Store, record: Record) -> None:
     path = store.blob(record.target.parts[0].sha256)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Damaged, match=r"has \d+ bytes and should have"):
-        store.ready("p")
+        integrity.ready(store, "p")
     path.unlink()
     with pytest.raises(Damaged, match="is missing"):
-        store.ready("p")
-    assert "is missing" in store.verify("p")[0].problem
+        integrity.ready(store, "p")
+    assert "is missing" in integrity.verify(store, "p")[0].problem
 
 
 def test_a_link_in_place_of_a_file_is_refused(store: Store, record: Record, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_link_in_place_of_a_file_is_refused(store: Store, record: Record, tmp_
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Damaged, match="not a file"):
-        store.ready("p")
+        integrity.ready(store, "p")
     where = store.pairs / "p.json"
     where.rename(tmp_path / "p.json")
     where.symlink_to(tmp_path / "p.json")
@@ -268,7 +268,7 @@ def test_a_link_in_place_of_a_file_is_refused(store: Store, record: Record, tmp_
 
 def test_progress_of_verify_runs_from_nothing_to_all(store: Store, record: Record) -> None:
     heard: list[tuple[int, int]] = []
-    store.verify("p", lambda done, total: heard.append((done, total)))
+    integrity.verify(store, "p", lambda done, total: heard.append((done, total)))
     assert heard[-1] == (record.size, record.size)
     assert heard == sorted(heard)
 
@@ -296,7 +296,7 @@ def test_a_full_disk_keeps_the_old_record(
     with pytest.raises(DiskFull):
         store.put(record)
     monkeypatch.undo()
-    assert store.ready("p") == record
+    assert integrity.ready(store, "p") == record
     assert [path.name for path in store.pairs.iterdir()] == ["p.json"]
 
 
@@ -307,9 +307,9 @@ def test_a_newer_record_is_refused_and_untouched(store: Store, record: Record) -
     path = store.pairs / "p.json"
     text = json.dumps({"version": 2, "name": "p", "new": ["shape"]})
     path.write_text(text)
-    for action in (store.get, store.ready, store.verify, store.remove):
+    for action in (Store.get, integrity.ready, integrity.verify, garbage.remove):
         with pytest.raises(RecordTooNew, match="newer localspec"):
-            action("p")
+            action(store, "p")
     with pytest.raises(RecordTooNew):
         store.put_new(record)
     assert "newer localspec" in store.listing().problems[0]
@@ -323,14 +323,14 @@ def test_a_broken_record_is_told_and_can_be_mended(store: Store, record: Record,
         store.get("p")
     assert len(store.listing().problems) == 1
     store.put_new(record)
-    assert store.ready("p") == record
+    assert integrity.ready(store, "p") == record
 
 
 def test_a_record_without_a_hash_is_verified_again(store: Store, tmp_path: Path) -> None:
     path = TARGET.write(tmp_path / "t.gguf")
     added = add(store, "p", path, hash_now=False)
     assert added.target.parts[0].sha256 == ""
-    ready = store.ready("p")
+    ready = integrity.ready(store, "p")
     assert ready.target.parts[0].sha256 == sha256(TARGET.data())
     assert ready.target.parts[0].checked == path.stat().st_mtime_ns
     assert store.get("p") == ready
@@ -344,11 +344,11 @@ def test_own_files_are_used_where_they_lie(store: Store, tmp_path: Path) -> None
     record = add(store, "mine", target, draft)
     assert record.draft is not None
     assert record.source == "own"
-    assert store.model_path(store.ready("mine").target) == target
+    assert store.model_path(integrity.ready(store, "mine").target) == target
     assert not list(store.blobs.iterdir())
     with pytest.raises(Conflict, match="already"):
         add(store, "mine", target)
-    removed = store.remove("mine")
+    removed = garbage.remove(store, "mine")
     assert removed.freed == 0
     assert target.exists()
     assert draft.exists()
@@ -358,10 +358,10 @@ def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -
     target = TARGET.write(tmp_path / "t.gguf")
     add(store, "mine", target)
     target.touch()
-    assert store.ready("mine").target.parts[0].checked == target.stat().st_mtime_ns
+    assert integrity.ready(store, "mine").target.parts[0].checked == target.stat().st_mtime_ns
     damage(target)
     with pytest.raises(Damaged, match="Restore it, or take it as it is: localspec add mine"):
-        store.ready("mine")
+        integrity.ready(store, "mine")
 
 
 def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
@@ -370,16 +370,16 @@ def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
     """The person has put a newer version there; nothing is damaged."""
     target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
     added = add(store, "mine", target, draft, roles=("fim",))
-    assert (store.glance(added), refreshed(store, added)) == ("", (added, ""))
+    assert (integrity.glance(store, added), refreshed(store, added)) == ("", (added, ""))
     for newer in (model(layers=3, seed=7), model(layers=3, seed=8)):
         newer.write(target)  # of another size, then of the same
-        assert "t.gguf has changed" in store.glance(store.get("mine"))
+        assert "t.gguf has changed" in integrity.glance(store, store.get("mine"))
         record, news = refreshed(store, store.get("mine"))
         assert news == "t.gguf has changed since the pair was added or last used."
         assert (record.roles, record.created) == (("fim",), added.created)
-        ready = store.ready("mine")
+        ready = integrity.ready(store, "mine")
         assert ready.target.parts[0].sha256 == sha256(newer.data())
-        assert (store.glance(ready), refreshed(store, ready)) == ("", (ready, ""))
+        assert (integrity.glance(store, ready), refreshed(store, ready)) == ("", (ready, ""))
     target.touch()  # the same content
     assert refreshed(store, store.get("mine"))[1] == ""
     model().put("tokenizer.ggml.add_bos_token", BOOL, True).write(target)
@@ -390,25 +390,27 @@ def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
         refreshed(store, store.get("mine"))
     target.unlink()
     target.mkdir()
-    assert "is not a file" in store.glance(store.get("mine"))
+    assert "is not a file" in integrity.glance(store, store.get("mine"))
     target.rmdir()
     target.symlink_to(target)  # an error like that of a folder which may not be read
-    assert "t.gguf is missing" in store.glance(store.get("mine"))
+    assert "t.gguf is missing" in integrity.glance(store, store.get("mine"))
     target.unlink()
     with pytest.raises(Damaged, match="is missing"):
-        store.ready(refreshed(store, store.get("mine"))[0].name)
+        integrity.ready(store, refreshed(store, store.get("mine"))[0].name)
 
 
 def test_a_glance_sees_what_is_missing_or_was_found_damaged(store: Store, record: Record) -> None:
-    assert store.glance(record) == ""
+    assert integrity.glance(store, record) == ""
     path = store.blob(record.target.parts[0].sha256)
     before = path.stat().st_mtime_ns
     damage(path)
     os.utime(path, ns=(before, before))
-    store.verify("p")
-    assert store.glance(store.get("p")).endswith("was found damaged. Run: localspec pull p")
+    integrity.verify(store, "p")
+    assert integrity.glance(store, store.get("p")).endswith(
+        "was found damaged. Run: localspec pull p"
+    )
     path.unlink()
-    assert "is missing" in store.glance(store.get("p"))
+    assert "is missing" in integrity.glance(store, store.get("p"))
 
 
 def test_the_same_file_twice_is_refused_and_a_larger_draft_is_doubted(
@@ -474,7 +476,7 @@ def test_a_record_leads_to_its_own_files_alone(
     model = StoredModel(parts=(part,), architecture="llama")
     (store.pairs / "p.json").write_bytes(encode(Record(name="p", target=model)))
     try:
-        store.remove("p")
+        garbage.remove(store, "p")
     except StoreError:
         assert (store.pairs / "p.json").exists()
     else:

@@ -95,12 +95,14 @@ def _verify(
         raise InvalidRequest(
             "The pair 'builtin' comes with the package; only pulled ones are hashed."
         )
-    from localspec.registry.store.store import remedy
+    from localspec.registry.store import integrity
 
-    record = registry.refreshed(name)
+    known = registry.pulled(name)
+    record = registry.refreshed(known.name, progress=_progress(known, report))
     progress = _progress(record, report)
-    reports = registry.store.verify(record.name, progress)
-    return _verified(record, reports, remedy(record), registry.news(record.name))
+    progress(0, record.size)
+    reports = integrity.verify(registry.store, record.name, progress)
+    return _verified(record, reports, integrity.remedy(record), registry.news(record.name))
 
 
 def _verify_files(found: PairFiles, report: Callable[[pairs.Verifying], None]) -> pairs.Verifying:
@@ -108,14 +110,16 @@ def _verify_files(found: PairFiles, report: Callable[[pairs.Verifying], None]) -
 
     draft = Path(found.draft) if found.draft else None
     record = local.describe_files(found.name, Path(found.target), draft)
-    reports = local.verify_files(record, _progress(record, report))
+    progress = _progress(record, report)
+    progress(0, record.size)
+    reports = local.verify_files(record, progress)
     return _verified(record, reports, "Fetch it again with the program that it belongs to.")
 
 
 def _progress(
     record: Record, report: Callable[[pairs.Verifying], None]
 ) -> Callable[[int, int], None]:
-    """Reports of bytes done, the first at once and then not too often."""
+    """Reports of bytes hashed, not too often."""
     said = 0.0
 
     def progress(done: int, size: int) -> None:
@@ -125,7 +129,6 @@ def _progress(
             said = now
             report(pairs.Verifying(record.name, done, size))
 
-    progress(0, record.size)
     return progress
 
 
@@ -141,8 +144,7 @@ def _verified(
 async def collect(request: Request) -> Response:
     body = await read(request, pairs.CollectRequest)
     daemon = state_of(request)
-    store = daemon.registry.store
-    found = await asyncio.to_thread(lambda: store.collect(dry_run=body.dry_run))
+    found = await asyncio.to_thread(daemon.registry.collect, dry_run=body.dry_run)
     states = await daemon.conversations.run(lambda each: each.collect(dry_run=body.dry_run))
     found.freed += sum(size for _, size in states)
     found.files += tuple(name for name, _ in states)

@@ -46,9 +46,11 @@ def resolve(
         found = from_files(name)
         registry.check(*(Path(each) for each in (found.target, found.draft) if each))
         return found
+    from localspec.registry.store import integrity
+
     store = registry.store
     try:
-        record = store.ready(registry.refreshed(name, left).name, left)
+        record = integrity.ready(store, registry.refreshed(name, left).name, left)
     except PullCancelled:  # somebody waits still where the daemon ends
         raise Unavailable("The daemon is ending; try again.", retry_after=2) from None
     target, draft = store.paths(record)

@@ -22,7 +22,7 @@ from localspec.daemon.worker.placement import free_memory
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.http import Hashing
-from localspec.protocol.pairs import PullRequest, RemovedView
+from localspec.protocol.pairs import CollectedView, PullRequest, RemovedView
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
@@ -202,15 +202,22 @@ class Registry:
         own = pair_name(found) if found else name
         return own if self._whole_record(own) else name
 
-    def refreshed(self, name: str, cancel: threading.Event | None = None) -> Record:
+    def refreshed(
+        self,
+        name: str,
+        cancel: threading.Event | None = None,
+        progress: Callable[[int, int], None] = lambda done, size: None,
+    ) -> Record:
         """As `pulled`; own files that have changed are read again, and `news` says so once.
+
+        `progress(done, total)` in bytes hears of their hashing.
 
         Raises:
             BadGguf, UnsafeModel, NotMatched, CannotRollBack: they cannot be used as they are now.
         """
         from localspec.registry.store import local
 
-        record, news = local.refreshed(self.store, self.pulled(name), cancel)
+        record, news = local.refreshed(self.store, self.pulled(name), cancel, progress)
         if news:
             log.info("%s: %s", record.name, news)
             with self._lock:
@@ -370,8 +377,16 @@ class Registry:
         return self.pulled(name).name
 
     def remove(self, own_name: str) -> RemovedView:
-        """What that freed; see Store.remove."""
-        return self.store.remove(own_name, in_use=self.in_use)
+        """What that freed. Raises Conflict where it is in use."""
+        from localspec.registry.store import garbage
+
+        return garbage.remove(self.store, own_name, in_use=self.in_use)
+
+    def collect(self, *, dry_run: bool = False) -> CollectedView:
+        """Delete what no pair needs. Raises Conflict while a pull is running."""
+        from localspec.registry.store import garbage
+
+        return garbage.collect(self.store, dry_run=dry_run)
 
     @staticmethod
     def _refuse_reserved(name: str) -> None:

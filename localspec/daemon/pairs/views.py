@@ -36,14 +36,15 @@ BUILTIN_SUMMARY = "the small pair that comes with localspec"
 def listing(registry: Registry, everything: bool) -> PairList:
     """The pairs that are here, and with `everything` those of the catalogue."""
     from localspec.registry.header import fit
+    from localspec.registry.store import integrity
 
-    listed = registry.store.listing()
+    store = registry.store
+    listed = store.listing()
     free = registry.memory()
     entries = _builtin_entries(registry)
-    store = registry.store
     for record in listed.records:
         found = entry(record, registry.in_use)
-        found.problem = store.glance(record)
+        found.problem = integrity.glance(store, record)
         entries.append(found)
     here = {each.name for each in entries}
     for name, pair in registry.catalogue.pairs.items():
@@ -126,7 +127,7 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
     Raises:
         ModelNotFound, BadGguf, StoreError
     """
-    from localspec.registry.store import local
+    from localspec.registry.store import integrity, local
     from localspec.registry.store.details import describe
 
     if not name:  # a request's `model` may be empty, not a question about one pair
@@ -148,7 +149,7 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
     if view.name == pairs.BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
     view.loaded = registry.in_use(record.name)
-    view.problem = registry.store.glance(record)
+    view.problem = integrity.glance(registry.store, record)
     known = registry.catalogue.pairs.get(record.name)
     if known and record.source == "hub":
         view.kind = known.kind

@@ -157,17 +157,27 @@ class Hashes:
         with self._lock:
             return max(self._reading.values(), key=lambda each: each.size, default=None)
 
-    def of(self, path: Path, cancel: threading.Event | None = None) -> str:
-        """Hexadecimal digits. Raises PullCancelled once `cancel` is set, OSError."""
+    def of(
+        self,
+        path: Path,
+        cancel: threading.Event | None = None,
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> str:
+        """Hexadecimal digits; `progress` hears the bytes read so far, whoever reads them.
+
+        Raises:
+            PullCancelled: `cancel` was set meanwhile. OSError: it cannot be read.
+        """
         info = path.stat()
         with self._lock:
             known = self._files.setdefault((info.st_dev, info.st_ino), _Hash())
         while not known.busy.acquire(timeout=_LOCK_POLL):
             check_cancel(cancel)
+            progress(known.done)
         try:
             now = _stamp(path)
             if known.stamp != now:
-                digest = self._read(path, cancel)
+                digest = self._read(path, known, cancel, progress)
                 if _stamp(path) != now:
                     return digest  # of a file that was being written
                 known.stamp, known.digest = now, digest
@@ -175,19 +185,27 @@ class Hashes:
         finally:
             known.busy.release()
 
-    def _read(self, path: Path, cancel: threading.Event | None) -> str:
+    def _read(
+        self,
+        path: Path,
+        known: _Hash,
+        cancel: threading.Event | None,
+        progress: Callable[[int], None],
+    ) -> str:
         me, size = threading.get_ident(), path.stat().st_size
 
-        def progress(done: int) -> None:
+        def read(done: int) -> None:
+            known.done = done
             with self._lock:
                 self._reading[me] = Reading(path.name, done, size)
+            progress(done)
 
-        progress(0)
         try:
-            return sha256_of(path, progress=progress, cancel=cancel)
+            read(0)
+            return sha256_of(path, progress=read, cancel=cancel)
         finally:
             with self._lock:
-                del self._reading[me]
+                self._reading.pop(me, None)
 
 
 class _Hash:
@@ -195,6 +213,7 @@ class _Hash:
         self.busy = threading.Lock()
         self.stamp: tuple[int, int] | None = None
         self.digest = ""
+        self.done = 0  # bytes, while it is read
 
 
 def _stamp(path: Path) -> tuple[int, int]:

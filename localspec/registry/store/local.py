@@ -16,6 +16,7 @@ from localspec.protocol.pairs import FileReport
 from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.header.model import Model, check_weights, read_local_model, shard_paths
 from localspec.registry.header.pairing import check_pair
+from localspec.registry.store import integrity
 from localspec.registry.store.files import Hashes, sha256_of
 from localspec.registry.store.records import Record, StoredModel
 from localspec.registry.store.store import Store, local_parts
@@ -74,10 +75,15 @@ def add(
 
 
 def refreshed(
-    store: Store, record: Record, cancel: threading.Event | None = None
+    store: Store,
+    record: Record,
+    cancel: threading.Event | None = None,
+    progress: Callable[[int, int], None] = lambda done, size: None,
 ) -> tuple[Record, str]:
     """A pair of own files as they are now, and what to say of it where they have changed: it is the
     person's file, so another one in its place is a newer version and no damage.
+
+    `progress(done, total)` in bytes hears of the hashing of what seems to have changed.
 
     Raises:
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: what is there now cannot be used.
@@ -85,7 +91,12 @@ def refreshed(
     """
     if record.source != "own":
         return record, ""
-    changed = [part.file for part in record.parts if store.changed(part, cancel)]
+    changed, done = [], 0
+    for part in record.parts:
+        told = partial(lambda start, read: progress(start + read, record.size), done)
+        if integrity.changed(store, part, cancel, told):
+            changed.append(part.file)
+        done += part.size
     if not changed:
         return record, ""
     target = Path(record.target.parts[0].path)
