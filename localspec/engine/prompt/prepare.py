@@ -13,7 +13,6 @@ from functools import partial
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair.pair import Pair
-from localspec.engine.prompt.infill import infill_tokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.dry import Breakers, BreakerTable
 from localspec.engine.sampling.grammar import Grammars
@@ -36,8 +35,10 @@ from localspec.protocol.frames import (
     TokenPrompt,
 )
 
+DEFAULT_PREDICT = 128  # tokens kept free for an infill where the request does not say
 LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 TAIL = 64  # characters; enough for a marker that the template left open
+_SNIPPET = "\n\n--- snippet ---\n\n"
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
 
 
@@ -197,3 +198,52 @@ def _messages(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> int:
     """How many messages a chat has: templates put special tokens around each."""
     prompt = request.prompt if isinstance(request, Generate) else None
     return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
+
+
+# ------------------------------------------------------------------------ fill-in-the-middle
+
+
+def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int) -> list[int]:
+    """[repository context] [BOS] <prefix> prefix prompt <suffix> suffix <middle>.
+
+    The repository context comes first, so that it stays in the prefix cache while somebody types.
+    Text near the cursor matters most: what does not fit into the context is cut from the far ends of
+    prefix and suffix (three quarters to the prefix), then from the repository context's beginning.
+
+    Raises:
+        InvalidRequest: the model has no fill-in-the-middle tokens.
+    """
+    fim = vocab.fim
+    if min(fim.prefix, fim.suffix, fim.middle) < 0:
+        raise InvalidRequest("This model has no fill-in-the-middle tokens.", param="input_prefix")
+
+    def plain(text: str) -> list[int]:
+        return vocab.tokenize(text, add_special=False, parse_special=False)
+
+    room = n_ctx - (prompt.n_predict or DEFAULT_PREDICT) - 8
+    line = plain(prompt.prompt)[-max(room // 4, 1) :]
+    room -= len(line)
+    prefix, suffix = plain(prompt.prefix), plain(prompt.suffix)
+    prefix_room = max(room * 3 // 4, room - len(suffix))
+    prefix = prefix[-prefix_room:] if prefix_room > 0 else []
+    suffix = suffix[: max(room - len(prefix), 0)]
+    room -= len(prefix) + len(suffix)
+    extra = _repository(vocab, prompt, plain)[-room:] if room > 0 else []
+    bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
+    return [*extra, *bos, fim.prefix, *prefix, *line, fim.suffix, *suffix, fim.middle]
+
+
+def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Callable[[str], list[int]]) -> list[int]:
+    """Other files: <repo> name, then <sep> file name and text for each; plain text without such tokens."""
+    fim = vocab.fim
+    tokens: list[int] = []
+    if fim.repo >= 0:
+        tokens += [fim.repo, *plain("myproject\n")]
+    for name, text in prompt.extra:
+        if fim.separator >= 0:
+            tokens += [fim.separator, *plain(f"{name}\n"), *plain(text)]
+        else:
+            tokens += [*plain(_SNIPPET), *plain(text)]
+    if fim.separator >= 0:
+        tokens += [fim.separator, *plain("filename\n")]
+    return tokens

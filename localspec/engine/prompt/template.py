@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import cached_property, lru_cache
 from typing import Any
 
-from localspec.engine.prompt.habits import MARK, Habits, Messages, Refused
-from localspec.engine.prompt.roles import fitted
+from localspec.engine.prompt.wordings import Messages, Refused, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 
 TIME_LIMIT = 2.0  # seconds a template may take
 START_LIMIT = 20.0  # seconds for the process to come up on a busy machine
+MARK = "zqplaceqz"  # stands for a text; no template has it
+_NOTHING = re.compile(r"\b(?:none|null)\b", re.IGNORECASE)
 _SKELETONS = 16  # kept; of a chat of 10,000 messages one is about a megabyte
 
 
@@ -32,16 +34,14 @@ class TemplateRenderer:
         # None, not missing: templates ask for both, and were written for a renderer that does so
         self._always: dict[str, Any] = {"tools": None, "documents": None, "bos_token": bos}
         self._always |= {"eos_token": eos, "add_generation_prompt": False}
-        self._child: subprocess.Popen[bytes] | None = None
-        self._buffer = b""
-        self._asking = threading.Lock()
+        self._process = _Process()
         self._habits = Habits(lambda chat: self._rendered({**self._always, "messages": chat}))
         # chats of one shape have one skeleton, and the choices of a request the same chat
         self._skeleton = lru_cache(_SKELETONS)(
             lambda variables: self._rendered(json.loads(variables))
         )
         if template is not None:
-            self._start()  # comes up while the models load
+            self._process.start()  # comes up while the models load
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt as text, up to where the answer begins: after the last message, or where its
@@ -105,15 +105,139 @@ class TemplateRenderer:
         }
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
-        with self._asking:
-            reply = self._ask({"template": self._template, "variables": variables})
+        reply = self._process.ask({"template": self._template, "variables": variables})
         if "error" in reply:
             raise Refused(reply["error"])
         return str(reply["text"])
 
+    def close(self) -> None:
+        """End the child."""
+        self._process.close()
+
+
+def _message(role: str, content: str | None, extra: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": role, "content": content, **extra}
+
+
+def _check_tools(tools: list[dict[str, Any]], text: str) -> None:
+    for tool in tools:
+        name = tool.get("function", tool).get("name")
+        if name and name not in text:
+            raise InvalidRequest(
+                f"This model's chat template leaves out the tool '{name}'.", param="tools"
+            )
+
+
+# ------------------------------------------------------------------------ what a template wants
+
+
+class Habits:
+    """Of one template. `render` makes text of messages, and raises Refused where the template does."""
+
+    def __init__(self, render: Callable[[Messages], str]) -> None:
+        self._render = render
+
+    def worded(self, messages: Messages) -> Messages:
+        """`messages` as the template reads them; nothing that is said is changed."""
+        return [self._worded(each) for each in messages]
+
+    def _worded(self, message: dict[str, Any]) -> dict[str, Any]:
+        message = dict(message)
+        if message["content"] is None and not self.knows_null:
+            message["content"] = ""
+        if message.get("tool_calls") and self.wants_text:
+            message = _with_text_arguments(message)
+        if (thoughts := message.get("reasoning_content")) is not None:
+            # what gpt-oss calls them; as in transformers
+            message = {"thinking": thoughts, **message}
+        return _in_parts(message) if self.wants_parts else message
+
+    @cached_property
+    def wants_parts(self) -> bool:
+        """Whether it reads a message's text in a list of parts only."""
+        message = {"role": "user", "content": MARK}
+        return not self._writes([message]) and self._writes([_in_parts(message)])
+
+    @cached_property
+    def knows_null(self) -> bool:
+        """Whether a call without text may have null for it: not where that is written, or fails.
+
+        Where null is told from an empty text, the latter is a turn of its own.
+        """
+        for more in ({}, {"reasoning_content": "So."}):
+            try:
+                counts = [
+                    len(_NOTHING.findall(self._render(self._calls(content, MARK, **more))))
+                    for content in ("", None)
+                ]
+            except Refused:
+                return False
+            if counts[0] != counts[1]:
+                return False
+        return True
+
+    @cached_property
+    def wants_text(self) -> bool:
+        """Whether it takes the arguments of a call as their JSON only, and not as an object."""
+        chat = self._calls("", MARK)
+        return not self._writes(chat) and self._writes([*map(_with_text_arguments, chat)])
+
+    def _calls(self, content: str | None, argument: str, **more: Any) -> Messages:
+        """A question, a call and its result."""
+        function = {"name": "look", "arguments": {"at": argument}}
+        call = {"id": "abcdef123", "type": "function", "function": function}
+        chat: Messages = [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": content, "tool_calls": [call], **more},
+            {"role": "tool", "content": "Seen.", "tool_call_id": call["id"], "name": "look"},
+        ]
+        return [*map(_in_parts, chat)] if self.wants_parts else chat
+
+    def _writes(self, messages: Messages) -> bool:
+        try:
+            return MARK in self._render(messages)
+        except Refused:
+            return False
+
+
+def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    text = message["content"]
+    return message if text is None else {**message, "content": [{"type": "text", "text": text}]}
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [
+        {**call, "function": {**function, "arguments": _json(function.get("arguments"))}}
+        for call in message.get("tool_calls") or ()
+        for function in [call["function"]]
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _json(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------------ the child process
+
+
+class _Process:
+    """The child that renders, and is ended when a template takes too long. Threads take turns."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._buffer = b""
+        self._ready = False
+        self._asking = threading.Lock()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Its answer: the text, or the error that the template raised. Raises TemplateFailed."""
+        with self._asking:
+            return self._ask(request)
+
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if self._child is None or self._child.poll() is not None:
-            self._start()
+            self.start()
         self._await_ready()
         assert self._child is not None
         assert self._child.stdin is not None
@@ -130,7 +254,7 @@ class TemplateRenderer:
             self.close()
             raise TemplateFailed("The model's chat template ended its process (memory).") from None
 
-    def _start(self) -> None:
+    def start(self) -> None:
         self._buffer = b""
         self._ready = False
         self._child = subprocess.Popen(
@@ -181,16 +305,3 @@ class TemplateRenderer:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._child = None
-
-
-def _message(role: str, content: str | None, extra: Mapping[str, Any]) -> dict[str, Any]:
-    return {"role": role, "content": content, **extra}
-
-
-def _check_tools(tools: list[dict[str, Any]], text: str) -> None:
-    for tool in tools:
-        name = tool.get("function", tool).get("name")
-        if name and name not in text:
-            raise InvalidRequest(
-                f"This model's chat template leaves out the tool '{name}'.", param="tools"
-            )
