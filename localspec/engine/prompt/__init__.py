@@ -5,5 +5,5 @@ template        a chat → text, by the template in the model's own file; what t
 wordings        a conversation as a template can say it, so that nothing is lost
 template_child  the process that runs the template, and is ended where that takes too long
 
-May import `pair`, `cache`, `sampling`, `speculation.drafters` and `llama`.
+May import `pair`, `cache`, `sampling`, `speculation.drafters`, `llama` and the sequence.
 """
