@@ -47,6 +47,7 @@ LocalspecError                      1  500  internal_error
 │       ├── HashMismatch            1  502  hash_mismatch       what came is not what the hub states
 │       └── Unreachable             1  502  hub_unreachable     gave up after retries
 ├── NoDaemon                        3  503  no_daemon
+│   └── NoAnswer                    3  503  no_answer           a daemon runs, and says nothing in time
 ├── AlreadyRunning                  1  409  already_running
 ├── BadResponse                     1  502  bad_response
 ├── VersionMismatch                 1  409  version_mismatch
@@ -81,7 +82,9 @@ def visible(text: str, *, lines: bool = True) -> str:
 class LocalspecError(Exception):
     """Base of all our errors. `message` is one sentence (or two: what, and what to do next).
 
-    `param` names the request field at fault, as OpenAI error bodies do; `retry_after` is in seconds.
+    `param` names the request field at fault, as OpenAI error bodies do; `retry_after` is in seconds. Of a
+    prompt that is too long, `n_prompt_tokens` and `n_ctx` say how long it is and what there is room for,
+    as llama-server's error bodies do.
     """
 
     code = "internal_error"
@@ -89,12 +92,20 @@ class LocalspecError(Exception):
     exit_code = 1
 
     def __init__(
-        self, message: str, *, param: str | None = None, retry_after: int | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: int | None = None,
+        n_prompt_tokens: int | None = None,
+        n_ctx: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after = retry_after
+        self.n_prompt_tokens = n_prompt_tokens
+        self.n_ctx = n_ctx
 
 
 class UsageError(LocalspecError):
@@ -308,6 +319,10 @@ class NoDaemon(LocalspecError):
     exit_code = 3
 
 
+class NoAnswer(NoDaemon):
+    code = "no_answer"
+
+
 class AlreadyRunning(LocalspecError):
     code = "already_running"
     status = 409
@@ -335,9 +350,14 @@ def _tree(cls: type[LocalspecError]) -> Iterator[type[LocalspecError]]:
         yield from _tree(child)
 
 
-def from_code(code: str, message: str, *, param: str | None = None) -> LocalspecError:
+def from_code(
+    code: str,
+    message: str,
+    *,
+    param: str | None = None,
+    n_prompt_tokens: int | None = None,
+    n_ctx: int | None = None,
+) -> LocalspecError:
     """The error a peer process named by `code`; an unknown code becomes the base class."""
-    for cls in _tree(LocalspecError):
-        if cls.code == code:
-            return cls(message, param=param)
-    return LocalspecError(message, param=param)
+    found = next((each for each in _tree(LocalspecError) if each.code == code), LocalspecError)
+    return found(message, param=param, n_prompt_tokens=n_prompt_tokens, n_ctx=n_ctx)

@@ -31,6 +31,8 @@ def test_an_error_survives_the_way_through_its_code(cls: type[errors.LocalspecEr
     error = errors.from_code(cls.code, "A sentence.", param="field")
     assert type(error) is cls
     assert (error.message, error.param, str(error)) == ("A sentence.", "field", "A sentence.")
+    sized = errors.from_code(cls.code, "Too long.", n_prompt_tokens=9, n_ctx=8)
+    assert (sized.n_prompt_tokens, sized.n_ctx) == (9, 8)
 
 
 def test_an_unknown_code_becomes_the_base_class() -> None:

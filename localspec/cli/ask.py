@@ -61,7 +61,7 @@ def run(options: dict[str, Any]) -> int:
             raise
         from localspec.cli import inputs
 
-        raise ContextExceeded(inputs.what_fits(error.message, question)) from error
+        raise ContextExceeded(inputs.what_fits(error, question)) from error
     news = (last.get("localspec") or {}).get("news")
     if news:
         render.error(news)

@@ -17,7 +17,7 @@ from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import size
 from localspec.client.api import Client
 from localspec.config import load_config
-from localspec.errors import LocalspecError, NoDaemon
+from localspec.errors import LocalspecError, NoAnswer, NoDaemon
 from localspec.paths import Paths, check_socket_path, default_paths, hf_cache
 
 # A small pair has 2 GB, a usual one 10; less than this is trouble at the next pull.
@@ -194,7 +194,7 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
     try:
         status = here.status()
     except NoDaemon as error:
-        if here.paths.socket.exists() and "does not answer" in error.message:
+        if here.paths.socket.exists() and isinstance(error, NoAnswer):
             yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
         else:
             yield Finding("daemon", "ok", "None is running; the next question starts one.")

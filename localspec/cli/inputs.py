@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from localspec.errors import UsageError
+from localspec.errors import ContextExceeded, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,16 +170,13 @@ def schema(name: str) -> dict[str, Any]:
     return value
 
 
-def what_fits(message: str, question: str) -> str:
+def what_fits(error: ContextExceeded, question: str) -> str:
     """The engine's refusal of a long prompt, and how much of the question would fit."""
-    import re
-
     from localspec.cli.terminal.pairs import size
 
-    numbers = re.search(r"has (?:about )?(\d+) tokens and the context holds (\d+)", message)
-    if not numbers:
-        return message
-    tokens, room = int(numbers[1]), int(numbers[2])
+    tokens, room = error.n_prompt_tokens, error.n_ctx
+    if not tokens or room is None:
+        return error.message
     whole = len(question.encode())
     # A fifth is left for the answer.
     fits = whole * room * 4 // (tokens * 5)

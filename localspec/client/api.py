@@ -140,4 +140,10 @@ def _from_body(status: int, body: bytes) -> errors.LocalspecError:
 def _error(detail: dict[str, Any]) -> errors.LocalspecError:
     """The exception behind an OpenAI error object."""
     code, message = str(detail.get("code")), str(detail.get("message"))
-    return errors.from_code(code, message, param=detail.get("param"))
+    return errors.from_code(
+        code,
+        message,
+        param=detail.get("param"),
+        n_prompt_tokens=detail.get("n_prompt_tokens"),
+        n_ctx=detail.get("n_ctx"),
+    )

@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 
-from localspec.errors import BadResponse, LocalspecError, NoDaemon, UnsafePath
+from localspec.errors import BadResponse, LocalspecError, NoAnswer, NoDaemon, UnsafePath
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Connection:
         try:
             return self._socket.recv(count)
         except TimeoutError as error:
-            raise NoDaemon("The daemon does not answer; see `localspec status`.") from error
+            raise NoAnswer("The daemon does not answer; see `localspec status`.") from error
         except OSError as error:
             raise NoDaemon(_GONE) from error
 
@@ -232,5 +232,5 @@ def _explained(error: OSError, path: str) -> LocalspecError:
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
         return NoDaemon("No daemon is running; start one with: localspec start")
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
-        return NoDaemon("The daemon does not answer; `localspec stop` ends it.")
+        return NoAnswer("The daemon does not answer; `localspec stop` ends it.")
     return NoDaemon(f"Cannot reach the daemon at {path}: {error.strerror or error}.")

@@ -247,7 +247,8 @@ class Engine:
     def _fail(self, request: int, error: Exception) -> None:
         """Tell of an error. One that is no fault of the request is ours, and the log says where."""
         if isinstance(error, LocalspecError) and not isinstance(error, DecodeError):
-            self._emit(Failed(request, error.code, error.message, error.param))
+            sizes = error.n_prompt_tokens, error.n_ctx
+            self._emit(Failed(request, error.code, error.message, error.param, *sizes))
             return
         traceback.print_exception(error)
         what = error.message if isinstance(error, LocalspecError) else f"{error!r}."

@@ -45,6 +45,8 @@ class Scheduler:
                 f"The prompt has {count} tokens and the context holds {room}; shorten it by "
                 f"{count - room + 1} tokens or set a larger `context`.",
                 param="prompt",
+                n_prompt_tokens=count,
+                n_ctx=room,
             )
         if tokenized.request.priority == "editor":
             self._waiting.appendleft(tokenized)

@@ -193,7 +193,8 @@ class Worker:
         except LocalspecError as error:
             self._preparing.discard(request.id)
             self._cancelled.discard(request.id)
-            self.send(Failed(request.id, error.code, error.message, error.param))
+            sizes = error.n_prompt_tokens, error.n_ctx
+            self.send(Failed(request.id, error.code, error.message, error.param, *sizes))
         except Exception as error:  # a bug of ours must not end the thread and hang all requests
             traceback.print_exc()
             self._preparing.discard(request.id)

@@ -272,18 +272,13 @@ class PairInfo(msgspec.Struct, omit_defaults=True):
     target_description: str
     draft_description: str | None
     n_ctx: int
-    n_ctx_train: int
-    n_vocab: int
     parallel: int
     chat_template: str | None
     bos_token: str
     eos_token: str
-    fim: bool
     speculation: str | None = None  # why not, when drafts are impossible
     backend: str = "cpu"
     sampling_defaults: dict[str, float] = {}
-    exact_width: int | None = None
-    exact_reason: str | None = None
     profile: dict[str, Any] = {}
     notes: list[str] = []  # what had to give for want of memory
 
@@ -397,12 +392,14 @@ class Done(Frame, omit_defaults=True):
 
 
 class Failed(Frame, omit_defaults=True):
-    """Request `id` failed; the worker goes on."""
+    """Request `id` failed; the worker goes on. The fields are errors.LocalspecError's."""
 
     id: int
     code: str
     message: str
     param: str | None = None
+    n_prompt_tokens: int | None = None
+    n_ctx: int | None = None
 
 
 class Preparing(Frame):

@@ -356,10 +356,14 @@ class Completion(Struct):
 
 
 class ErrorDetail(Struct):
+    """`n_prompt_tokens` and `n_ctx`: of a prompt that is too long, as llama-server has them."""
+
     message: str
     type: str
     param: str | None
     code: str
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_ctx: int | UnsetType = UNSET
 
 
 class ErrorBody(Struct):

@@ -16,7 +16,7 @@ import localspec
 from localspec import machine
 from localspec.cli import doctor
 from localspec.cli.doctor import Finding, Machine
-from localspec.errors import NoDaemon
+from localspec.errors import NoAnswer, NoDaemon
 from localspec.paths import Paths
 from tests.support.daemons import Home
 
@@ -206,6 +206,16 @@ def test_what_a_running_daemon_tells(
     assert finding.state != "ok"
     assert said in finding.what
     assert finding.cure
+
+
+def test_a_daemon_that_says_nothing_is_not_taken_for_none(here: Machine) -> None:
+    def silent() -> dict[str, Any]:
+        raise NoAnswer("It says nothing.")
+
+    assert found(replace(here, status=silent), "daemon").state == "ok"
+    here.paths.socket.touch()
+    assert found(replace(here, status=silent), "daemon").what == "It says nothing."
+    assert found(here, "daemon").state == "ok"
 
 
 def test_the_command_for_people_and_for_programs(home: Home) -> None:

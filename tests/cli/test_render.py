@@ -9,6 +9,7 @@ import pytest
 
 from localspec.cli import ask, inputs
 from localspec.cli.terminal import hints, render
+from localspec.errors import ContextExceeded
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.terminal import terminal
 
@@ -75,13 +76,12 @@ def test_the_hint_names_what_fits_here(pairs: list[dict[str, Any]], vram: int, a
 
 
 def test_a_question_that_is_too_long_says_what_fits() -> None:
-    said = inputs.what_fits(
-        "The prompt has 1000000 tokens and the context holds 8192; …", "x" * 5_000_000
-    )
+    refused = ContextExceeded("It is too long.", n_prompt_tokens=1_000_000, n_ctx=8192)
+    said = inputs.what_fits(refused, "x" * 5_000_000)
     assert "The question is 4.8 MiB long, 1000000 tokens" in said
     assert "holds 8192, about 32 KiB of such text" in said
     assert "head -c 32768" in said
-    assert inputs.what_fits("something else", "x") == "something else"
+    assert inputs.what_fits(ContextExceeded("something else"), "x") == "something else"
 
 
 def test_the_spinner_says_what_is_waited_for(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.client import transport
-from localspec.errors import BadResponse, LocalspecError, NoDaemon
+from localspec.errors import BadResponse, LocalspecError, NoAnswer, NoDaemon
 from tests.support.daemons import Home
 
 
@@ -174,6 +174,6 @@ def test_a_daemon_that_says_nothing_times_out(home: Home) -> None:
         listening.bind(str(path))
         listening.listen()
         connection = transport.Connection(str(path), timeout=0.01)
-        with pytest.raises(NoDaemon, match="does not answer"):
+        with pytest.raises(NoAnswer, match="does not answer"):
             connection.request("GET", "/")
         connection.close()

@@ -223,6 +223,7 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(cycle: Run
     failed = cycle.ask([1] * room, 4).failed
     assert failed.code == "context_length_exceeded"
     assert str(room) in failed.message
+    assert (failed.n_prompt_tokens, failed.n_ctx) == (room, room)
     assert cycle.ask([1] * (room - 1), 4).done.completion_tokens == 1
 
 

@@ -146,11 +146,11 @@ def test_what_was_learned_is_there_at_the_next_load(
     with running(cycle_files, state_dir=str(tmp_path)) as engine:
         engine.ask([BOS, 7], 200, speculative=drafting(4))
         engine.ask([BOS, 7], 5, exact=True)
-        width = engine.pair.info().exact_width
+        width = engine.pair.exact.width
         learned = engine.pair.learned.calibrations["draft"]
     again = load(cycle_files, state_dir=str(tmp_path))
     assert again.pair.learned.calibrations["draft"].count.sum() == learned.count.sum() > 0
-    assert again.pair.info().exact_width == width
+    assert again.pair.exact.width == width
     # Other files, or other settings, are another machine as far as costs go.
     with running(target_alone(cycle_files), state_dir=str(tmp_path)):
         pass

@@ -104,13 +104,10 @@ class FakeWorker:
             target_description="fake target",
             draft_description="fake draft",
             n_ctx=4096,
-            n_ctx_train=4096,
-            n_vocab=256,
             parallel=frame.settings.parallel,
             chat_template=self.options.template,
             bos_token="<s>",
             eos_token="</s>",
-            fim=True,
         )
         self.send(frames.Loaded(info))
 

@@ -19,7 +19,10 @@ log = logging.getLogger("localspec.http")
 
 def error_body(error: LocalspecError) -> ErrorBody:
     kind = "invalid_request_error" if 400 <= error.status < 500 else "server_error"
-    return ErrorBody(ErrorDetail(error.message, kind, error.param, error.code))
+    detail = ErrorDetail(error.message, kind, error.param, error.code)
+    if error.n_prompt_tokens is not None and error.n_ctx is not None:
+        detail.n_prompt_tokens, detail.n_ctx = error.n_prompt_tokens, error.n_ctx
+    return ErrorBody(detail)
 
 
 def response(error: LocalspecError) -> Response:

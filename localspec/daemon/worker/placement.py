@@ -105,8 +105,7 @@ def _applied(
     if not chosen.draft:
         pair = msgspec.structs.replace(pair, draft=None)
     # A context longer than the models know is cut by the engine as ever.
-    notes = tuple(note for note in chosen.notes if not note.startswith("The models know"))
-    return Planned(pair, msgspec.structs.replace(settings, **changes), notes)
+    return Planned(pair, msgspec.structs.replace(settings, **changes), chosen.notes)
 
 
 def free_memory(host: machine.Host, worker: int | None = None) -> Memory:

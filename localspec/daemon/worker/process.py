@@ -311,7 +311,13 @@ class Worker:
             case frames.Started() | frames.Delta() | frames.Done() | frames.Reply():
                 self._answered(frame.id, frame)
             case frames.Failed():
-                refusal = errors.from_code(frame.code, frame.message, param=frame.param)
+                refusal = errors.from_code(
+                    frame.code,
+                    frame.message,
+                    param=frame.param,
+                    n_prompt_tokens=frame.n_prompt_tokens,
+                    n_ctx=frame.n_ctx,
+                )
                 self._answered(frame.id, refusal)
             case frames.Preparing():
                 if running := self._running.get(frame.id):

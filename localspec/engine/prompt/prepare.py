@@ -164,6 +164,8 @@ class Preparer:
                 f"The prompt has about {about} tokens and the context holds {room}; shorten it "
                 "or set a larger `context`.",
                 param="prompt",
+                n_prompt_tokens=about,
+                n_ctx=room,
             )
 
     def render(self, prompt: ChatPrompt) -> str:

@@ -48,7 +48,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was chosen. `gpu_layers` −1 means all; `notes` say in sentences what had to give."""
+    """What was chosen. `gpu_layers` −1 means all; `notes` say in sentences what memory made give way, and
+    `beyond` where more context was asked for than the models know.
+    """
 
     context: int
     draft: bool
@@ -57,6 +59,7 @@ class Fit:
     needed: int
     free: int
     notes: tuple[str, ...] = ()
+    beyond: str = ""
 
 
 def fits(needed: int, free: Memory) -> Literal["yes", "partly", "no"]:
@@ -113,16 +116,16 @@ def fit(
     """
     longest = longest_context(target, draft)
     wanted = min(context or USUAL_CONTEXT, longest)
-    notes: list[str] = []
+    beyond = ""
     if context > longest:
-        notes.append(f"The models know at most {longest} tokens of context; {context} was asked.")
+        beyond = f"The models know at most {longest} tokens of context; {context} was asked."
     for with_draft in (draft, None) if draft else (None,):
         size = wanted
         while True:
             chosen = _place(target, with_draft, free, size, kv_type, parallel)
             if chosen is not None:
-                notes += _what_gave(chosen, wanted, draft is not None)
-                return replace(chosen, notes=tuple(notes))
+                notes = _what_gave(chosen, wanted, draft is not None)
+                return replace(chosen, notes=tuple(notes), beyond=beyond)
             if size <= SMALLEST_CONTEXT:
                 break
             size = max(SMALLEST_CONTEXT, size // 2)

@@ -82,7 +82,7 @@ def _fit(
     except DoesNotFit as error:
         return None, (error.message,)
     view = FitView(chosen.context, chosen.draft, chosen.gpu_layers, chosen.needed, chosen.free)
-    return view, chosen.notes
+    return view, (chosen.beyond, *chosen.notes) if chosen.beyond else chosen.notes
 
 
 def _read(store: Store, stored: StoredModel) -> tuple[Model, Traits]:
