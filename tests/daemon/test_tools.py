@@ -17,18 +17,18 @@ from localspec.daemon.completion.reply.tools import (
     GRANITE,
     HERMES,
     LLAMA,
+    MISTRAL,
     MISTRAL_ARGS,
     TOLD,
-    Format,
 )
 from localspec.daemon.completion.request import chat_frames
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.http import ChatRequest, decode
-from tests.support.daemons import ROOT, Home, RunningDaemon, temporary_home
+from tests.support import templates
+from tests.support.daemons import Home, RunningDaemon, temporary_home
 
-TEMPLATES = ROOT.parent / "shared" / "templates"
 KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {
@@ -37,7 +37,21 @@ WEATHER: Any = {
 }
 NOW: Any = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-MODELS = {
+FORMATS = {
+    "chatml": HERMES,
+    "chatml_thinking": HERMES,
+    "chatml_xml_calls": HERMES,
+    "modes": HERMES,
+    "channels": HERMES,
+    "headers": LLAMA,
+    "documents": HERMES,
+    "documents_marked": GRANITE,
+    "inst": MISTRAL,
+    "inst_args": MISTRAL_ARGS,
+    "turns": TOLD,
+    "plain_turns": TOLD,
+    "think_opened": TOLD,
+    "turns_and_calls": GEMMA,
     "Qwen-Qwen2.5-7B-Instruct": HERMES,
     "Qwen-Qwen3-0.6B": HERMES,
     "Qwen3-Coder": HERMES,
@@ -64,13 +78,14 @@ def sent(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
 # ------------------------------------------------------------------ formats and templates
 
 
-@pytest.mark.parametrize(("model", "form"), MODELS.items())
-def test_a_conversation_with_calls_renders_in_every_template(model: str, form: Format) -> None:
-    file = TEMPLATES / f"{model}.jinja"
-    if not file.is_file():
-        pytest.skip(f"the collection of templates is not beside this checkout: {file}")
-    template = file.read_text()
-    assert tools.format_of(template) == form
+def test_every_family_has_its_format() -> None:
+    assert {file.stem for file in templates.FAMILIES.glob("*.jinja")} <= FORMATS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name in templates.files()])
+def test_a_conversation_with_calls_renders_in_every_template(name: str) -> None:
+    template = templates.template(name)
+    assert tools.format_of(template) == FORMATS[name]
     call = {
         "id": "abcdefghi",
         "type": "function",

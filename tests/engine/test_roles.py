@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt, Message
+from tests.support import templates
 
 HERE = Path(__file__).resolve()
-REAL = HERE.parents[3] / "shared" / "templates"
 TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
 OPEN = "{% if add_generation_prompt %}<assistant>{% endif %}"
 TWO_ROLES = (
@@ -83,7 +83,7 @@ def template(name: str) -> str:
     if name == "the shipped pair":
         file = gguf.GGUFReader(HERE.parents[2] / "localspec" / "builtin" / "target.gguf")
         return str(file.fields["tokenizer.chat_template"].contents())
-    return (REAL / f"{name}.jinja").read_text(encoding="utf-8")
+    return templates.template(name)
 
 
 @cache
@@ -93,11 +93,8 @@ def renderer(name: str) -> TemplateRenderer:
     return found
 
 
-def names() -> list[Any]:
-    files = sorted(REAL.glob("*.jinja"))
-    reason = "no folder of real templates beside this checkout"
-    absent = [pytest.param("real", marks=pytest.mark.skip(reason=reason))]
-    return ["the shipped pair", *TEMPLATES, *([file.stem for file in files] or absent)]
+def names() -> list[str]:
+    return ["the shipped pair", *TEMPLATES, *templates.files()]
 
 
 def prompt_of(name: str, conversation: list[tuple[str, str]], **more: Any) -> str:
@@ -137,10 +134,11 @@ def test_a_system_message_is_never_refused(name: str) -> None:
     assert "Be terse." in prompt_of(name, [("system", "Be terse.")])
 
 
-@pytest.mark.parametrize("name", ["the shipped pair", "google-gemma-2-2b-it", "user and assistant"])
+WITHOUT_SYSTEM = ("the shipped pair", "user and assistant", "turns", "google-gemma-2-2b-it")
+
+
+@pytest.mark.parametrize("name", [name for name in WITHOUT_SYSTEM if name in names()])
 def test_without_a_system_role_it_begins_the_question_as_in_llama_server(name: str) -> None:
-    if name not in names():
-        pytest.skip("no folder of real templates beside this checkout")
     told = prompt_of(name, [("system", "Be terse."), ("user", "hi")])
     assert told == prompt_of(name, [("user", "Be terse.\nhi")])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ import pytest
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import TemplateFailed
 from localspec.protocol.frames import ChatPrompt, Message
+from tests.support import templates
 
-# Templates of real models, kept beside the checkout.
-REAL = Path(__file__).resolve().parents[3] / "shared" / "templates"
 CONVERSATION = [
     Message("system", "You are terse."),
     Message("user", "What is 2 + 2?"),
@@ -146,18 +144,10 @@ def test_a_mistake_of_the_template_is_told(render: Render) -> None:
         render("{{ nothing.at.all }}")
 
 
-def real_templates() -> list[Any]:
-    files = sorted(REAL.glob("*.jinja"))
-    if not files:
-        reason = "no folder of real templates beside this checkout"
-        return [pytest.param(REAL, marks=pytest.mark.skip(reason=reason))]
-    return [pytest.param(file, id=file.stem) for file in files]
-
-
 @pytest.mark.parametrize("generation", [True, False])
-@pytest.mark.parametrize("file", real_templates())
-def test_the_templates_of_real_models_render(render: Render, file: Path, generation: bool) -> None:
-    template = file.read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", templates.files())
+def test_the_templates_of_models_render(render: Render, name: str, generation: bool) -> None:
+    template = templates.template(name)
     text = render(template, CONVERSATION, add_generation_prompt=generation)
     places = [text.find(message.content or "") for message in CONVERSATION]
     assert -1 not in places
