@@ -11,7 +11,9 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localspec.engine.sampling.sampler import Logits, Sampler, Settings
+from localspec.engine.llama import Logits
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 
 N = 40
 SETTINGS = st.fixed_dictionaries(

@@ -7,7 +7,8 @@ from math import inf
 
 import pytest
 
-from localspec.engine.sampling.sampler import Sampler, Settings
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import PairFiles, Sampling
 from tests.support.rescoring import assert_alike
 from tests.support.running import PLAIN, Running, drafting

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 import localspec
 from localspec.engine import llama
-from localspec.engine.llama import Model, Vocab
-from localspec.engine.sampling.dry import MOST, BreakerTable
-from localspec.engine.sampling.sampler import Logits, Sampler, Settings
+from localspec.engine.llama import Logits, Model, Vocab
+from localspec.engine.sampling.penalties import MOST, BreakerTable
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import PairFiles
 

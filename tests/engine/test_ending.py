@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 import localspec
 from localspec.engine import llama
 from localspec.engine.llama import Model, Vocab
-from localspec.engine.sampling.infill import weigh_endings
-from localspec.engine.sampling.sampler import Distribution, Sampler, Settings
+from localspec.engine.sampling.distribution import Distribution
+from localspec.engine.sampling.infill import infill_sampler
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def theirs(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
 def ours(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
     ids = np.fromiter(logits, dtype=np.int64)
     weights = np.exp(np.fromiter(logits.values(), dtype=np.float64) - max(logits.values()))
-    found = weigh_endings(
+    found = infill_sampler(
         Distribution(ids, weights / weights.sum()), vocab.is_eog, vocab.end, vocab.piece
     )
     return dict(zip(found.ids.tolist(), found.probs.tolist(), strict=True))
@@ -93,7 +95,7 @@ def test_a_sure_model_goes_on_and_the_greedy_sampler_takes_its_word(vocab: Vocab
     row[sure], row[token(vocab, "def")] = 5.0, 3.0
 
     def narrowed(found: Distribution) -> Distribution:
-        return weigh_endings(found, vocab.is_eog, vocab.end, vocab.piece)
+        return infill_sampler(found, vocab.is_eog, vocab.end, vocab.piece)
 
     greedy = Sampler(Settings(temperature=0.0, top_p=0.9, min_p=0.0), narrowed=narrowed)
     assert greedy.sample(row, 0) == sure

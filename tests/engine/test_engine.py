@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localspec.engine.sampling.sampler import Sampler, Settings, logprob, resolve
+from localspec.engine.sampling.sampler import Sampler, logprob
+from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.speculation.verification import Rows, verify_match
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import Generate, PairFiles, Sampling, Speculative, TokenPrompt

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from localspec.engine.sampling.grammar import Grammars
-from localspec.engine.sampling.sampler import Sampler, Settings, resolve
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings, resolve
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint, PairFiles, Sampling
 from tests.support.pairs import N_VOCAB, contextual_pair

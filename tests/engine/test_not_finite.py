@@ -110,13 +110,13 @@ def test_a_first_token_chosen_on_the_device_is_looked_at_again(
     engine = load(contextual_files, choose_on_device=True)
     truth = load(contextual_files, choose_on_device=False)
     context = engine.pair.shared.context
-    chosen, seen = context.chosen, []
+    chosen, seen = context.sampled_token, []
 
     def often_zero(row: int) -> int:
         seen.append(row)
         return 0 if len(seen) == 5 else chosen(row)
 
-    context.chosen = often_zero  # type: ignore[method-assign]
+    context.sampled_token = often_zero  # type: ignore[method-assign]
     answer = engine.ask(PROMPT, 30, GREEDY, drafting(2))
     assert len(seen) == 5
     expected = truth.ask(PROMPT, 30).tokens

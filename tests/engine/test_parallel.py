@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch
-from localspec.engine.sampling.sampler import Sampler, resolve
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import resolve
 from localspec.engine.speculation.cost import CostTable
 from localspec.protocol.frames import Constraint, PairFiles, Sampling, Speculative
 from tests.support.pairs import BOS, N_VOCAB, expected

@@ -15,15 +15,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localspec.engine.sampling.sampler import (
-    Distribution,
-    Logits,
-    Sampler,
-    Settings,
-    logprob,
-    model_defaults,
-    resolve,
-)
+from localspec.engine.llama import Logits
+from localspec.engine.sampling.distribution import Distribution
+from localspec.engine.sampling.sampler import Sampler, logprob
+from localspec.engine.sampling.settings import Settings, model_defaults, resolve
 from localspec.engine.speculation.verification import residual
 from localspec.protocol import sampling as limits
 from localspec.protocol.frames import Sampling

@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import localspec.engine.speculation.verification as speculate
-from localspec.engine.sampling.sampler import Distribution, Logits, Sampler, Settings
+from localspec.engine.llama import Logits
+from localspec.engine.sampling.distribution import Distribution
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.verification import verify_match, verify_rejection
 from tests.support.statistics import chi_square_z
 

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from localspec.engine.llama import Batch, Context, ContextSettings, Model
+from localspec.engine.llama import Batch, Context, ContextSettings, Logits, Model
 from localspec.engine.sampling.grammar import Matcher
-from localspec.engine.sampling.sampler import Logits, Sampler, Settings
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
 
 # How far a logit of these float32 models moves between widths, kernels and numbers of threads

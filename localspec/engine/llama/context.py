@@ -220,7 +220,7 @@ class Context(Freed):
     def choose_on_device(self, sequence: int, on: bool) -> bool:
         """Let the greedy token of each of a sequence's rows be chosen where the logits are.
 
-        Then `chosen` has it, and `logits` has nothing: no row of a large vocabulary crosses from a
+        Then `sampled_token` has it, and `logits` has nothing: no row of a large vocabulary crosses from a
         GPU. Gives whether it is so now. Free where nothing changes.
         """
         self._check_sequence(sequence)
@@ -238,7 +238,7 @@ class Context(Freed):
         self._choosers[sequence] = chain
         return True
 
-    def chosen(self, row: int) -> int:
+    def sampled_token(self, row: int) -> int:
         """The greedy token of a row of the last pass, of a sequence with `choose_on_device`.
 
         Raises:

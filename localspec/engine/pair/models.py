@@ -122,13 +122,13 @@ def chooses_rightly(context: Context, batch: Batch) -> bool:
     try:
         context.choose_on_device(0, True)
         run(2)
-        chosen = [context.chosen(row) for row in range(2)]
+        sampled = [context.sampled_token(row) for row in range(2)]
     except DecodeError:
         return False
     finally:
         context.choose_on_device(0, False)
     run(2)
-    return chosen == [int(context.logits(row).argmax()) for row in range(2)]
+    return sampled == [int(context.logits(row).argmax()) for row in range(2)]
 
 
 def check_numbers(context: Context, batch: Batch) -> None:

@@ -13,7 +13,7 @@ from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import Models, runner
 from localspec.engine.pair.profile import Learned, ProfileStore
-from localspec.engine.sampling import sampler
+from localspec.engine.sampling.settings import model_defaults
 from localspec.engine.speculation.drafters.model import DraftModel
 from localspec.protocol.frames import EngineSettings, PairFiles, PairInfo
 
@@ -60,7 +60,7 @@ class Pair:
     @cached_property
     def defaults(self) -> dict[str, float]:
         """How the target's own file wants to be sampled."""
-        return sampler.model_defaults(self.models.target.metadata)
+        return model_defaults(self.models.target.metadata)
 
     def passes(self) -> tuple[Callable[[int], None], Callable[[int], None] | None]:
         """A pass of a given width over an empty sequence, by target and draft: for measuring.

@@ -14,10 +14,12 @@ from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.sampling.dry import Breakers, BreakerTable
+from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Grammars
-from localspec.engine.sampling.infill import weigh_endings
-from localspec.engine.sampling.sampler import Distribution, Sampler, Settings, resolve
+from localspec.engine.sampling.infill import infill_sampler
+from localspec.engine.sampling.penalties import Breakers, BreakerTable
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.errors import ContextExceeded, InvalidRequest
@@ -112,7 +114,7 @@ class Preparer:
 
     def _endings(self) -> Callable[[Distribution], Distribution]:
         vocab = self._pair.vocab
-        return partial(weigh_endings, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
+        return partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
 
     def _saved(self, request: Generate, tokens: list[int]) -> Prefix | None:
         """What an earlier run of the daemon left on disk of this conversation."""

@@ -1,1 +1,12 @@
-"""From logits to a sampled token."""
+"""From a row of logits to the next token, in llama.cpp's order and meaning.
+
+settings      how a request is sampled: asked, over the model's file, over llama.cpp's defaults
+sampler       one request's sampler: penalties, then a distribution, then a draw; log-probabilities
+penalties     what makes repeats less likely, DRY among them
+distribution  top-k, typical, top-p, min-p, temperature: candidates; draws that know no order
+infill        llama.cpp's infill sampler: where a completion in the middle of a text ends
+grammar       JSON Schemas, grammars and regular expressions compiled: masks and forced tokens
+schemas       JSON Schemas closed as llama-server closes them
+
+May import `llama`, and nothing else of the engine.
+"""

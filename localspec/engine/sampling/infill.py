@@ -12,13 +12,13 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.sampling.sampler import Distribution
+from localspec.engine.sampling.distribution import Distribution
 
 LIKELY = 0.2  # least probability of a token of text
 _MERGED = 256  # most candidates that are compared with one another; editors ask for 40
 
 
-def weigh_endings(
+def infill_sampler(
     candidates: Distribution,
     is_end: Callable[[int], bool],
     end: int,

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.engine.llama import Context
+from localspec.engine.llama import Context, Logits
+from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Matcher
-from localspec.engine.sampling.sampler import Distribution, Logits, Sampler
+from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.protocol.frames import Generate
 
@@ -160,7 +161,7 @@ class Verifier:
 
 def _sampled(context: Context, row: int) -> int:
     """The token sampled on the device, unless it is what a search for the highest NaN ends with."""
-    token = context.chosen(row)
+    token = context.sampled_token(row)
     if token == 0:
         raise Doubtful
     return token

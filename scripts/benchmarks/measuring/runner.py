@@ -16,7 +16,8 @@ from benchmarks.measuring.workloads import Text
 from localspec.engine.engine import Engine
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.profile import Learned
-from localspec.engine.sampling.sampler import Sampler, resolve
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import resolve
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable

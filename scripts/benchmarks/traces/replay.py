@@ -19,7 +19,8 @@ from benchmarks.measuring.runs import BenchError
 from benchmarks.traces.simulated import SimulatedClock, SimulatedPair
 from benchmarks.traces.trace import Trace
 from localspec.engine.engine import Engine
-from localspec.engine.sampling.sampler import Sampler, resolve
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import resolve
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration, Floats
 from localspec.engine.speculation.cost import CostProfile

@@ -19,13 +19,12 @@ from benchmarks.traces.trace import Trace
 from localspec.engine.cache.prefixes import CopyCost, Prefixes
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.cache.slots import Slots
-from localspec.engine.llama import Batch, Context, Model, Vocab
+from localspec.engine.llama import Batch, Context, Logits, Model, Vocab
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import Models
 from localspec.engine.pair.pair import Pair
 from localspec.engine.pair.profile import Learned, ProfileStore
-from localspec.engine.sampling.sampler import Logits
 from localspec.engine.speculation.acceptance import CONFIDENCE_EDGES, MAX_LIMIT, Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH

@@ -10,7 +10,8 @@ import pytest
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.cache.slots import Slots
-from localspec.engine.sampling.sampler import Sampler, Settings
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.model import PROBE_CONTEXT, PROBE_ROWS, DraftModel

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, Shape, vocabulary, write_model
 from localspec.engine.llama import Batch
-from localspec.engine.sampling.sampler import Sampler, Settings
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import PairFiles, Sampling
 from tests.support.gguf_files import relabelled
 from tests.support.pairs import rescale

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.cache.slots import Slots
+from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Matcher
-from localspec.engine.sampling.sampler import Distribution, Sampler
+from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.acceptance import Belief
 from localspec.engine.speculation.depth import Candidate
 from localspec.protocol.frames import Speculative

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import Batch, Context, NoKvSlot
-from localspec.engine.sampling.sampler import Logits
+from localspec.engine.llama import Batch, Context, Logits, NoKvSlot
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, bucket
 from localspec.engine.speculation.cost import Clock, CostTable
 from localspec.engine.speculation.depth import Candidate

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.compatibility import Compatibility
-from localspec.engine.llama import Vocab
-from localspec.engine.sampling.sampler import Logits
+from localspec.engine.llama import Logits, Vocab
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,24 @@
-"""DRY (p-e-w, 2024): a token that would go on with a repeat becomes less likely the longer the repeat.
+"""What makes tokens less likely that repeat what was said: repeat, frequency, presence, and DRY.
 
-As llama.cpp's sampler of that name: a repeat does not reach back across a sequence breaker, which is a
-text of one or of several tokens, and a token that holds a whole breaker is spared itself.
+DRY (p-e-w, 2024): a token that would go on with a repeat becomes less likely the longer the repeat. As in
+llama.cpp's sampler of that name, a repeat does not reach back across a sequence breaker, which is a text
+of one or of several tokens, and a token that holds a whole breaker is spared itself.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import numpy as np
+
+from localspec.engine.llama import Logits
+from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest
 
+_LARGEST = float(np.finfo(np.float32).max)
 MAX_BYTES = 40  # of a breaker; what is beyond is left out
 MAX_TAIL = 20  # tokens of a breaker after its first
 # More would change nothing: every other token is likelier by then. A grammar may leave no other.
@@ -20,6 +27,43 @@ _LOG_LARGEST = 88.7228391  # ln of the largest float32
 
 # First token of a breaker → the tokens that may follow it, none where it holds the whole.
 Breakers = Mapping[int, Sequence[Sequence[int]]]
+
+
+def penalise(row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers) -> None:
+    """Every penalty that the settings ask for over the tokens so far, in place."""
+    _penalise_repeats(row, history, settings)
+    if settings.dry_multiplier > 0.0:
+        _penalise_sequences(row, history, settings, breakers)
+
+
+def _penalise_repeats(row: Logits, history: Sequence[int], settings: Settings) -> None:
+    """Repeat, frequency and presence penalties over the last `repeat_last_n` tokens, in place."""
+    span = len(history) if settings.repeat_last_n < 0 else settings.repeat_last_n
+    if span == 0:
+        return
+    counts = Counter(history[-span:])
+    ids = np.fromiter(counts.keys(), dtype=np.int64)
+    times = np.fromiter(counts.values(), dtype=np.float64)
+    values = row[ids].astype(np.float64)
+    values = np.where(
+        values <= 0.0, values * settings.repeat_penalty, values / settings.repeat_penalty
+    )
+    values -= times * settings.frequency_penalty + settings.presence_penalty
+    possible = values > -np.inf
+    row[ids[possible]] = np.clip(values[possible], -_LARGEST, _LARGEST)
+
+
+def _penalise_sequences(
+    row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers
+) -> None:
+    """DRY over the last `dry_penalty_last_n` tokens, in place."""
+    last = settings.dry_penalty_last_n
+    span = history if last < 0 or last >= len(history) else history[len(history) - last :]
+    multiplier, base = settings.dry_multiplier, settings.dry_base
+    for token, lost in dry_penalties(
+        span, breakers, multiplier, base, settings.dry_allowed_length
+    ).items():
+        row[token] -= lost
 
 
 class BreakerTable:
@@ -78,7 +122,7 @@ class BreakerTable:
                     yield token, tail
 
 
-def penalties(
+def dry_penalties(
     history: Sequence[int], breakers: Breakers, multiplier: float, base: float, allowed: int
 ) -> dict[int, float]:
     """What tokens lose: multiplier · base^(n - allowed), where n ≥ allowed tokens at the end of
