@@ -8,7 +8,8 @@ import pytest
 
 from localspec.errors import BadGguf, UnsafeModel
 from localspec.registry.header.architectures import rollback
-from localspec.registry.header.model import check_weights, read_local_model, shard_names
+from localspec.registry.header.model import read_local_model, shard_names
+from localspec.registry.header.weights import check_weights
 from tests.support.gguf_files import (
     ARRAY,
     BOOL,

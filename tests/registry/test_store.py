@@ -27,8 +27,9 @@ from localspec.errors import (
 )
 from localspec.protocol.pairs import CollectedView, TemplateView
 from localspec.registry.header.fit import Memory
-from localspec.registry.header.gguf import FileSource, read_header
+from localspec.registry.header.gguf import read_header
 from localspec.registry.header.model import read_local_model
+from localspec.registry.header.source import FileSource
 from localspec.registry.header.traits import Traits, traits
 from localspec.registry.store import files, garbage, integrity
 from localspec.registry.store.details import describe

@@ -27,8 +27,10 @@ from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import LocalspecError
 from localspec.protocol.frames import EngineSettings, Generate, PairFiles, Sampling, TextPrompt
-from localspec.registry.header.gguf import FileSource, Header, StringArray, read_header
-from localspec.registry.header.model import check_weights, read_local_model
+from localspec.registry.header.gguf import Header, StringArray, read_header
+from localspec.registry.header.model import read_local_model
+from localspec.registry.header.source import FileSource
+from localspec.registry.header.weights import check_weights
 from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, mutants, with_key
 from tests.support.pairs import contextual_pair
 

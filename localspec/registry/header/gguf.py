@@ -11,15 +11,12 @@ vocabulary.
 from __future__ import annotations
 
 import math
-import os
-import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from localspec.errors import BadGguf
+from localspec.registry.header.source import Source
 
 FIRST_FETCH = 64 << 10
 # The largest header seen is 20 MB (262 000 tokens with scores and merges).
@@ -54,42 +51,6 @@ TENSOR_TYPES: dict[int, tuple[str, int, int]] = {
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-
-
-class Source(Protocol):
-    """Something with a size that hands out byte ranges."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Up to `size` bytes from `offset`; fewer only when the file turns out shorter."""
-        ...
-
-
-class FileSource:
-    """A local file. Symbolic links are followed: the Hugging Face cache is made of them."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = path.name
-        try:
-            info = path.stat()
-        except OSError as error:
-            raise BadGguf(f"Cannot read {path}: {error.strerror}.") from error
-        if not stat.S_ISREG(info.st_mode):  # opening a pipe would wait for ever
-            raise BadGguf(f"{path} is not a file.")
-        self.size = info.st_size
-
-    def read(self, offset: int, size: int) -> bytes:
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                return os.pread(file.fileno(), size, offset)
-        except OSError as error:
-            raise BadGguf(f"Cannot read {self.path}: {error.strerror}.") from error
 
 
 @dataclass(frozen=True, slots=True)

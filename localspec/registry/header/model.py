@@ -10,25 +10,17 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import BadGguf, UnsafeModel
 from localspec.purpose import no_writer
-from localspec.registry.header.architectures import Rollback, is_hybrid, is_known, rollback
-from localspec.registry.header.gguf import (
-    TENSOR_TYPES,
-    FileSource,
-    Header,
-    NumberArray,
-    Source,
-    Tensor,
-    Value,
-    read_header,
-)
+from localspec.registry.header.architectures import Rollback, is_known, rollback
+from localspec.registry.header.gguf import Header, NumberArray, Value, read_header
+from localspec.registry.header.source import FileSource, Source
 from localspec.registry.header.vocabulary import check_vocabulary
+from localspec.registry.header.weights import check_tensors
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
@@ -36,27 +28,7 @@ MAX_WIDTH = 1 << 20
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYPES
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
-_BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
-# What each layer of the common dense architectures must hold; others are left to llama.cpp, which
-# reports a missing tensor without dying.
-_DENSE = frozenset({"llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "mistral3"})
-_LAYER_PARTS = ("attn_norm.weight", "attn_output.weight", "ffn_norm.weight")
-_LAYER_CHOICES = (
-    ("attn_q.weight", "attn_qkv.weight"),
-    ("attn_k.weight", "attn_qkv.weight"),
-    ("attn_v.weight", "attn_qkv.weight"),
-    ("ffn_down.weight", "ffn_down_exps.weight"),
-    ("ffn_up.weight", "ffn_up_exps.weight"),
-)
-# llama.cpp's kernels add and multiply by these as float32 alone, and end the process otherwise.
-_ADDED = re.compile(r".*(norm[^.]*\.weight|\.bias)")
-# Matrices that a token is multiplied with; no kernel does so with whole numbers, or with the types
-# that hold the other factor.
-_MULTIPLIED = re.compile(r"(token_embd|output|blk\.\d+\.(attn|ffn)_[a-z_]+)\.weight")
-_NO_FACTORS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
-_VOCABULARY_ROWS = ("token_embd.weight", "output.weight")
-_TAIL = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +50,11 @@ class Model:
     feed_forward: int
     context: int
     vocabulary: int
-    sliding_window: int
     attention_interval: int  # hybrid: every n-th layer keeps a cache; 1: every layer
     parameters: int
     weights: int
     file_size: int
     rollback: Rollback
-    hybrid: bool
     template_hash: str  # SHA-256 of the chat template, empty without one
 
 
@@ -105,7 +75,7 @@ def shard_names(filename: str) -> list[str]:
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """The files of a local model, all beside each other."""
+    """The files of a local model, all beside each other. Raises BadGguf as `shard_names`."""
     return [path.with_name(name) for name in shard_names(path.name)]
 
 
@@ -121,12 +91,20 @@ def read_model(sources: Sequence[Source]) -> Model:
 
 
 def read_local_model(path: Path) -> Model:
-    """The model at `path`; its shards are looked for beside it."""
+    """The model at `path`; its shards are looked for beside it.
+
+    Raises:
+        BadGguf, UnsafeModel: one sentence that names file and fault.
+    """
     return read_model([FileSource(each) for each in shard_paths(path)])
 
 
 def check_shards(headers: Sequence[Header]) -> None:
-    """Do these files, in this order, make up one model?"""
+    """Do these files, in this order, make up one model?
+
+    Raises:
+        BadGguf: they do not. UnsafeModel: what they state of that is no number.
+    """
     first = headers[0]
     stated = _whole(first, "split.count", 0)
     if (stated or 1) != len(headers):
@@ -143,17 +121,13 @@ def check_shards(headers: Sequence[Header]) -> None:
 
 
 def describe(headers: Sequence[Header]) -> Model:
-    """The model's numbers, every one of them checked."""
+    """The model's numbers, every one of them checked.
+
+    Raises:
+        BadGguf, UnsafeModel: one sentence that names file and fault.
+    """
     first = headers[0]
-    architecture = first.metadata.get("general.architecture")
-    _check_purpose(first)
-    if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
-        raise UnsafeModel(f"{first.name} does not state a model architecture.")
-    if not is_known(architecture):
-        raise UnsafeModel(
-            f"{first.name} is of the architecture '{architecture}', which this localspec's llama.cpp "
-            "does not know; a newer localspec may."
-        )
+    architecture = _architecture(first)
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
     _check_floats(first, architecture)
     layers = _number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
@@ -162,13 +136,9 @@ def describe(headers: Sequence[Header]) -> Model:
     kv_key = f"{architecture}.attention.head_count_kv"
     kv_heads = _per_layer(first, kv_key, layers, heads)
     _check_experts(first, architecture)
-    scaling = first.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if scaling not in ROPE_SCALINGS:
-        raise UnsafeModel(
-            f"{first.name}: '{architecture}.rope.scaling.type' is {scaling!r} and must be one of "
-            f"{', '.join(ROPE_SCALINGS)}."
-        )
-    _check_tensors(first, architecture, layers, tensors)
+    _check_scaling(first, architecture)
+    extra = _number(first, f"{architecture}.nextn_predict_layers", 0, layers - 1, 0)
+    check_tensors(first.name, architecture, layers, extra, tensors)
     window = _number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
     template = first.metadata.get("tokenizer.chat_template")
@@ -182,22 +152,32 @@ def describe(headers: Sequence[Header]) -> Model:
         kv_heads=kv_heads,
         key_length=_head_length(first, architecture, "key_length", head_width),
         value_length=_head_length(first, architecture, "value_length", head_width),
-        feed_forward=max(
-            _per_layer(first, f"{architecture}.feed_forward_length", layers, 4 * width)
-        ),
+        feed_forward=_feed_forward(first, architecture, layers, width),
         context=_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
         vocabulary=check_vocabulary(first, width, tensors),
-        sliding_window=window,
         attention_interval=_attention_interval(first, architecture),
         parameters=sum(tensor.elements for tensor in tensors.values()),
         weights=sum(header.weights for header in headers),
         file_size=sum(header.file_size for header in headers),
         rollback=rollback(architecture, window),
-        hybrid=is_hybrid(architecture),
-        template_hash=(
-            hashlib.sha256(template.encode()).hexdigest() if isinstance(template, str) else ""
-        ),
+        template_hash=hashlib.sha256(template.encode()).hexdigest()
+        if isinstance(template, str)
+        else "",
     )
+
+
+def _architecture(header: Header) -> str:
+    """The architecture, one that llama.cpp knows, of a model that writes text."""
+    architecture = header.metadata.get("general.architecture")
+    _check_purpose(header)
+    if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
+        raise UnsafeModel(f"{header.name} does not state a model architecture.")
+    if not is_known(architecture):
+        raise UnsafeModel(
+            f"{header.name} is of the architecture '{architecture}', which this localspec's "
+            "llama.cpp does not know; a newer localspec may."
+        )
+    return architecture
 
 
 def _check_purpose(header: Header) -> None:
@@ -285,88 +265,15 @@ def _check_experts(header: Header, architecture: str) -> None:
         raise UnsafeModel(f"{header.name} uses {used} of {experts} experts per token.")
 
 
-def _check_tensors(
-    header: Header, architecture: str, layers: int, tensors: dict[str, Tensor]
-) -> None:
-    """Every layer there, none too many, and each with its parts where they are known."""
-    name = header.name
-    if not tensors:
-        raise UnsafeModel(f"{name} holds a vocabulary and no weights.")
-    if "token_embd.weight" not in tensors:
-        raise UnsafeModel(f"{name} lacks the tensor 'token_embd.weight'.")
-    present = {int(found[1]) for found in map(_BLOCK.match, tensors) if found}
-    _check_types(name, tensors.values())
-    extra = _number(header, f"{architecture}.nextn_predict_layers", 0, layers - 1, 0)
-    missing = sorted(set(range(layers - extra)) - present)
-    if len(missing) == layers - extra:
-        raise UnsafeModel(f"{name} holds none of the {layers} layers that it states.")
-    if missing:
-        raise UnsafeModel(f"{name} states {layers} layers and lacks layer {missing[0]}.")
-    if present and max(present) >= layers:
-        raise UnsafeModel(f"{name} states {layers} layers and holds layer {max(present)}.")
-    if architecture not in _DENSE:
-        return
-    needed = ["output_norm.weight"]
-    needed += [f"blk.{layer}.{part}" for layer in range(layers - extra) for part in _LAYER_PARTS]
-    for part in needed:
-        if part not in tensors:
-            raise UnsafeModel(f"{name} lacks the tensor '{part}'.")
-    for layer in range(layers - extra):
-        for choice in _LAYER_CHOICES:
-            if not any(f"blk.{layer}.{part}" in tensors for part in choice):
-                raise UnsafeModel(f"{name} lacks the tensor 'blk.{layer}.{choice[0]}'.")
-
-
-def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
-    """The tensors are of types that llama.cpp has kernels for."""
-    for tensor in tensors:
-        kind = TENSOR_TYPES[tensor.kind][0]
-        if len(tensor.shape) == 1 and kind != "F32" and _ADDED.fullmatch(tensor.name):
-            raise UnsafeModel(
-                f"{name}: the tensor '{tensor.name}' is of type {kind} and must be F32."
-            )
-        if kind in _NO_FACTORS and _MULTIPLIED.fullmatch(tensor.name):
-            raise UnsafeModel(
-                f"{name}: the tensor '{tensor.name}' is of type {kind}, which is not one of weights."
-            )
-
-
-def check_weights(path: Path) -> None:
-    """A quick look at the weights of a local file: is the end zero, are the norms finite?
-
-    Zeros at the end are what a broken download or copy leaves; NaN in a norm makes every answer
-    nonsense; llama.cpp loads both without a word. Reads a few MB, whatever the size of the file.
-
-    Raises:
-        UnsafeModel: naming the tensor.
-    """
-    source = FileSource(path)
-    header = read_header(source)
-    if not header.tensors:
-        return
-    last = max(header.tensors, key=lambda tensor: tensor.offset)
-    # The last rows of a vocabulary may be padding, and zero; half of it never is.
-    span = last.size // 2 if last.name in _VOCABULARY_ROWS else min(last.size, _TAIL)
-    is_bias = last.name.endswith(".bias")
-    if not is_bias and _is_zero(source, last.offset + last.size - span, span):
+def _check_scaling(header: Header, architecture: str) -> None:
+    scaling = header.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling not in ROPE_SCALINGS:
         raise UnsafeModel(
-            f"{header.name} ends in zeros (tensor '{last.name}'); it is damaged, fetch it again."
+            f"{header.name}: '{architecture}.rope.scaling.type' is {scaling!r} and must be one of "
+            f"{', '.join(ROPE_SCALINGS)}."
         )
-    for tensor in header.tensors:
-        if tensor.kind == 0 and len(tensor.shape) == 1:
-            values = array("f", source.read(tensor.offset, tensor.size))
-            if not math.isfinite(sum(values)):
-                raise UnsafeModel(
-                    f"{header.name}: the tensor '{tensor.name}' holds values that are not "
-                    "finite numbers; the file is damaged, fetch it again."
-                )
 
 
-def _is_zero(source: Source, offset: int, size: int) -> bool:
-    """Whether `size` bytes from `offset` are all zero; stops at the first that is not."""
-    while size > 0:
-        piece = source.read(offset, min(size, 1 << 20))
-        if not piece or piece.count(0) != len(piece):
-            return False
-        offset, size = offset + len(piece), size - len(piece)
-    return True
+def _feed_forward(header: Header, architecture: str, layers: int, width: int) -> int:
+    """Of the widest layer."""
+    return max(_per_layer(header, f"{architecture}.feed_forward_length", layers, 4 * width))

@@ -141,6 +141,13 @@ def of_failure(
         return Unreachable(
             f"The hub could not be asked for {repo}/{file} ({type(error).__name__})."
         )
+    return _of_connection(error, network, url)
+
+
+def _of_connection(error: httpx2.TransportError, network: Network, url: httpx2.URL) -> Exception:
+    """Why a connection was not made, or broke."""
+    import httpx2
+
     proxy = network.proxy_for(url.scheme, url.host, url.port)
     where = f"the proxy {proxy.place} ({proxy.variable})" if proxy else _host(url)
     if isinstance(error, httpx2.ProxyError):

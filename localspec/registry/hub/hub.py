@@ -23,11 +23,9 @@ from localspec.errors import (
     BadToken,
     FileChanged,
     HubError,
-    NetworkSettings,
     NotOnHub,
     Offline,
 )
-from localspec.paths import open_file
 from localspec.registry.hub import causes
 from localspec.registry.hub.network import HUB, Network
 
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONNECT_TIMEOUT = 10.0
 _MOST_REDIRECTS = 10
-_LONGEST_TOKEN = 16 << 10  # bytes; they have some forty
 _MOST_PAGES = 20  # of a list, a thousand files each; no repository of models has as many
 
 
@@ -170,18 +167,7 @@ class Hub:
             and not {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"} & os.environ.keys()
         ):
             return library.get_token() or ""  # which renews what is about to expire
-        try:
-            with os.fdopen(open_file(file, os.O_RDONLY), "rb") as opened:
-                return "".join(opened.read(_LONGEST_TOKEN).decode(errors="replace").split())
-        except FileNotFoundError:
-            if file == network.login:
-                return ""
-            problem = "is not there"
-        except OSError as error:
-            problem = f"cannot be read ({error.strerror})"
-        raise NetworkSettings(
-            f"HF_TOKEN_PATH names {file}, which {problem}; correct or unset it, and try again."
-        )
+        return network.token_in(file)
 
     @contextmanager
     def _asking(self, url: str, repo: str, file: str) -> Iterator[None]:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from localspec.errors import NetworkSettings
+from localspec.paths import open_file
 
 if TYPE_CHECKING:
     import httpx2
 
 HUB = "https://huggingface.co"
+_LONGEST_TOKEN = 16 << 10  # bytes; they have some forty
 _TRUE = ("1", "ON", "YES", "TRUE")
 _BUNDLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
@@ -99,6 +101,25 @@ class Network:
             certificates=tuple((n, variables[n]) for n in _BUNDLES if variables.get(n)),
         )
 
+    def token_in(self, file: Path) -> str:
+        """The token in a file; "" where nobody has logged in.
+
+        Raises:
+            NetworkSettings: HF_TOKEN_PATH names a file that cannot be read.
+        """
+        try:
+            with os.fdopen(open_file(file, os.O_RDONLY), "rb") as opened:
+                return "".join(opened.read(_LONGEST_TOKEN).decode(errors="replace").split())
+        except FileNotFoundError:
+            if file == self.login:
+                return ""
+            problem = "is not there"
+        except OSError as error:
+            problem = f"cannot be read ({error.strerror})"
+        raise NetworkSettings(
+            f"HF_TOKEN_PATH names {file}, which {problem}; correct or unset it, and try again."
+        )
+
     def proxy_for(self, scheme: str, host: str, port: int | None) -> Proxy | None:
         """Which proxy leads to an address."""
         proxy = self.proxies.get(scheme) or self.proxies.get("all")
@@ -159,43 +180,46 @@ def _client(network: Network) -> httpx2.Client:
             proxy = network.proxy_for(url.scheme, url.host, url.port)
             with self._lock:
                 key = (proxy, url.scheme == "https")
-                way = self._ways.get(key) or self._ways.setdefault(key, self._way(*key))
+                way = self._ways.get(key) or self._ways.setdefault(key, _way(network, *key))
             return way.handle_request(request)
-
-        def _way(self, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTransport:
-            if proxy is None:
-                return httpx2.HTTPTransport(verify=_trust(secure), trust_env=False)
-            if proxy.scheme not in _SCHEMES:
-                raise NetworkSettings(
-                    f"{proxy.variable} names a proxy of a kind that is not known ({proxy.scheme}); "
-                    "http, https, socks5 and socks5h are."
-                )
-            try:
-                behind = httpx2.Proxy(
-                    proxy.url, ssl_context=_trust(True) if proxy.scheme == "https" else None
-                )
-                return httpx2.HTTPTransport(verify=_trust(secure), trust_env=False, proxy=behind)
-            except ImportError:
-                raise NetworkSettings(
-                    f"{proxy.variable} names a SOCKS proxy ({proxy.place}), and the package that "
-                    "speaks to those is missing; run: pip install socksio (in the environment of "
-                    "localspec), or use an HTTP proxy."
-                ) from None
-            except (ValueError, httpx2.InvalidURL):
-                raise NetworkSettings(
-                    f"{proxy.variable} is not the address of a proxy; it must be like "
-                    "http://HOST:PORT."
-                ) from None
 
         def close(self) -> None:
             for way in self._ways.values():
                 way.close()
 
-    def _trust(secure: bool) -> ssl.SSLContext:
-        # Without TLS nothing is to be trusted, and a file that is missing harms nobody.
-        return network.trust() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
     return httpx2.Client(transport=Ways(), trust_env=False)
+
+
+def _way(network: Network, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTransport:
+    """Connections to servers that want TLS (`secure`) or none, directly or through a proxy."""
+    import httpx2
+
+    def trust(needed: bool) -> ssl.SSLContext:
+        # Without TLS nothing is to be trusted, and a file that is missing harms nobody.
+        return network.trust() if needed else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    if proxy is None:
+        return httpx2.HTTPTransport(verify=trust(secure), trust_env=False)
+    if proxy.scheme not in _SCHEMES:
+        raise NetworkSettings(
+            f"{proxy.variable} names a proxy of a kind that is not known ({proxy.scheme}); "
+            "http, https, socks5 and socks5h are."
+        )
+    try:
+        behind = httpx2.Proxy(
+            proxy.url, ssl_context=trust(True) if proxy.scheme == "https" else None
+        )
+        return httpx2.HTTPTransport(verify=trust(secure), trust_env=False, proxy=behind)
+    except ImportError:
+        raise NetworkSettings(
+            f"{proxy.variable} names a SOCKS proxy ({proxy.place}), and the package that "
+            "speaks to those is missing; run: pip install socksio (in the environment of "
+            "localspec), or use an HTTP proxy."
+        ) from None
+    except (ValueError, httpx2.InvalidURL):
+        raise NetworkSettings(
+            f"{proxy.variable} is not the address of a proxy; it must be like http://HOST:PORT."
+        ) from None
 
 
 def is_address(endpoint: str) -> bool:

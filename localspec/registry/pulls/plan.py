@@ -12,9 +12,9 @@ from pathlib import Path
 from localspec.errors import DiskFull, Offline, Unreachable
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.header import fit
-from localspec.registry.header.gguf import FileSource, Source
 from localspec.registry.header.model import Model, read_local_model, read_model, shard_names
 from localspec.registry.header.pairing import check_pair
+from localspec.registry.header.source import FileSource, Source
 from localspec.registry.hub.cache import cached_file, resolve_in_cache
 from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.journal import bytes_there, prefix_there

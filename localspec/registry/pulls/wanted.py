@@ -83,13 +83,7 @@ def wanted(
     found: Pair | None = None
     if target is None:
         again = here(text.strip().lower())
-        gone = again and again.name not in catalogue.pairs  # from the catalogue
-        if (
-            again
-            and again.source == "hub"
-            and (again.asked or gone)
-            and not (draft or no_draft or pair)
-        ):
+        if again and not (draft or no_draft or pair) and _is_of_hub(again, catalogue):
             return _again(again, endpoint, limit_rate)
         own, found = catalogue.find(text)
     else:
@@ -127,6 +121,11 @@ def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:
             f"'{name}' is a pair of the catalogue; give another name: --name NAME", param="pair"
         )
     return name
+
+
+def _is_of_hub(record: Record, catalogue: Catalogue) -> bool:
+    """Whether it was pulled from a repository, or the catalogue has it no more."""
+    return record.source == "hub" and bool(record.asked or record.name not in catalogue.pairs)
 
 
 def _again(record: Record, endpoint: str, limit_rate: int) -> Wanted:

@@ -8,10 +8,11 @@ from pathlib import Path
 from localspec.errors import DoesNotFit
 from localspec.protocol.pairs import ContextView, FitView, ModelView, PairView
 from localspec.registry.header import fit
-from localspec.registry.header.gguf import FileSource, read_header
+from localspec.registry.header.gguf import read_header
 from localspec.registry.header.model import Model, check_shards, shard_names
 from localspec.registry.header.model import describe as model_of
 from localspec.registry.header.pairing import verdict
+from localspec.registry.header.source import FileSource
 from localspec.registry.header.traits import Traits, traits
 from localspec.registry.store.records import Record, StoredModel
 from localspec.registry.store.store import Store

@@ -14,8 +14,9 @@ import msgspec
 from localspec.errors import BadGguf, Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import FileReport
 from localspec.registry.catalogue import NAME, reserved
-from localspec.registry.header.model import Model, check_weights, read_local_model, shard_paths
+from localspec.registry.header.model import Model, read_local_model, shard_paths
 from localspec.registry.header.pairing import check_pair
+from localspec.registry.header.weights import check_weights
 from localspec.registry.store import integrity
 from localspec.registry.store.files import Hashes, sha256_of
 from localspec.registry.store.records import Record, StoredModel
