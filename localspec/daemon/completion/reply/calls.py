@@ -44,6 +44,7 @@ class Arguments:
 
 
 CallPiece = Call | Arguments
+Fed = tuple[list[CallPiece], str]  # what text adds, and its rest, which belongs to no call any more
 
 
 def new_call(name: str) -> Call:
@@ -62,8 +63,8 @@ class Reader(ABC):
         self.raw = ""
 
     @abstractmethod
-    def feed(self, text: str) -> tuple[list[CallPiece], str]:
-        """What `text` adds, and the rest of it that belongs to no call any more."""
+    def feed(self, text: str) -> Fed:
+        """What comes next."""
 
     @abstractmethod
     def end(self) -> list[CallPiece]:
@@ -118,7 +119,7 @@ class JsonCalls(Reader):
             self._depth = self._base = 1
             self._object = _Object(call.name, "arguments", colon=True)
 
-    def feed(self, text: str) -> tuple[list[CallPiece], str]:
+    def feed(self, text: str) -> Fed:
         self._pieces = [self._call] if self._call is not None and not self.raw and text else []
         self.raw += text
         while self._at < len(self.raw) and not (self.over or self.broken):
@@ -126,13 +127,15 @@ class JsonCalls(Reader):
                 self._token()
             else:
                 self._in_string(self._quote)
+        if self._object.name and not self.broken:
+            self._show()
         rest, self.raw = self.raw[self._at :], self.raw[: self._at]
         return self._pieces, rest
 
     def end(self) -> list[CallPiece]:
         self._pieces = []
-        if self._object.arguments == "open" and self._object.name:
-            self._show(self._object.pending)
+        if self._object.arguments == "open" and self._object.name and self._object.pending:
+            self._pieces.append(Arguments(self._object.pending))
         self.broken = not self._object.name and not self.over
         return self._pieces
 
@@ -144,29 +147,30 @@ class JsonCalls(Reader):
         value = here and self._base and read.colon and not token.isspace()
         if value and read.key in _ARGUMENTS and not read.arguments:
             read.arguments, read.held = "open", token != "{"  # JSON in a string, or null
-        if token == '"':
-            self._quote = found.start()
-            self._take(token)
-        elif token in ("{", "["):
-            self._open(token)
-        elif token in ("}", "]"):
-            self._close(token)
-        elif token == ":" and here:
-            read.colon = True
-        elif token == "," and here:
-            self._end_arguments()
-            read.colon, read.key = False, ""
-        elif read.arguments == "open":
-            self._take(token)
-        elif self._depth == 0 and not token.isspace():
-            self._at = found.start() + 1
-            self.broken = True
+        if read.arguments == "open" and not (here and token in (":", ",", "}", "]")):
+            read.pending += token
+        match token:
+            case '"':
+                self._quote = found.start()
+            case "{" | "[":
+                self._open(token)
+            case "}" | "]":
+                self._close()
+            case ":" if here:
+                read.colon = True
+            case "," if here:
+                self._end_arguments()
+                read.colon, read.key = False, ""
+            case _ if self._depth == 0 and not token.isspace():
+                self._at = found.start() + 1
+                self.broken = True
 
     def _in_string(self, quote: int) -> None:
         end = _IN_STRING.match(self.raw, self._at + self._escaped).end()  # type: ignore[union-attr]
         last = self.raw[end : end + 1]  # nothing, the closing quote, or a backslash without more
         self._escaped = last == "\\"
-        self._take(self.raw[self._at : end] + last)
+        if self._object.arguments == "open":
+            self._object.pending += self.raw[self._at : end] + last
         self._at = end + len(last)
         if last == '"':
             self._quote = None
@@ -179,10 +183,8 @@ class JsonCalls(Reader):
         if read.arguments == "open":
             self._end_arguments()
             return
-        try:
-            value = json.loads(text, strict=False)
-        except ValueError:
-            self.broken = True
+        value = self._decoded(text)
+        if self.broken:
             return
         if not read.colon:
             read.key = value
@@ -191,23 +193,24 @@ class JsonCalls(Reader):
             self.broken = not self._accepts(value)
             if not self.broken:
                 self._pieces.append(new_call(value))
-                if read.arguments:
-                    self._show_pending()
+                self._show()
+
+    def _decoded(self, text: str) -> str:
+        try:
+            return str(json.loads(text, strict=False))
+        except ValueError:
+            self.broken = True
+            return ""
 
     def _open(self, token: str) -> None:
-        if self._object.arguments == "open":
-            self._take(token)
-        elif token == "{" and not self._base:
-            self._object = _Object()
-            self._base = self._depth + 1
         self._depth += 1
-        if not self._base and self._depth > 1:
+        if token == "{" and not self._base:
+            self._object, self._base = _Object(), self._depth
+        elif not self._base and self._depth > 1:
             self.broken = True  # an array of arrays
 
-    def _close(self, token: str) -> None:
+    def _close(self) -> None:
         self._depth -= 1
-        if self._depth >= self._base:
-            self._take(token)
         if self._depth <= self._base:
             self._end_arguments()
         if self._base and self._depth < self._base:
@@ -216,41 +219,27 @@ class JsonCalls(Reader):
                 self.broken = True
                 return
             if not self._object.arguments:
-                self._show("{}")
+                self._pieces.append(Arguments("{}"))
         self.over = self.over or self._depth <= 0
 
-    def _take(self, text: str) -> None:
-        """What may be part of the arguments."""
-        if self._object.arguments != "open":
-            return
-        if self._object.name and not self._object.held:
-            self._show(text)
-        else:
-            self._object.pending += text
-
     def _end_arguments(self) -> None:
-        if self._object.arguments != "open":
+        if self._object.arguments == "open":
+            self._object.arguments = "closed"
+            if self._object.name:
+                self._show()
+            self.over = self.over or self._call is not None
+
+    def _show(self) -> None:
+        """What has come of the arguments; held ones when they are whole."""
+        read = self._object
+        if read.held and read.arguments == "open":
             return
-        self._object.arguments = "closed"
-        if self._object.name:
-            self._show_pending()
-        self.over = self.over or self._call is not None
-
-    def _show_pending(self) -> None:
-        text, self._object.pending = self._object.pending.strip(), ""
-        if text.startswith('"'):
-            try:
-                text = str(json.loads(text, strict=False))
-            except ValueError:
-                self.broken = True
-                return
-        self._show("{}" if text == "null" else text)
-
-    def _show(self, text: str) -> None:
-        last = self._pieces[-1] if self._pieces else None
-        if isinstance(last, Arguments):
-            last.text += text
-        elif text:
+        text, read.pending = read.pending, ""
+        if read.held:
+            text = text.strip()
+            text = self._decoded(text) if text.startswith('"') else text
+            text = "{}" if text == "null" else text
+        if text:
             self._pieces.append(Arguments(text))
 
 
@@ -262,7 +251,7 @@ class _OrJson(Reader):
         self._json: JsonCalls | None = None
         self._lead = ""
 
-    def feed(self, text: str) -> tuple[list[CallPiece], str]:
+    def feed(self, text: str) -> Fed:
         if self._json is None:
             return self._own(text)
         result = self._json.feed(text)
@@ -277,14 +266,12 @@ class _OrJson(Reader):
         self.broken = self._json.broken
         return pieces
 
-    def _as_json(
-        self, lead: str, text: str, call: Call | None = None
-    ) -> tuple[list[CallPiece], str]:
+    def _as_json(self, lead: str, text: str, call: Call | None = None) -> Fed:
         self._json, self._lead = JsonCalls(call=call), lead
         return self.feed(text)
 
     @abstractmethod
-    def _own(self, text: str) -> tuple[list[CallPiece], str]:
+    def _own(self, text: str) -> Fed:
         """`feed`, while it may be the notation."""
 
     @abstractmethod
@@ -302,7 +289,7 @@ class TaggedCall(_OrJson):
         self._tools = tools
         self._named = False
 
-    def _own(self, text: str) -> tuple[list[CallPiece], str]:
+    def _own(self, text: str) -> Fed:
         seen = len(self.raw)
         self.raw += text
         start = self.raw.lstrip()
@@ -355,7 +342,7 @@ class ArgsCalls(_OrJson):
 
     _LONGEST = 200  # characters of a name and an id; what is longer is text
 
-    def _own(self, text: str) -> tuple[list[CallPiece], str]:
+    def _own(self, text: str) -> Fed:
         self.raw += text
         start = self.raw.lstrip()
         if start.startswith(("[{", "{")) or (start.startswith("[") and start[1:].isspace()):
@@ -366,8 +353,7 @@ class ArgsCalls(_OrJson):
             return [], ""
         name, _, own = head.partition("[CALL_ID]")
         call = new_call(name.strip())
-        if own.strip():
-            call = Call(own.strip(), call.name)
+        call.id = own.strip() or call.id
         return self._as_json(head + found, rest, call)
 
     def _own_end(self) -> list[CallPiece]:
@@ -381,7 +367,7 @@ class ArgsCalls(_OrJson):
 class GemmaCall(Reader):
     """<|tool_call>'s inside: call:name{key:<|"|>text<|"|>,other:1}, or an object with a name."""
 
-    def feed(self, text: str) -> tuple[list[CallPiece], str]:
+    def feed(self, text: str) -> Fed:
         self.raw += text
         end = self.raw.find("<tool_call|>")
         if end < 0:
