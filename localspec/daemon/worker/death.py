@@ -155,7 +155,11 @@ class CrashHistory:
         return pair in self._aside
 
     def check(self, pair: str) -> None:
-        """Raise PairSetAside when `pair` may not be tried."""
+        """Whether `pair` may be tried.
+
+        Raises:
+            PairSetAside: it crashed too often.
+        """
         if pair in self._aside:
             raise PairSetAside(
                 f"The pair '{pair}' is set aside: its engine crashed {LIMIT} times within "
@@ -183,7 +187,11 @@ class DeadlyTexts:
         self.hashes[_text_hash(pair, frame)] = death.how
 
     def check(self, pair: str, frame: frames.Frame) -> None:
-        """Raise InvalidRequest for a text that has ended an engine of this pair."""
+        """Whether a request may be sent.
+
+        Raises:
+            InvalidRequest: its text has ended an engine of this pair.
+        """
         if how := self.hashes.get(_text_hash(pair, frame)):
             raise deadly(how)
 

@@ -250,7 +250,7 @@ class LoadedPair:
     def _load_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             task.exception()  # seen, also when every waiter has left
-        if isinstance(self.state, Loading):
+        if isinstance(self.state, Loading) and self.state.task is task:  # it has failed
             self.unload_soon()
             self.state = Unloaded()
         self._load_is_over()

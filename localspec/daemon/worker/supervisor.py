@@ -90,7 +90,11 @@ class Supervisor:
                         log.info("a request is sent once more, to a new worker")
 
     async def ask(self, pair: frames.PairFiles, request: Request) -> frames.Reply:
-        """A small request (tokenize…). It does not wait in the queue."""
+        """The answer to a small request (tokenize…), which does not wait in the queue.
+
+        Raises:
+            PairSetAside, LoadFailed, WorkerDied, InvalidRequest…: why there is none.
+        """
         with self._at_work():
             while True:
                 with contextlib.suppress(Again):

@@ -99,11 +99,6 @@ class Daemon(Started):
     def _tidy(self) -> None:
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def pids(self) -> list[int]:
-        """The daemon's and its engine's."""
-        worker = self.get("/localspec/status").get("worker_pid")
-        return [self.pid, *([int(worker)] if worker else [])]
-
     def get(self, target: str) -> dict[str, Any]:
         return self._whole("GET", target, b"")
 
