@@ -7,6 +7,7 @@ import struct
 import time
 from pathlib import Path
 
+import gguf
 import pytest
 
 from localspec.errors import BadGguf
@@ -53,8 +54,7 @@ def test_a_whole_file_reads_as_it_was_written() -> None:
 
 
 def test_tensor_types_agree_with_the_gguf_package() -> None:
-    constants = pytest.importorskip("gguf.constants")
-    for kind, (block, size) in constants.GGML_QUANT_SIZES.items():
+    for kind, (block, size) in gguf.GGML_QUANT_SIZES.items():
         if kind.name != "Q8_1":  # the package counts two floats where ggml has two halves
             assert TENSOR_TYPES[kind.value] == (kind.name, block, size)
 
