@@ -21,14 +21,22 @@ _ALSO |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
 
 
 def completion(request: NativeCompletionRequest) -> list[frames.Generate]:
-    """One Generate per prompt and choice."""
+    """One Generate per prompt and choice.
+
+    Raises:
+        InvalidRequest: as `per_choice` and `prompts`.
+    """
     _use_samplers(request)
     wanted = per_choice(request, prompts(request.prompt), _logprobs(request), **_limits(request))
     return _ending_early(request, wanted)
 
 
 def infill(request: InfillRequest) -> list[frames.Generate]:
-    """An editor's request: it goes ahead of chat."""
+    """An editor's request: it goes ahead of chat.
+
+    Raises:
+        InvalidRequest: as `per_choice`.
+    """
     _use_samplers(request)
     prompt = frames.InfillPrompt(
         request.input_prefix,

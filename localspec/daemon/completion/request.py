@@ -112,6 +112,11 @@ def completion_frames(request: CompletionRequest) -> list[frames.Generate]:
 
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
+    """The messages as the engine's template reads them.
+
+    Raises:
+        InvalidRequest: a message that says nothing, or what this model does not read; see `continued`.
+    """
     inner = Weight()  # of the JSON that is written in strings
     messages = [_message(message, index, inner) for index, message in enumerate(request.messages)]
     goes_on = continued(request)
@@ -179,7 +184,11 @@ def per_choice(
     top_logprobs: int | None,
     **more: Any,
 ) -> list[frames.Generate]:
-    """One Generate per prompt and choice; `more` are further fields of all of them."""
+    """One Generate per prompt and choice; `more` are further fields of all of them.
+
+    Raises:
+        InvalidRequest: two constraints, a bias for what is no token, a prediction that is no text.
+    """
     shared: dict[str, Any] = {
         **more,
         "max_tokens": max_tokens(request),
@@ -328,7 +337,11 @@ def _text(content: str | list[ContentPart], path: str) -> str:
 def prompts(
     prompt: str | list[str | int | list[int]], suffix: str | None = None
 ) -> list[frames.Prompt]:
-    """OpenAI's `prompt` in all its forms."""
+    """OpenAI's `prompt` in all its forms.
+
+    Raises:
+        InvalidRequest: too many, a mixture, ids that are none.
+    """
     if isinstance(prompt, str):
         return [_text_prompt(prompt, suffix)]
     if set(map(type, prompt)) == {int}:  # of a million ids too, while nobody else is served

@@ -12,7 +12,11 @@ import contextlib
 from collections.abc import AsyncIterator, Hashable
 from typing import NamedTuple
 
+from starlette.requests import Request
+
+from localspec.daemon.http.connection import UNIX
 from localspec.errors import Cancelled
+from localspec.protocol.native import InfillRequest
 
 # Editors show no completion that took longer; one that nobody waits for costs no more than this.
 UNSURE_SECONDS = 3.0
@@ -24,6 +28,24 @@ class Place(NamedTuple):
     who: Hashable
     text: int  # a hash of what stands around the cursor's line
     sure: bool
+
+
+def place_of(request: Request, body: InfillRequest) -> Place:
+    """Who waits for a completion, and where: a newer one of the same makes it worthless.
+
+    On the Unix socket an editor is the process at the other end, and over TCP whoever `user` names.
+    Else it is a program on a host, which may run twice: there only the same text is the same editor.
+    """
+    client = request.client
+    text = hash((body.input_prefix, body.input_suffix))
+    slot = body.id_slot if body.id_slot >= 0 else hash(body.input_prefix)
+    if client is not None and client.host == UNIX:
+        return Place((UNIX, client.port, body.user, slot), text, sure=True)
+    if body.user:
+        return Place((body.user, slot), text, sure=True)
+    host = client.host if client else None
+    program = request.headers.get("user-agent")
+    return Place((host, program, body.id_slot, text), text, sure=False)
 
 
 class Editors:

@@ -71,7 +71,11 @@ _MESSAGE = (
 
 
 class Conversations:
-    """The store. Every method but `run` blocks: call it through `run`."""
+    """The store. Every method but `run` blocks: call it through `run`.
+
+    Each of these may raise Conflict: the file is of a newer localspec, cannot be used, or (after
+    something was removed) is read by another program.
+    """
 
     def __init__(self, file: Path, states: Path, typed_lines: Path) -> None:
         """`states`: where the engine saves what it remembers, in a folder for each by its id;
@@ -87,7 +91,11 @@ class Conversations:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
     async def run(self, work: Callable[[Conversations], Result]) -> Result:
-        """`work(self)` in the thread, after everything that was asked for before."""
+        """`work(self)` in the thread, after everything that was asked for before.
+
+        Raises:
+            Conflict: the file cannot be used; and whatever `work` raises.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._safely, work)
 
     def soon(self, work: Callable[[Conversations], object]) -> None:
@@ -163,7 +171,12 @@ class Conversations:
         return [ConversationEntry(*row) for row in rows]
 
     def get(self, name: str) -> Conversation:
-        """One conversation by its id, the beginning of it, or "last"."""
+        """One conversation by its id, the beginning of it, or "last".
+
+        Raises:
+            NotFound: there is none of that name.
+            InvalidRequest: more than one begins so.
+        """
         entry = self._find(name)
         messages = [_from_row(row) for row in self._db.execute(_MESSAGE, (entry.id,))]
         return Conversation(
@@ -220,7 +233,11 @@ class Conversations:
                 db.execute(f"INSERT INTO messages VALUES ({marks})", (said.id, place, *values))
 
     def remove(self, name: str) -> str:
-        """Forget one, with all that was written of it; its id. The engine is told apart."""
+        """Forget one, with all that was written of it; its id. The engine is told apart.
+
+        Raises:
+            NotFound, InvalidRequest: as `get`.
+        """
         entry = self._find(name)
         asked = self._asked(entry.id)
         with contextlib.ExitStack() as also:  # each is tried, whatever goes wrong with another
@@ -262,7 +279,11 @@ class Conversations:
         return found
 
     def undo(self, name: str) -> Undone:
-        """Take back the last question and all that came after it."""
+        """Take back the last question and all that came after it.
+
+        Raises:
+            NotFound, InvalidRequest: as `get`; NotFound also where no question is left.
+        """
         entry = self._find(name)
         with self._db as db:
             row = db.execute(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localspec import machine
-from localspec.daemon.pairs import names as pairs
+from localspec.daemon.pairs.names import one_file
 from localspec.daemon.worker.placement import free_memory
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
@@ -338,7 +338,7 @@ class Registry:
         for each in named:
             if not each.startswith("/") and ":" not in each:
                 raise InvalidRequest(f"{each} must be an absolute path, or a name of Ollama's.")
-        paths = [Path(each) if each.startswith("/") else pairs.one_file(each) for each in named]
+        paths = [Path(each) if each.startswith("/") else one_file(each) for each in named]
         ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
         summary = " with ".join(named) if ollamas else ""
         return local.add(

@@ -10,8 +10,15 @@ import msgspec
 
 from localspec.config import Config
 from localspec.daemon.pairs import disk
-from localspec.daemon.pairs import names as pairs
 from localspec.daemon.pairs.measure import Interrupted, Trials
+from localspec.daemon.pairs.names import (
+    BUILTIN,
+    builtin,
+    from_files,
+    full_name,
+    names_files,
+    unseen,
+)
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
@@ -81,15 +88,15 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
 def _builtin_entries(registry: Registry) -> list[PairEntry]:
     """The pair inside the package; nothing where it was packaged without."""
     try:
-        files = pairs.builtin()
+        files = builtin()
     except ModelNotFound:
         return []
     size = sum(Path(each).stat().st_size for each in (files.target, files.draft) if each)
     found = PairEntry(
-        pairs.BUILTIN,
+        BUILTIN,
         "builtin",
         here=True,
-        loaded=registry.in_use(pairs.BUILTIN),
+        loaded=registry.in_use(BUILTIN),
         summary=BUILTIN_SUMMARY,
         size=size,
         target=Path(files.target).name,
@@ -132,21 +139,21 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
 
     if not name:  # a request's `model` may be empty, not a question about one pair
         raise registry.unknown(name)
-    name = pairs.full_name(name, config)
-    if name == pairs.BUILTIN:
-        files = pairs.builtin()
+    name = full_name(name, config)
+    if name == BUILTIN:
+        files = builtin()
         draft = Path(files.draft) if files.draft else None
         record = local.describe_files(name, Path(files.target), draft)
-    elif pairs.names_files(name):
-        with pairs.unseen():
-            files = pairs.from_files(name)
+    elif names_files(name):
+        with unseen():
+            files = from_files(name)
             draft = Path(files.draft) if files.draft else None
             record = local.describe_files(name, Path(files.target), draft)
     else:
         record = registry.pulled(name)
     free = registry.memory()
     view = describe(registry.store, record, free, context, kv_type=config.kv_type)
-    if view.name == pairs.BUILTIN:
+    if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
     view.loaded = registry.in_use(record.name)
     view.problem = integrity.glance(registry.store, record)
