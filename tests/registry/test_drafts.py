@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.errors import LocalspecError
+from localspec.protocol.pairs import DraftView
 from localspec.registry.disk.discovery import Found, find_models
 from localspec.registry.disk.drafts import rank_drafts
 from localspec.registry.disk.gain import Trial, acceptance_interval, weigh
@@ -83,11 +85,17 @@ def models(tmp_path: Path) -> tuple[Path, list[Found]]:
     return tmp_path / "target.gguf", [*found, Found(broken, "broken.gguf", "here")]
 
 
+def ranking(
+    target: Path, models: list[Found], measure: Callable[[Path, Path], Trial] | None = None
+) -> list[DraftView]:
+    return rank_drafts(target, models, measure).drafts or []
+
+
 def test_matching_drafts_come_first_the_smallest_ahead(models: tuple[Path, list[Found]]) -> None:
-    ranked = rank_drafts(*models)
-    assert [each.found.name for each in ranked if each.matched] == ["small.gguf", "middle.gguf"]
+    ranked = ranking(*models)
+    assert [each.name for each in ranked if each.matched] == ["small.gguf", "middle.gguf"]
     assert ranked[0].ratio > ranked[1].ratio > 1
-    reasons = {each.found.name: each.reason for each in ranked if not each.matched}
+    reasons = {each.name: each.reason for each in ranked if not each.matched}
     assert "add_bos_token is false in the target and true in" in reasons["other.gguf"]
     assert "not smaller than the target" in reasons["large.gguf"]
     assert "cannot take tokens back" in reasons["mamba.gguf"]
@@ -102,10 +110,10 @@ def trial(rate: float, step_ms: float = 1.0, count: int = 100) -> Trial:
 
 def test_measured_drafts_are_ranked_by_what_they_gain(models: tuple[Path, list[Found]]) -> None:
     rates = {"small": 0.5, "middle": 0.8}
-    ranked = rank_drafts(*models, measure=lambda _, draft: trial(rates[draft.stem]))
-    assert [each.found.name for each in ranked[:2]] == ["middle.gguf", "small.gguf"]
+    ranked = ranking(*models, measure=lambda _, draft: trial(rates[draft.stem]))
+    assert [each.name for each in ranked[:2]] == ["middle.gguf", "small.gguf"]
     assert not ranked[1].tied
-    ranked = rank_drafts(*models, measure=lambda _, draft: trial(0.5, count=20))
+    ranked = ranking(*models, measure=lambda _, draft: trial(0.5, count=20))
     assert [each.tied for each in ranked[:2]] == [False, True]
 
 
@@ -115,8 +123,8 @@ def test_a_draft_that_cannot_be_measured_does_not_match(models: tuple[Path, list
             raise LocalspecError("The worker died.")
         return trial(0.5)
 
-    ranked = rank_drafts(*models, measure=measure)
-    assert [each.found.name for each in ranked if each.matched] == ["middle.gguf"]
+    ranked = ranking(*models, measure=measure)
+    assert [each.name for each in ranked if each.matched] == ["middle.gguf"]
     assert "The worker died." in {each.reason for each in ranked}
 
 

@@ -18,6 +18,14 @@ def found(folder: Path, name: str, file: Gguf, origin: str = "here") -> Found:
     return Found(file.write(folder / name), name, origin)
 
 
+def paths(*models: Found) -> tuple[str, ...]:
+    return tuple(str(each.path) for each in models)
+
+
+def by_name(name: str, path: Path) -> str:
+    return name
+
+
 def test_the_one_rule_and_the_size_decide(tmp_path: Path) -> None:
     big = found(tmp_path, "big.gguf", model(layers=8, width=32))
     near = found(tmp_path, "near.gguf", model(layers=7, width=32))
@@ -27,17 +35,15 @@ def test_the_one_rule_and_the_size_decide(tmp_path: Path) -> None:
     stranger = found(tmp_path, "other.gguf", other)
     mamba = found(tmp_path, "mamba.gguf", model(layers=1, architecture="mamba"))
     cut = found(tmp_path, "cut.gguf", model(tokens=280, layers=1))
-    judged = {
-        each.found.name: each for each in judge_all([big, near, small, tiny, stranger, mamba])
-    }
-    assert judged["big.gguf"].drafts == (tiny, small)  # half its size is not enough for `near`
+    judged = {each.name: each for each in judge_all([big, near, small, tiny, stranger, mamba])}
+    assert judged["big.gguf"].drafts == paths(tiny, small)  # half its size is not enough for `near`
     assert not judged["mamba.gguf"].problem
     assert judged["tiny.gguf"].drafts == ()
     # The smaller one lacks tokens that the target uses.
-    assert judge_all([big, cut, small])[0].drafts == (small, cut)
-    pairs = {each.name: each for each in propose(list(judged.values()), ["big"])}
+    assert judge_all([big, cut, small])[0].drafts == paths(small, cut)
+    pairs = {each.name: each for each in propose(list(judged.values()), ["big"], by_name)}
     assert set(pairs) == {"big-2", "near", "other", "mamba"}
-    assert pairs["big-2"].draft == tiny
+    assert pairs["big-2"].draft == "tiny.gguf"
     assert pairs["big-2"].ratio > 2
     assert pairs["other"].draft is None
 
@@ -46,13 +52,13 @@ def test_of_two_drafts_alike_the_one_of_the_same_program_is_taken(tmp_path: Path
     big = found(tmp_path, "big.gguf", model(layers=8, width=32), "Ollama")
     far = found(tmp_path, "a.gguf", model(layers=1, seed=1), "Jan")
     near = found(tmp_path, "b.gguf", model(layers=1, seed=2), "Ollama")
-    assert judge_all([big, far, near])[0].drafts == (near, far)
+    assert judge_all([big, far, near])[0].drafts == paths(near, far)
 
 
 def test_models_of_pairs_that_are_here_make_none(tmp_path: Path) -> None:
     big = found(tmp_path, "big.gguf", model(layers=8, width=32), "pair mine")
     tiny = found(tmp_path, "tiny.gguf", model(layers=1))
-    assert propose(judge_all([big, tiny]), ["mine"]) == []
+    assert propose(judge_all([big, tiny]), ["mine"], by_name) == []
 
 
 def test_reading_ends_when_it_takes_too_long(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import InvalidRequest
 from localspec.paths import MODEL_PLACES
-from localspec.protocol.pairs import Disk, DiskModel, ProposedPair
+from localspec.protocol.pairs import Disk
 
 if TYPE_CHECKING:
-    from localspec.registry.disk.discovery import Found
+    pass
 
 _PAUSE = 0.2  # seconds between two reports of progress
 
@@ -51,25 +51,8 @@ def look(
     search = Search(
         registry.store, [Path(each) for each in folders], {**os.environ, **places}, told
     )
-    judged = matches.judge_all(search.models, told)
-    call = called()
-    models = [
-        DiskModel(
-            name=each.found.name,
-            path=str(each.found.path),
-            origin=each.found.origin,
-            size=each.weights,
-            problem=each.problem,
-            drafts=tuple(str(draft.path) for draft in each.drafts),
-        )
-        for each in judged
-    ]
-    pairs = [
-        ProposedPair(
-            each.name, call(each.target), call(each.draft) if each.draft else None, each.ratio
-        )
-        for each in matches.propose(judged, taken_names(registry))
-    ]
+    models = matches.judge_all(search.models, told)
+    pairs = matches.propose(models, taken_names(registry), called())
     return Disk(models=models, pairs=pairs, problems=search.problems)
 
 
@@ -80,7 +63,7 @@ def taken_names(registry: Registry) -> set[str]:
     return {*here, *catalogue.pairs, *catalogue.aliases}
 
 
-def called() -> Callable[[Found], str]:
+def called() -> Callable[[str, Path], str]:
     """What `add` takes for a model: its name in Ollama where that leads there, else its path."""
     from localspec.registry.disk import ollama
 
@@ -89,4 +72,4 @@ def called() -> Callable[[Found], str]:
         for each in ollama.tagged(home):
             if each.file:
                 known.setdefault(each.name, each.file)
-    return lambda found: found.name if known.get(found.name) == found.path else str(found.path)
+    return lambda name, path: name if known.get(name) == path else str(path)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from localspec.config import Config
 from localspec.daemon.pairs import disk
 from localspec.daemon.pairs.measure import Interrupted, Trials
@@ -22,9 +20,7 @@ from localspec.daemon.pairs.names import (
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import (
-    DraftGain,
     Drafts,
-    DraftView,
     PairEntry,
     PairList,
     PairView,
@@ -32,8 +28,6 @@ from localspec.protocol.pairs import (
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Pair
-    from localspec.registry.disk.discovery import Found
-    from localspec.registry.disk.drafts import Candidate
     from localspec.registry.disk.gain import Trial
     from localspec.registry.store.records import Record
 
@@ -186,40 +180,21 @@ def drafts(
     own = Path(target).resolve()
     found = next((each for each in models if each.path.resolve() == own), None)
     found = found or Found(Path(target), own.name, "")
-    pair, call = free_name(found.name, disk.taken_names(registry)), disk.called()
-    if trials is None:
-        ranked = rank_drafts(Path(target), models)
-        views = [_draft(each, call) for each in ranked]
-        return Drafts(target, drafts=views, file=call(found), pair=pair)
-    measured = trials
+    call = disk.called()
     names = {each.path: each.name for each in models}  # a stored file is named by its hash
 
     def measure(ours: Path, draft: Path) -> Trial:
+        assert trials is not None
         report(Drafts(target, measuring=names.get(draft, draft.name)))
-        return measured(ours, draft)
+        return trials(ours, draft)
 
     try:
-        ranked = rank_drafts(Path(target), models, measure)
+        ranked = rank_drafts(Path(target), models, measure if trials else None, call)
     except Interrupted:
         raise Conflict("The engine was needed for a request; measure when it is idle.") from None
     finally:
-        measured.end()
-    plain = next((each.gain.plain for each in ranked if each.gain), None)
-    views = [_draft(each, call) for each in ranked]
-    return Drafts(target, plain=plain, drafts=views, file=call(found), pair=pair)
-
-
-def _draft(each: Candidate, call: Callable[[Found], str]) -> DraftView:
-    return DraftView(
-        name=each.found.name,
-        path=str(each.found.path),
-        origin=each.found.origin,
-        size=each.size,
-        ratio=each.ratio,
-        matched=each.matched,
-        reason=each.reason,
-        notes=each.notes,
-        gain=msgspec.convert(each.gain, DraftGain, from_attributes=True) if each.gain else None,
-        tied=each.tied,
-        file=call(each.found),
-    )
+        if trials:
+            trials.end()
+    ranked.target, ranked.file = target, call(found.name, found.path)
+    ranked.pair = free_name(found.name, disk.taken_names(registry))
+    return ranked

@@ -3,82 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+
 from localspec.errors import LocalspecError
+from localspec.protocol.pairs import DraftGain, Drafts, DraftView
 from localspec.registry.disk.discovery import Found
-from localspec.registry.disk.gain import Gain, Trial, weigh
+from localspec.registry.disk.gain import Trial, weigh
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import Model, read_local_model
 from localspec.registry.header.pairing import verdict
 
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A possible draft. `reason` is why not, empty when it matches; `ratio` is target / draft in
-    bytes of weights; `gain` is what it is worth with this target, where it was measured. `tied`: it
-    cannot be told apart from the one before it in the list."""
-
-    found: Found
-    size: int
-    ratio: float
-    matched: bool
-    reason: str
-    notes: tuple[str, ...] = ()
-    gain: Gain | None = None
-    tied: bool = False
+Call = Callable[[str, Path], str]  # a file of this name at this path
 
 
 def rank_drafts(
-    target: Path, models: Iterable[Found], measure: Callable[[Path, Path], Trial] | None = None
-) -> list[Candidate]:
+    target: Path,
+    models: Iterable[Found],
+    measure: Callable[[Path, Path], Trial] | None = None,
+    call: Call = lambda name, path: str(path),
+) -> Drafts:
     """All of `models` judged as drafts for `target`: those that match first.
 
     Among them the ones that gain most where they were measured, else the smallest: a draft's speed
-    matters more than its quality.
+    matters more than its quality. `call`: what `add` takes for each.
 
     Raises:
         BadGguf: the target itself cannot be read.
     """
     ours = read_local_model(target)
     same = target.resolve()
-    judged = [_judge(ours, found) for found in models if found.path.resolve() != same]
+    judged = [_judge(ours, found, call) for found in models if found.path.resolve() != same]
     if measure is None:
-        return sorted(judged, key=_order)
-    trials: dict[Path, Trial] = {}
-    for at, each in enumerate(judged):
+        return Drafts(str(target), drafts=sorted(judged, key=_order))
+    trials: dict[str, Trial] = {}
+    for each in judged:
         if each.matched:
             try:
-                trials[each.found.path] = measure(target, each.found.path)
+                trials[each.path] = measure(target, Path(each.path))
             except LocalspecError as error:  # one that cannot even be measured does not match
-                judged[at] = replace(each, matched=False, reason=error.message)
+                each.matched, each.reason = False, error.message
     gains = weigh(trials)
-    ranked = sorted((replace(each, gain=gains.get(each.found.path)) for each in judged), key=_order)
-    return [
-        replace(each, tied=bool(before and each.gain and each.gain.like(before)))
-        for each, before in zip(ranked, [None, *(each.gain for each in ranked)], strict=False)
-    ]
+    for each in judged:
+        if gain := gains.get(each.path):
+            each.gain = msgspec.convert(gain, DraftGain, from_attributes=True)
+    judged.sort(key=_order)
+    for before, each in pairwise(judged):
+        one, other = gains.get(before.path), gains.get(each.path)
+        each.tied = bool(one and other and other.like(one))
+    plain = next((gain.plain for gain in gains.values()), None)
+    return Drafts(str(target), plain=plain, drafts=judged)
 
 
-def _order(each: Candidate) -> tuple[bool, float, int, str]:
+def _order(each: DraftView) -> tuple[bool, float, int, str]:
     gain = each.gain.speed_up if each.gain else 0.0
-    return not each.matched, -gain, each.size, each.found.name
+    return not each.matched, -gain, each.size, each.name
 
 
-def _judge(target: Model, found: Found) -> Candidate:
+def _judge(target: Model, found: Found, call: Call) -> DraftView:
+    path = str(found.path)
+    view = DraftView(found.name, path, found.origin, 0, 0.0, matched=False, reason="")
+    view.file = call(found.name, found.path)
     try:
         draft = read_local_model(found.path)
     except LocalspecError as error:
-        return Candidate(found, 0, 0.0, False, error.message)
-    ratio = target.weights / max(1, draft.weights)
-    notes: tuple[str, ...] = ()
+        view.reason = error.message
+        return view
+    view.size, view.ratio = draft.weights, target.weights / max(1, draft.weights)
     if draft.weights >= target.weights:
-        reason = f"it is not smaller than the target ({draft.weights} bytes of weights)."
+        view.reason = f"it is not smaller than the target ({draft.weights} bytes of weights)."
     elif draft.rollback == "none":
-        reason = rollback_sentence(found.name, draft.architecture, draft.rollback) + "."
+        view.reason = rollback_sentence(found.name, draft.architecture, draft.rollback) + "."
     else:
         judged = verdict(target, draft)
-        notes = judged.notes
-        reason = "" if judged.matched else f"{judged.reason}."
-    return Candidate(found, draft.weights, ratio, not reason, reason, notes)
+        view.matched, view.notes = judged.matched, judged.notes
+        view.reason = "" if judged.matched else f"{judged.reason}."
+    return view

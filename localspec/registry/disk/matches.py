@@ -7,9 +7,11 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from localspec.compatibility import Compatibility, Tokenizer, compare
 from localspec.errors import LocalspecError
+from localspec.protocol.pairs import DiskModel, ProposedPair
 from localspec.registry.catalogue import reserved
 from localspec.registry.disk.discovery import Found
 from localspec.registry.header.architectures import rollback_sentence
@@ -26,28 +28,6 @@ _LONGEST_NAME = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A model: bytes of weights, or in `problem` why it is of no use (a sentence), and what can draft
-    for it, the best first.
-    """
-
-    found: Found
-    weights: int = 0
-    problem: str = ""
-    drafts: tuple[Found, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A pair worth making, under a name that is free. `ratio`: target to draft in bytes of weights."""
-
-    name: str
-    target: Found
-    draft: Found | None
-    ratio: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class _Model:
     found: Found
     weights: int
@@ -59,22 +39,22 @@ def judge_all(
     models: Iterable[Found],
     told: Callable[[str], None] = lambda name: None,
     patience: float = PATIENCE_S,
-) -> list[Judged]:
+) -> list[DiskModel]:
     """Every model with what can draft for it, by the one rule and by size. `told`: which is being read."""
     end = time.monotonic() + patience
     kinds: dict[tuple[object, ...], int] = {}
     tokenizers: list[Tokenizer] = []
-    read: list[_Model | Judged] = []
+    read: list[_Model | DiskModel] = []
     for found in models:
         told(found.name)
         if time.monotonic() > end:
             sentence = f"it was not read: {patience:.0f} s were over; name fewer folders."
-            read.append(Judged(found, problem=sentence))
+            read.append(_disk_model(found, problem=sentence))
             continue
         try:
             read.append(_read(found, kinds, tokenizers))
         except LocalspecError as error:
-            read.append(Judged(found, problem=error.message))
+            read.append(_disk_model(found, problem=error.message))
     good = sorted((each for each in read if isinstance(each, _Model)), key=lambda m: m.weights)
     known: dict[tuple[int, int], Compatibility] = {}
 
@@ -91,18 +71,20 @@ def judge_all(
                 away = other.origin != target.found.origin
                 yield apart, draft.weights, away, other.name, other
 
-    return [
-        each
-        if isinstance(each, Judged)
-        else Judged(
-            each.found,
-            each.weights,
-            drafts=tuple(
-                draft for *_, draft in sorted(drafts(each), key=lambda it: it[:4]) if each.can_pair
-            ),
-        )
-        for each in read
-    ]
+    judged: list[DiskModel] = []
+    for each in read:
+        if isinstance(each, _Model):
+            best = sorted(drafts(each), key=lambda it: it[:4]) if each.can_pair else []
+            each = _disk_model(each.found, each.weights, drafts=[draft for *_, draft in best])
+        judged.append(each)
+    return judged
+
+
+def _disk_model(
+    found: Found, weights: int = 0, problem: str = "", drafts: Sequence[Found] = ()
+) -> DiskModel:
+    paths = tuple(str(each.path) for each in drafts)
+    return DiskModel(found.name, str(found.path), found.origin, weights, problem, paths)
 
 
 def _read(
@@ -121,24 +103,28 @@ def _read(
     return _Model(found, model.weights, kinds[key], not (sentence and model.rollback == "none"))
 
 
-def propose(judged: Sequence[Judged], taken: Iterable[str]) -> list[Proposal]:
+def propose(
+    models: Sequence[DiskModel], taken: Iterable[str], call: Callable[[str, Path], str]
+) -> list[ProposedPair]:
     """The pairs worth making of models that are in none: each with its best draft, and those that
-    have none and are nobody's draft alone. `taken`: names that mean something already.
+    have none and are nobody's draft alone. `taken`: names that mean something already. `call`: what to
+    call the file of that name and path.
     """
-    sizes = {each.found.path: each.weights for each in judged}
-    helpers = {draft.path for each in judged for draft in each.drafts}
+    known = {each.path: each for each in models}
+    helpers = {draft for each in models for draft in each.drafts}
     names = set(taken)
-    made: list[Proposal] = []
-    for each in judged:
-        if each.problem or each.found.origin.startswith("pair "):
+    made: list[ProposedPair] = []
+    for each in models:
+        if each.problem or each.origin.startswith("pair "):
             continue
-        if not each.drafts and each.found.path in helpers:
+        if not each.drafts and each.path in helpers:
             continue
-        draft = each.drafts[0] if each.drafts else None
-        name = free_name(each.found.name, names)
+        draft = known[each.drafts[0]] if each.drafts else None
+        name = free_name(each.name, names)
         names.add(name)
-        ratio = each.weights / max(1, sizes[draft.path]) if draft else 0.0
-        made.append(Proposal(name, each.found, draft, ratio))
+        ratio = each.size / max(1, draft.size) if draft else 0.0
+        theirs = call(draft.name, Path(draft.path)) if draft else None
+        made.append(ProposedPair(name, call(each.name, Path(each.path)), theirs, ratio))
     return made
 
 
