@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,18 +11,12 @@ from starlette.responses import Response
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import EventStream, reported
 from localspec.daemon.http.tcp import came_by_tcp
-from localspec.daemon.pairs import disk, measure, views
+from localspec.daemon.pairs import disk, local, measure, views
 from localspec.daemon.pairs.names import names_files, unseen
-from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.pairs.verify import verify_files, verify_pair
 from localspec.daemon.state import state_of
 from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
-from localspec.protocol.frames import PairFiles
-
-if TYPE_CHECKING:
-    from localspec.registry.store.records import Record
-
-_PAUSE = 0.2  # seconds between two reports of progress
 
 
 async def listed(request: Request) -> Response:
@@ -58,15 +49,7 @@ async def add(request: Request) -> Response:
     if body.replace:
         await daemon.rest(body.name)
     with unseen():
-        record = await daemon.errands.run(
-            registry.add,
-            body.name,
-            body.target,
-            body.draft,
-            list(body.roles),
-            body.replace,
-            body.hash_now,
-        )
+        record = await daemon.errands.run(local.add, registry, body)
     return answer(views.entry(record, registry.in_use), 201)
 
 
@@ -82,63 +65,8 @@ async def verify(request: Request) -> Response:
     daemon, name = state_of(request), request.path_params["name"]
     if names_files(name):
         files = await daemon.pair(name, request.receive)  # as for a load: refused, or there
-        return EventStream(reported(daemon.errands, lambda report: _verify_files(files, report)))
-    return EventStream(
-        reported(daemon.errands, lambda report: _verify(daemon.registry, name, report))
-    )
-
-
-def _verify(
-    registry: Registry, name: str, report: Callable[[pairs.Verifying], None]
-) -> pairs.Verifying:
-    if name == "builtin":
-        raise InvalidRequest(
-            "The pair 'builtin' comes with the package; only pulled ones are hashed."
-        )
-    from localspec.registry.store import integrity
-
-    known = registry.pulled(name)
-    record = registry.refreshed(known.name, progress=_progress(known, report))
-    progress = _progress(record, report)
-    progress(0, record.size)
-    reports = integrity.verify(registry.store, record.name, progress)
-    return _verified(record, reports, integrity.remedy(record), registry.news(record.name))
-
-
-def _verify_files(found: PairFiles, report: Callable[[pairs.Verifying], None]) -> pairs.Verifying:
-    from localspec.registry.store import local
-
-    draft = Path(found.draft) if found.draft else None
-    record = local.describe_files(found.name, Path(found.target), draft)
-    progress = _progress(record, report)
-    progress(0, record.size)
-    reports = local.verify_files(record, progress)
-    return _verified(record, reports, "Fetch it again with the program that it belongs to.")
-
-
-def _progress(
-    record: Record, report: Callable[[pairs.Verifying], None]
-) -> Callable[[int, int], None]:
-    """Reports of bytes hashed, not too often."""
-    said = 0.0
-
-    def progress(done: int, size: int) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= _PAUSE:
-            said = now
-            report(pairs.Verifying(record.name, done, size))
-
-    return progress
-
-
-def _verified(
-    record: Record, reports: list[pairs.FileReport], cure: str, news: str = ""
-) -> pairs.Verifying:
-    damaged = any(each.problem for each in reports)
-    return pairs.Verifying(
-        record.name, record.size, record.size, reports, cure if damaged else "", news
-    )
+        return EventStream(reported(daemon.errands, partial(verify_files, files)))
+    return EventStream(reported(daemon.errands, partial(verify_pair, daemon.registry, name)))
 
 
 async def collect(request: Request) -> Response:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.http.tcp import came_by_tcp
+from localspec.daemon.pairs import pulls
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.state import state_of
 from localspec.errors import Forbidden, ModelNotFound, Unavailable
@@ -39,7 +40,7 @@ async def start(request: Request) -> Response:
     if daemon.draining:
         raise Unavailable("The daemon is ending; try again.", retry_after=2)
     ours = not came_by_tcp(request.scope)  # over TCP no answer tells which files there are
-    pull = await asyncio.to_thread(daemon.registry.pull, body, whole_disk=ours)
+    pull = await asyncio.to_thread(pulls.start, daemon.registry, body, whole_disk=ours)
     return answer(pull.state, 202)
 
 

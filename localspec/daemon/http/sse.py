@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from localspec.daemon.threads import Threads
 from localspec.errors import Cancelled
 
 Value = TypeVar("Value", bound=msgspec.Struct)
+PAUSE = 0.2  # seconds between two reports of progress
 DONE = object()  # the value that is written as OpenAI's [DONE]
 _json = msgspec.json.Encoder()
 
@@ -106,3 +108,17 @@ def reported(
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     return run
+
+
+def seldom(report: Callable[[Value], None]) -> Callable[[Value], None]:
+    """The same, for work that could report at every step: the first at once, then not too often."""
+    said = 0.0
+
+    def told(value: Value) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= PAUSE:
+            said = now
+            report(value)
+
+    return told

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localspec.daemon.http.sse import seldom
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import InvalidRequest
 from localspec.paths import MODEL_PLACES
@@ -15,8 +15,6 @@ from localspec.protocol.pairs import Disk
 
 if TYPE_CHECKING:
     pass
-
-_PAUSE = 0.2  # seconds between two reports of progress
 
 
 def look(
@@ -38,14 +36,10 @@ def look(
     for folder in folders:
         if not Path(folder).exists():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
-    said = 0.0
+    seldom_told = seldom(report)
 
     def told(what: object) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= _PAUSE:
-            said = now
-            report(Disk(looking=str(what)))
+        seldom_told(Disk(looking=str(what)))
 
     places = {name: environment[name] for name in MODEL_PLACES if name in environment}
     search = Search(

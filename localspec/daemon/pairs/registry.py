@@ -7,29 +7,23 @@ and starts quickly.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from localspec import machine
-from localspec.daemon.pairs.names import one_file
 from localspec.daemon.worker.placement import free_memory
-from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
+from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.http import Hashing
-from localspec.protocol.pairs import CollectedView, PullRequest, RemovedView
+from localspec.protocol.pairs import CollectedView, RemovedView
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
     from localspec.registry.header.fit import Memory
-    from localspec.registry.hub.network import Network
-    from localspec.registry.pulls.running import Pull, Pulls
-    from localspec.registry.pulls.wanted import Unfinished, Wanted
+    from localspec.registry.pulls.running import Pulls
+    from localspec.registry.pulls.wanted import Unfinished
     from localspec.registry.store.files import Hashes
     from localspec.registry.store.records import Record
     from localspec.registry.store.store import Store
@@ -200,7 +194,7 @@ class Registry:
         except InvalidRequest:
             return name
         own = pair_name(found) if found else name
-        return own if self._whole_record(own) else name
+        return own if self.whole_record(own) else name
 
     def refreshed(
         self,
@@ -251,66 +245,7 @@ class Registry:
 
     # ------------------------------------------------------------------ changes
 
-    def pull(self, request: PullRequest, *, whole_disk: bool = True) -> Pull:
-        """Start a pull or join the running one.
-
-        `whole_disk` False: no draft is looked for among the files of other programs.
-
-        Raises:
-            ModelNotFound: it is not in the catalogue. Offline
-            InvalidRequest: the endpoint is no address, what is to be pulled no repository.
-            Conflict: another pair has the name, or another pull.
-        """
-        from localspec.registry.hub.hub import Hub
-        from localspec.registry.hub.network import is_address
-
-        self._refuse_reserved(request.name)
-        hub = Hub(request.endpoint, token=request.token, network=_network(request))
-        if not is_address(hub.endpoint):
-            raise InvalidRequest(
-                "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
-                param="endpoint",
-            )
-        wanted = self._joined(request) or self._wanted(request, hub.endpoint, whole_disk)
-        if not _in_cache(wanted):
-            hub.check_online()
-        return self.pulls.start(wanted, hub)
-
-    def _joined(self, request: PullRequest) -> Wanted | None:
-        """What is being pulled, or still wanted, under a plain name."""
-        if request.draft or request.no_draft or request.pair or self._pulls is None:
-            return None
-        return self._pulls.wanted(request.name.strip().lower())
-
-    def _wanted(self, request: PullRequest, endpoint: str, whole_disk: bool) -> Wanted:
-        """What a request asks for, under a name that it may have."""
-        from localspec.registry.pulls.wanted import asked, wanted
-        from localspec.registry.store.store import own_sentence
-
-        found = wanted(
-            request.name,
-            self.catalogue,
-            self._whole_record,
-            draft=request.draft,
-            no_draft=request.no_draft,
-            pair=request.pair,
-            endpoint=endpoint,
-            limit_rate=request.limit_rate,
-            whole_disk=whole_disk,
-        )
-        self._refuse_reserved(found.name)
-        here = self._whole_record(found.name)
-        if here and here.source == "own":
-            raise Conflict(own_sentence(found.name))
-        if here and here.asked != found.asked:
-            raise Conflict(
-                f"There is a pair '{found.name}' already, pulled as {here.asked or here.name} and "
-                f"not as {asked(found)}. Give another name (--name NAME), or run: localspec rm "
-                f"{found.name}"
-            )
-        return found
-
-    def _whole_record(self, name: str) -> Record | None:
+    def whole_record(self, name: str) -> Record | None:
         """A record that can be read; a broken one is mended by a pull."""
         try:
             return self._record(name)
@@ -318,38 +253,6 @@ class Registry:
             raise
         except RegistryError:
             return None
-
-    def add(
-        self,
-        name: str,
-        target: str,
-        draft: str | None,
-        roles: list[str],
-        replace: bool,
-        hash_now: bool = True,
-    ) -> Record:
-        """A pair of the user's own files; see registry.own."""
-        from localspec.registry.store import local
-
-        self._refuse_reserved(name)
-        if replace and self.in_use(name):
-            raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
-        named = [each for each in (target, draft) if each]
-        for each in named:
-            if not each.startswith("/") and ":" not in each:
-                raise InvalidRequest(f"{each} must be an absolute path, or a name of Ollama's.")
-        paths = [Path(each) if each.startswith("/") else one_file(each) for each in named]
-        ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
-        summary = " with ".join(named) if ollamas else ""
-        return local.add(
-            self.store,
-            name,
-            *paths,
-            roles=roles,
-            replace=replace,
-            summary=summary,
-            hash_now=hash_now,
-        )
 
     def check(self, target: Path, draft: Path | None = None) -> None:
         """What `add` checks of files, for those that are named by their paths; each state once.
@@ -373,7 +276,7 @@ class Registry:
 
     def removable(self, name: str) -> str:
         """The own name of a pair that is in the store."""
-        self._refuse_reserved(name)
+        self.refuse_reserved(name)
         return self.pulled(name).name
 
     def remove(self, own_name: str) -> RemovedView:
@@ -389,7 +292,8 @@ class Registry:
         return garbage.collect(self.store, dry_run=dry_run)
 
     @staticmethod
-    def _refuse_reserved(name: str) -> None:
+    def refuse_reserved(name: str) -> None:
+        """Raises InvalidRequest."""
         from localspec.registry.catalogue import reserved
 
         if name == "builtin":
@@ -401,35 +305,7 @@ class Registry:
             raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {what}.")
 
 
-def _network(request: PullRequest) -> Network:
-    """The asking shell's, or this process's own where none came along."""
-    from localspec.registry.hub.network import Network
-
-    variables: dict[str, str | None] = dict(os.environ)
-    if request.network is not None:
-        variables = msgspec.to_builtins(request.network)
-    network = Network.of({name: value for name, value in variables.items() if value is not None})
-    return replace(network, offline="HF_HUB_OFFLINE") if request.offline else network
-
-
 def _state(path: Path) -> tuple[str, int, int, int]:
     """What changes when a file does."""
     info = path.stat()
     return str(path), info.st_ino, info.st_size, info.st_mtime_ns
-
-
-def _in_cache(wanted: Wanted) -> bool:
-    """Whether the Hugging Face cache has what a pull needs, so that it may do without a network."""
-    from localspec.registry.header.model import shard_names
-    from localspec.registry.hub.cache import list_in_cache, resolve_in_cache
-
-    pair = wanted.pair
-    if pair is None and wanted.target:
-        return bool(list_in_cache(wanted.target.repo, wanted.target.revision))
-    models = [each for each in (pair.target, pair.draft) if each and each.repo] if pair else []
-    return bool(models) and all(
-        resolve_in_cache(each.repo, f"{folder}{slash}{part}", each.revision)
-        for each in models
-        for folder, slash, name in [each.file.rpartition("/")]
-        for part in shard_names(name)
-    )
