@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
 
-from localspec.engine.llama import DecodeError, DecodeFatal, NoKvSlot, NotFinite
+from localspec.engine.endings import Emit, Endings
+from localspec.engine.llama import DecodeFatal, NoKvSlot
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.scheduler import Scheduler
@@ -14,10 +14,8 @@ from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.verification import Doubtful
-from localspec.errors import Cancelled, LocalspecError
-from localspec.protocol.frames import Failed, Frame, Started
-
-Emit = Callable[[Frame], None]
+from localspec.errors import Cancelled
+from localspec.protocol.frames import Started
 
 
 class Engine:
@@ -32,6 +30,7 @@ class Engine:
         self._emit = emit
         self._clock = clock
         self._scheduler = Scheduler(pair)
+        self._endings = Endings(self._scheduler, emit)
         self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog)
         self.rounds = 0
         self.round_s = 0.0  # all of the rounds' time; pair.busy_s() is llama.cpp's part of it
@@ -43,20 +42,18 @@ class Engine:
         try:
             self._scheduler.submit(tokenized)
         except Exception as error:
-            self._fail(tokenized.request.id, error)
+            self._endings.refused(tokenized.request.id, error)
 
     def cancel(self, request: int) -> bool:
         """End a request now; what it has generated stays valid. False: there is no such request."""
-        waiting = self._scheduler.withdraw(request)
-        if isinstance(waiting, TokenizedRequest):
-            self._fail(request, Cancelled("The request was cancelled."))
-            return True
-        found = self._scheduler.running(request) if waiting is None else (self.pair.shared, waiting)
+        found = self._scheduler.withdraw(request)
         if found is None:
             return False
-        lane, sequence = found
-        sequence.finish("cancelled")
-        self._guarded(self._finish, lane, sequence)
+        if isinstance(found, TokenizedRequest):
+            self._endings.refused(request, Cancelled("The request was cancelled."))
+        else:
+            found[1].finish("cancelled")
+            self._endings.guard(self._endings.finish, *found)
         return True
 
     def forget(self, conversation: str | None) -> None:
@@ -72,16 +69,14 @@ class Engine:
 
     def step(self) -> None:
         """One round of every lane that has work."""
-        self._scheduler.admit(self._started, self._fail)
-        for lane in self._scheduler.lanes:
-            if lane.active:
-                try:
-                    self._round(lane)
-                except DecodeFatal:
-                    raise
-                except Exception as error:  # whose fault it is cannot be told
-                    for sequence in list(lane.active):
-                        self._break(lane, sequence, error)
+        for lane in self._scheduler.admit(self._started, self._endings.refused):
+            try:
+                self._round(lane)
+            except DecodeFatal:
+                raise
+            except Exception as error:  # whose fault it is cannot be told
+                for sequence in list(lane.active):
+                    self._endings.failed(lane, sequence, error)
 
     def _started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
         cached, source = sequence.tally.cached, sequence.slot.source
@@ -89,19 +84,23 @@ class Engine:
 
     def _round(self, lane: Lane) -> None:
         start, busy = self._clock(), self.pair.busy_s()
-        sequences = self._scheduler.schedule(lane)
+        sequences = self._draft(lane, self._scheduler.schedule(lane))
+        sequences = self._decode_and_verify(lane, sequences)
+        if sequences:
+            self._account(lane, sequences, start, busy)
+            for sequence in sequences:
+                self._endings.guard(self._after, lane, sequence)
+
+    def _draft(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
+        """Give each the drafts that are worth verifying; those that are still there."""
         self._controller.next([sequence.step for sequence in sequences], lane.pass_ms)
         for sequence in sequences:
             if sequence.step.error is not None:
-                self._break(lane, sequence, sequence.step.error)
-        sequences = self._carry_out(lane, [each for each in sequences if each in lane.active])
-        if sequences:
-            self._account(lane, sequences, self._clock() - start, self.pair.busy_s() - busy)
-            for sequence in sequences:
-                self._guarded(self._after, lane, sequence)
+                self._endings.failed(lane, sequence, sequence.step.error)
+        return [sequence for sequence in sequences if sequence in lane.active]
 
-    def _carry_out(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
-        """Decode and verify; the sequences that are still there. None: no pass was made."""
+    def _decode_and_verify(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
+        """One pass, and what it brings to each; those that are still there. None: no pass was made."""
         try:
             if not sequences or not self._decode(lane, sequences):
                 return []
@@ -111,7 +110,7 @@ class Engine:
             return self._one_by_one(lane, sequences, error)
         for sequence in sequences:
             if sequence in lane.active:  # else another one has sent them all to wait
-                self._guarded(self._verify, lane, sequence)
+                self._endings.guard(self._verify, lane, sequence)
         return [sequence for sequence in sequences if sequence in lane.active]
 
     def _decode(self, lane: Lane, sequences: list[Sequence]) -> bool:
@@ -123,10 +122,9 @@ class Engine:
                 return True
             except NoKvSlot:
                 if not lane.slots.evict():
-                    last = self._scheduler.make_room(lane)
-                    if last is not None:
+                    if (last := self._scheduler.make_room(lane)) is not None:
                         last.finish("length")
-                        self._finish(lane, last)
+                        self._endings.finish(lane, last)
                     return False
 
     def _one_by_one(
@@ -134,17 +132,16 @@ class Engine:
     ) -> list[Sequence]:
         """A pass that could not be made has one sequence at fault, if any: each has one of its own."""
         if len(sequences) == 1:
-            self._break(lane, sequences[0], error)
+            self._endings.failed(lane, sequences[0], error)
             return []
         traceback.print_exception(error)
         for sequence in sequences:  # what was drafted is not verified any more
-            self._guarded(lambda lane, each: lane.slots.commit(each.slot, 0), lane, sequence)
-        left = [sequence for sequence in sequences if sequence in lane.active]
-        return [
-            each
-            for sequence in left
-            for each in self._carry_out(lane, [self._scheduler.alone(lane, sequence)])
-        ]
+            self._endings.guard(lambda lane, each: lane.slots.commit(each.slot, 0), lane, sequence)
+        done: list[Sequence] = []
+        for sequence in sequences:
+            if sequence in lane.active:
+                done += self._decode_and_verify(lane, [self._scheduler.alone(lane, sequence)])
+        return done
 
     def _verify(self, lane: Lane, sequence: Sequence) -> None:
         """Keep what the target agrees with, roll both memories back to it, and show the text.
@@ -175,81 +172,27 @@ class Engine:
 
     # ------------------------------------------------------------------------ the end of a round
 
-    def _account(
-        self, lane: Lane, sequences: list[Sequence], round_s: float, busy_s: float
-    ) -> None:
-        """Book the round's time: to the overhead, and to each sequence that decoded."""
+    def _account(self, lane: Lane, sequences: list[Sequence], start: float, busy: float) -> None:
+        """Book the time since `start`: to the overhead, and to each sequence that decoded.
+
+        busy: seconds that had been spent inside llama.cpp then.
+        """
+        round_s, busy_s = self._clock() - start, self.pair.busy_s() - busy
         self.rounds += 1
         self.round_s += round_s
         steps = [sequence.step for sequence in sequences]
         if any(step.first_row < 0 or len(step.read) != 1 for step in steps):
             return  # a round that also read a prompt says nothing about the speed of decoding
-        self.pair.learned.costs.observe_overhead((round_s - busy_s) * 1e3)
-        plain_ms = float(lane.pass_ms(len(steps))[-1]) + self.pair.learned.costs.overhead_ms
+        costs = self.pair.learned.costs
+        costs.observe_overhead((round_s - busy_s) * 1e3)
+        plain_ms = float(lane.pass_ms(len(steps))[-1]) + costs.overhead_ms
         for sequence in sequences:
             made = sequence.tally.round_over(round_s * 1e3, plain_ms)
-            share_ms = round_s * 1e3 / len(steps)
-            self._controller.elapsed(sequence.step, made, share_ms, plain_ms)
+            self._controller.elapsed(sequence.step, made, round_s * 1e3 / len(steps), plain_ms)
 
     def _after(self, lane: Lane, sequence: Sequence) -> None:
-        if sequence.finished:
-            self._finish(lane, sequence)
-            return
         start = self._clock()
-        if self._controller.probe(sequence.step, sequence.left):
+        if sequence.finished:
+            self._endings.finish(lane, sequence)
+        elif self._controller.probe(sequence.step, sequence.left):
             sequence.tally.round_ms += (self._clock() - start) * 1e3
-
-    # ------------------------------------------------------------------------ the end of a request
-
-    def _finish(self, lane: Lane, sequence: Sequence) -> None:
-        last, done = sequence.last_text(), sequence.done(lane.exact)
-        if sequence in lane.active:
-            self._scheduler.leave(lane, sequence)
-        if last is not None:
-            self._emit(last)
-        self._emit(done)
-
-    def _guarded(
-        self, act: Callable[[Lane, Sequence], None], lane: Lane, sequence: Sequence
-    ) -> None:
-        """Do something for one request; what is raised ends that one."""
-        try:
-            act(lane, sequence)
-        except DecodeFatal:
-            raise
-        except Exception as error:
-            self._break(lane, sequence, error)
-
-    def _break(self, lane: Lane, sequence: Sequence, error: Exception) -> None:
-        """End one request with an error. Nothing of its slot is trusted any more."""
-        if isinstance(error, NotFinite) and self._separate(lane, sequence):
-            return
-        self._scheduler.drop(lane, sequence)
-        self._fail(sequence.id, error)
-
-    def _separate(self, lane: Lane, sequence: Sequence) -> bool:
-        """Logits that are no numbers may come from any text in the context: some of llama.cpp's kernels
-        add what others' cells hold, times nothing, and NaN times nothing is NaN.
-
-        So all is forgotten, and those that ran are run again, one after another. False: this one was
-        alone already, so they are its own.
-        """
-        if sequence.alone:
-            self._scheduler.forget_slots(lane)
-            return False
-        sequence.verifier.take_back()
-        for each in sorted(lane.active, key=lambda each: -each.number):
-            if each.finished:
-                self._finish(lane, each)
-        self._scheduler.separate(lane)
-        return True
-
-    def _fail(self, request: int, error: Exception) -> None:
-        """Tell of an error. One that is no fault of the request is ours, and the log says where."""
-        if isinstance(error, LocalspecError) and not isinstance(error, DecodeError):
-            sizes = error.n_prompt_tokens, error.n_ctx
-            self._emit(Failed(request, error.code, error.message, error.param, *sizes))
-            return
-        traceback.print_exception(error)
-        what = error.message if isinstance(error, LocalspecError) else f"{error!r}."
-        self._emit(Failed(request, "internal_error", f"The engine failed in this request: {what}"))

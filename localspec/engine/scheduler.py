@@ -53,14 +53,15 @@ class Scheduler:
         else:
             self._waiting.append(tokenized)
 
-    def withdraw(self, request: int) -> TokenizedRequest | Sequence | None:
-        """Take a request out of those that wait; None: it is not among them."""
-        found = next((each for each in self._waiting if each.request.id == request), None)
-        if found is not None:
-            self._waiting.remove(found)
-        return found
+    def withdraw(self, request: int) -> TokenizedRequest | tuple[Lane, Sequence] | None:
+        """Find a request, and take it out of those that wait; None: there is none of this number.
 
-    def running(self, request: int) -> tuple[Lane, Sequence] | None:
+        With a sequence comes the lane it runs in, or would.
+        """
+        for waiting in self._waiting:
+            if waiting.request.id == request:
+                self._waiting.remove(waiting)
+                return (self._pair.shared, waiting) if isinstance(waiting, Sequence) else waiting
         found = ((lane, each) for lane in self.lanes for each in lane.active)
         return next(((lane, each) for lane, each in found if each.id == request), None)
 
@@ -83,10 +84,11 @@ class Scheduler:
         self,
         started: Callable[[Sequence, TokenizedRequest], None],
         failed: Callable[[int, Exception], None],
-    ) -> None:
+    ) -> list[Lane]:
         """Give slots to those that wait, in their order. Who finds no room holds up all but editors.
 
-        started, failed: told of each that has got its first slot, or cannot.
+        started, failed: told of each that has got its first slot, or cannot. Returns the lanes that
+        have work.
         """
         full: set[Lane] = set()
         for waiting in list(self._waiting):
@@ -114,6 +116,7 @@ class Scheduler:
                 lane.active = [each for each in lane.active if each.id != request.id]
                 _clean(lane)
                 failed(request.id, error)
+        return [lane for lane in self.lanes if lane.active]
 
     def _start(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
         request, pair = tokenized.request, self._pair
@@ -208,6 +211,8 @@ class Scheduler:
         rows = sum(len(each.step.read) for each in sequences)
         spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
         for sequence in decoding:
+            if not sequence.drafting.drafters:
+                continue
             room = self._pair.n_ctx - len(sequence.tokens) - 1
             limit = min(sequence.left - 1, room, spare // len(decoding), MAX_LIMIT)
             if lane.max_depth is not None:

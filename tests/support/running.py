@@ -130,7 +130,7 @@ class Running:
 
     def admit(self) -> None:
         """Give slots to those that wait, before any round."""
-        self.engine._scheduler.admit(self.engine._started, self.engine._fail)
+        self.engine._scheduler.admit(self.engine._started, self.engine._endings.refused)
 
     def finish(self) -> None:
         """Step until nothing is left to do."""

@@ -1,1 +1,11 @@
-"""Speculative decoding: what to draft and how deep, and what of it the target keeps."""
+"""Speculative decoding: what to draft and how deep, and what of it the target keeps.
+
+verification  which drafts are kept, and what is drawn in place of a rejected one
+controller    what each sequence brings to the next pass: `next`, `observe`, `probe`
+depth         how deep to draft: the best rate of tokens, by cost and acceptance
+cost          what a pass costs on this machine, by width
+acceptance    how often drafts are accepted: of a pair, and of one text
+drafters      the kinds of drafts, behind one interface
+
+Nothing here knows a request's sequence, its lane or its pair: they are above.
+"""
