@@ -1,6 +1,7 @@
 """The engine: one loaded pair and the step loop that decodes with it, in a process of its own.
 
 worker       the process: frames in, one engine, frames out
+preparers    two threads that turn requests into tokens beside it
 engine       a round: schedule → draft → decode → verify → commit → emit
 scheduler    who has a slot, and what of each the next pass reads
 endings      how a request ends: with its answer, or an error that is its alone

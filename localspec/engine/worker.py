@@ -22,15 +22,12 @@ import msgspec
 from localspec.engine import llama
 from localspec.engine.engine import Engine
 from localspec.engine.pair.load import load_pair
-from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.preparers import Preparers
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
-from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
+from localspec.errors import Cancelled, LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.frames import (
-    MOST_PIECES,
-    MOST_TEXT,
-    MOST_TOKENS,
     ApplyTemplate,
     Cancel,
     Detokenize,
@@ -44,15 +41,11 @@ from localspec.protocol.frames import (
     Loading,
     Ping,
     Pong,
-    Preparing,
-    Reply,
     Shutdown,
     Tokenize,
 )
 
-QUICK = 0.3  # seconds of preparing that others may wait for
 SAVE_EVERY = 50  # answers between two savings of what was learned
-_Small = Tokenize | Detokenize | ApplyTemplate
 
 
 class Worker:
@@ -62,14 +55,8 @@ class Worker:
         self._socket = sock
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Frame | TokenizedRequest] = queue.SimpleQueue()
-        self._to_prepare: queue.SimpleQueue[Generate | _Small] = queue.SimpleQueue()
-        self._slow_to_prepare: queue.SimpleQueue[Generate | _Small] = queue.SimpleQueue()
-        self._preparing: set[int] = set()  # requests between reader and engine
-        self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
+        self._preparers = Preparers(self.send, self._inbox.put)
         self._engine: Engine | None = None
-        self._preparers: tuple[Preparer, Preparer] | None = (
-            None  # for quick requests, for slow ones
-        )
         self._renderer: TemplateRenderer | None = None
         self._finished = 0
         self._resting = True  # nothing to do: no step is waited for
@@ -77,8 +64,7 @@ class Worker:
     def run(self) -> None:
         """The step loop. Returns on Shutdown."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
-        threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
-        threading.Thread(target=self._prepare_slow, name="slow preparer", daemon=True).start()
+        self._preparers.start()
         while True:
             engine = self._engine
             busy = engine is not None and engine.active
@@ -138,14 +124,11 @@ class Worker:
             except msgspec.DecodeError as error:
                 sys.stderr.write(f"a frame from the daemon cannot be read: {error}\n")
                 os._exit(2)
-            if isinstance(frame, Generate):
-                self._preparing.add(frame.id)
-                self._to_prepare.put(frame)
+            if isinstance(frame, Generate | Tokenize | Detokenize | ApplyTemplate):
+                self._preparers.put(frame)
             elif isinstance(frame, Ping):  # a pass may take longer than the daemon waits
                 still_s = 0.0 if self._resting else time.monotonic() - llama.last_beat()
                 self.send(Pong(frame.id, still_s))
-            elif isinstance(frame, Tokenize | Detokenize | ApplyTemplate):
-                self._to_prepare.put(frame)
             else:
                 if isinstance(frame, Forget):
                     self._forget(frame)
@@ -163,79 +146,6 @@ class Worker:
         else:
             engine.pair.sessions.forget(frame.conversation, forgotten)
 
-    # ------------------------------------------------------------------------ preparer threads
-
-    def _prepare_quick(self) -> None:
-        while True:
-            request = self._to_prepare.get()
-            preparer = self._preparers[0] if self._preparers else None
-            if preparer is not None and preparer.seconds(request) > QUICK:
-                self._slow_to_prepare.put(request)
-            else:
-                self._prepare(preparer, request)
-
-    def _prepare_slow(self) -> None:
-        while True:
-            request = self._slow_to_prepare.get()
-            self._prepare(self._preparers[1] if self._preparers else None, request)
-
-    def _prepare(self, preparer: Preparer | None, request: Generate | _Small) -> None:
-        self.send(Preparing(request.id, begins=True))
-        try:
-            if preparer is None:
-                raise Unavailable("No pair is loaded.")
-            if request.id in self._cancelled:
-                raise Cancelled("The request was cancelled.")
-            if isinstance(request, Generate):
-                self._inbox.put(preparer.prepare(request))
-            else:
-                self.send(Reply(request.id, self._small(preparer, request)))
-        except LocalspecError as error:
-            self._preparing.discard(request.id)
-            self._cancelled.discard(request.id)
-            sizes = error.n_prompt_tokens, error.n_ctx
-            self.send(Failed(request.id, error.code, error.message, error.param, *sizes))
-        except Exception as error:  # a bug of ours must not end the thread and hang all requests
-            traceback.print_exc()
-            self._preparing.discard(request.id)
-            self._cancelled.discard(request.id)
-            message = f"Internal error while preparing the request: {error!r}."
-            self.send(Failed(request.id, "internal_error", message))
-        finally:
-            self.send(Preparing(request.id, begins=False))
-
-    def _small(self, preparer: Preparer, request: _Small) -> dict[str, object]:
-        assert self._engine is not None
-        vocab = self._engine.pair.vocab
-        match request:
-            case Tokenize():
-                tokens = vocab.tokenize(
-                    request.text,
-                    add_special=request.add_special,
-                    parse_special=request.parse_special,
-                )
-                most = MOST_PIECES if request.pieces else MOST_TOKENS
-                if len(tokens) > most:
-                    raise InvalidRequest(
-                        f"The text has {len(tokens)} tokens; at most {most} are given"
-                        f"{' with their pieces' if request.pieces else ''}.",
-                        param="content",
-                    )
-                if not request.pieces:
-                    return {"tokens": tokens}
-                return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
-            case Detokenize():
-                pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
-                if len(pieces) > MOST_TEXT:
-                    raise InvalidRequest(
-                        f"The text of these tokens has {len(pieces)} bytes; at most {MOST_TEXT} are "
-                        "given at once.",
-                        param="tokens",
-                    )
-                return {"content": pieces.decode("utf-8", "replace")}
-            case ApplyTemplate():
-                return {"prompt": preparer.render(request.prompt)}
-
     # ------------------------------------------------------------------------ main thread
 
     def _handle(self, item: Frame | TokenizedRequest) -> None:
@@ -246,22 +156,20 @@ class Worker:
                 self._load(item)
             case Cancel():
                 known = self._engine is not None and self._engine.cancel(item.id)
-                if not known and item.id in self._preparing:
-                    self._cancelled.add(item.id)
+                if not known:
+                    self._preparers.cancel(item.id)
             case Forget():
                 if self._engine is not None:
                     self._engine.forget(item.conversation)
 
-    def _submit(self, prepared: TokenizedRequest) -> None:
-        request = prepared.request.id
-        self._preparing.discard(request)
-        if request in self._cancelled:
-            self._cancelled.discard(request)
-            error = Cancelled("The request was cancelled.")
-            self.send(Failed(request, error.code, error.message))
-            return
-        assert self._engine is not None
-        self._engine.submit(prepared)
+    def _submit(self, tokenized: TokenizedRequest) -> None:
+        try:
+            self._preparers.taken(tokenized.request.id)
+        except Cancelled as error:
+            self.send(Failed(tokenized.request.id, error.code, error.message))
+        else:
+            assert self._engine is not None
+            self._engine.submit(tokenized)
 
     def _load(self, load: Load) -> None:
         self._close()
@@ -285,7 +193,7 @@ class Worker:
             pair.models.target.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
         )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
-        self._preparers = Preparer(pair, renderer), Preparer(pair, renderer)
+        self._preparers.use(pair, renderer)
         self.send(Loaded(pair.info()))
 
     def _close(self) -> None:
@@ -295,7 +203,7 @@ class Worker:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
-        self._preparers = None
+        self._preparers.close()
 
 
 def main(descriptor: int) -> None:
