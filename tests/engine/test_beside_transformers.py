@@ -22,7 +22,7 @@ import pytest
 from localspec.daemon.completion.request import chat_prompt
 from localspec.engine.prompt import template_child
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.prompt.wordings import Refused
+from localspec.engine.prompt.wordings import TemplateRaised
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 from localspec.protocol.http import TemplateRequest, decode
@@ -47,7 +47,7 @@ class Renderer(TemplateRenderer):
         request = json.dumps({"template": self._template, "variables": variables})
         reply = template_child.answer(self._env, request)
         if "error" in reply:
-            raise Refused(reply["error"])
+            raise TemplateRaised(reply["error"])
         text: str = json.loads(json.dumps(reply))["text"]
         return text
 

@@ -162,7 +162,7 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
 ) -> None:
     others, noise, took = [0.9], [0.7], [5.0]
 
-    class Company:
+    class Quiet:
         @property
         def share(self) -> float:
             return others[0]
@@ -170,7 +170,7 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
     def measure(run: object, widths: Iterable[int], deadline: float) -> Measured:
         return Measured(dict.fromkeys(widths, took[0]), noise[0])
 
-    monkeypatch.setattr("localspec.engine.pair.measuring.Company", Company)
+    monkeypatch.setattr("localspec.engine.pair.measuring.Contention", Quiet)
     monkeypatch.setattr("localspec.engine.pair.measuring.measure", measure)
 
     def load() -> tuple[float, float]:

@@ -171,7 +171,7 @@ def conversation(first: int, length: int) -> list[int]:
 def loaded(load: Callable[..., Running], files: PairFiles, **more: Any) -> Running:
     """One slot, so that every other text takes it; copies are free and reading is dear."""
     engine = load(files, parallel=1, prefix_bytes=64 * MIB, **more)
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     return engine
 
 
@@ -216,7 +216,7 @@ def test_a_few_tokens_or_a_slow_copy_are_not_worth_it(
     engine.ask(conversation(1, MIN_TOKENS // 2), 4)
     engine.ask(conversation(2, 150), 4)
     assert len(engine.pair.prefixes) == 0
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e-9
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e-9
     engine.ask(conversation(3, 150), 4)
     assert len(engine.pair.prefixes) == 0
 
@@ -235,7 +235,7 @@ def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
 ) -> None:
     """Two slots, and cells for one of the texts only."""
     engine = load(contextual_files, parallel=2, n_ctx=512, prefix_bytes=64 * MIB)
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     texts = [conversation(at, 300) for at in (1, 2)]
     fresh = [contextual.ask(text, 12, cache_prompt=False).tokens for text in texts]
     for turn in range(3):

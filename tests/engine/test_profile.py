@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from localspec.engine.pair.measuring import (
     REPEATS,
-    Company,
+    Contention,
     Measured,
     measure,
     measure_widths,
@@ -158,14 +158,14 @@ def disturbed(runs: random.Random, share: float) -> Measured:
 
 
 def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.measuring.Company", lambda: Alone(0.0))
+    monkeypatch.setattr("localspec.engine.pair.measuring.Contention", lambda: Alone(0.0))
     for seed in range(30):
         assert disturbed(random.Random(seed), 0.05).noise <= QUIET
         assert disturbed(random.Random(seed), 0.65).noise > QUIET
 
 
 def test_or_by_others_who_disturb_all_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.measuring.Company", lambda: Alone(0.5))
+    monkeypatch.setattr("localspec.engine.pair.measuring.Contention", lambda: Alone(0.5))
     assert disturbed(random.Random(1), 0.0).noise == 0.5
 
 
@@ -177,8 +177,8 @@ class Alone:
 def test_the_share_of_others_is_what_they_used_of_all_processors() -> None:
     cores = os.cpu_count() or 1
     used, own, now = iter([100.0, 100.0 + 3 * cores]), iter([5.0, 5.0 + cores]), iter([7.0, 11.0])
-    company = Company(lambda: next(used), lambda: next(own), lambda: next(now))
-    assert company.share == pytest.approx(0.5)  # 2 of 4 seconds on each
+    contention = Contention(lambda: next(used), lambda: next(own), lambda: next(now))
+    assert contention.share == pytest.approx(0.5)  # 2 of 4 seconds on each
     line = "cpu  100 20 30 5000 400 1 2 7 50 60"
     assert used_s(line, 100) == pytest.approx(1.6)
     for wrong in ("", "cpu0 1 2", "intr 1 2 3 4 5 6 7 8 9", "cpu a b c d e f g h"):
@@ -188,12 +188,12 @@ def test_the_share_of_others_is_what_they_used_of_all_processors() -> None:
     def missing() -> float:
         raise FileNotFoundError
 
-    assert Company(missing).share == 0.0
+    assert Contention(missing).share == 0.0
 
 
 def test_only_a_disturbed_profile_is_measured_again_and_only_when_it_is_quiet() -> None:
     table = {1: 1.0}
-    for noise, company, used in (
+    for noise, contention, used in (
         (0.01, 0.0, True),
         (0.01, 0.9, True),
         (0.6, 0.9, True),
@@ -203,7 +203,7 @@ def test_only_a_disturbed_profile_is_measured_again_and_only_when_it_is_quiet() 
         (float("nan"), 0.01, False),
     ):
         stored = Stored.of({"target_ms": {"1": 1.0}, "noise": noise})
-        assert stored.will_do(stored.target, company) is used
+        assert stored.will_do(stored.target, contention) is used
     stored = Stored(table, None, 0.6)
     assert stored.better(table, Measured({1: 2.0}, 0.05)).ms == {1: 2.0}
     assert stored.better(table, Measured({1: 2.0}, 0.9)) == (table, 0.6)

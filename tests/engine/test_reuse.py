@@ -152,7 +152,7 @@ class Company:
         dice = self.random
         speculative = dice.choice([PLAIN, PLAIN, drafting(3), drafting(5, "ngram"), drafting(None)])
         # Copies cost nothing beside reading, or the other way round.
-        self.engine.pair.prefixes.copy_cost.reading_ms = lambda: dice.choice([1e6, 1e6, 1e-9])
+        self.engine.pair.prefixes.copy_cost.prefill_ms = lambda: dice.choice([1e6, 1e6, 1e-9])
         prompt = self.prompt()
         request = self.engine.start(
             prompt,
@@ -286,7 +286,7 @@ def test_exact_answers_of_a_window_are_exact_after_other_texts(
 ) -> None:
     """A window put back from memory lies in other cells, and its sums would have another order."""
     engine = load(windowed, parallel=1, n_ctx=1024, prefix_bytes=64 << 20)
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     prompt = words(1, 300)
     fresh = engine.ask(prompt, 24, exact=True, top_logprobs=0)
     for other in (words(2, 400), [*words(1, 200), *words(3, 100)], words(4, 20)):
@@ -303,7 +303,7 @@ def test_a_state_that_cannot_be_cut_is_gone_back_to_where_it_was_noted(
     """Templates drop an answer's thoughts in the next turn, and people edit what they said."""
     files = pair_of(architecture, models)
     engine = load(files, parallel=1, prefix_bytes=64 << 20)
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     fresh = load(files, parallel=1)
 
     def read(prompt: list[int]) -> int:
@@ -329,7 +329,7 @@ def test_a_window_that_left_its_slot_is_gone_back_to_where_a_turn_began(
 ) -> None:
     """Its copy holds the last window only; also where another slot has it, and is busy."""
     engine = load(windowed, parallel=2, n_ctx=1024, prefix_bytes=64 * MIB)
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     fresh = load(windowed, parallel=1)
     endless = Sampling(temperature=0.0, ignore_eos=True)
     question = words(1, 150)

@@ -244,7 +244,7 @@ def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> No
 
 def kept_on(load: Callable[..., Running], files: PairFiles, folder: Path) -> Running:
     engine = load(files, states_dir=str(folder), states_bytes=64 * MIB, prefix_bytes=64 * MIB)
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     return engine
 
 
@@ -279,7 +279,7 @@ def test_a_conversation_pushed_out_of_memory_is_found_on_the_disk(
         states_bytes=64 * MIB,
         prefix_bytes=1000,
     )
-    engine.pair.prefixes.copy_cost.reading_ms = lambda: 1e6
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     engine.ask(TEXT, 4, conversation="ab12")
     engine.ask([400, 401], 4)
     engine.pair.sessions._writer.submit(int).result()  # what was given up is written

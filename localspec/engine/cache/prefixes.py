@@ -18,7 +18,7 @@ from localspec.engine.llama import State
 # Shorter texts are read again within a pass or two of a prompt.
 MIN_TOKENS = 64
 # How often a text that lost its slot is asked for again; a guess, and a wrong one costs a copy.
-RETURNS = 0.25
+REUSE_RATE = 0.25
 RESERVE = 512 << 20  # bytes of memory left to everybody else
 _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
 
@@ -73,7 +73,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 class CopyCost:
     """What a copied state costs against reading its text again. Milliseconds."""
 
-    reading_ms: Callable[[], float]  # of one token of a prompt
+    prefill_ms: Callable[[], float]  # of one token of a prompt
     ms_per_mib: float = _FIRST_MS_PER_MIB
 
     def copied(self, size: int, spent_ms: float) -> None:
@@ -83,11 +83,11 @@ class CopyCost:
 
     def pays(self, tokens: int, size: int) -> bool:
         """Is putting a state of `size` bytes back cheaper than reading so many tokens?"""
-        return tokens >= MIN_TOKENS and tokens * self.reading_ms() > self._copy_ms(size)
+        return tokens >= MIN_TOKENS and tokens * self.prefill_ms() > self._copy_ms(size)
 
     def worth_keeping(self, tokens: int, size: int) -> bool:
         """Is a copy now worth the chance that so many tokens need not be read again?"""
-        saved = tokens * self.reading_ms() * RETURNS
+        saved = tokens * self.prefill_ms() * REUSE_RATE
         return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
 
     def _copy_ms(self, size: int) -> float:

@@ -46,7 +46,7 @@ _HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, hash o
 _CONVERSATION = re.compile(r"[0-9a-f]{1,64}")
 
 
-class Refused(Exception):
+class Unusable(Exception):
     """A file that will not be used; says why."""
 
 
@@ -107,7 +107,7 @@ class SessionStore:
             prefix = self._read(path)
         except FileNotFoundError:
             return None
-        except (OSError, Refused) as error:
+        except (OSError, Unusable) as error:
             self._notice(f"the saved state of conversation {conversation} is not used: {error}")
             return None
         with self._lock:
@@ -119,36 +119,36 @@ class SessionStore:
         return replace(prefix, conversation=conversation, source="disk")
 
     def _read(self, path: Path) -> Prefix:
-        """Raises Refused, OSError."""
+        """Raises Unusable, OSError."""
         with os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD.size)
             if len(head) < _HEAD.size:
-                raise Refused("it is cut short")
+                raise Unusable("it is cut short")
             magic, version, length, digest = _HEAD.unpack(head)
             if magic != MAGIC:
-                raise Refused("it is no such file")
+                raise Unusable("it is no such file")
             if version > VERSION:
-                raise Refused("a newer localspec wrote it")
+                raise Unusable("a newer localspec wrote it")
             if version < VERSION:
-                raise Refused("an older localspec wrote it")
+                raise Unusable("an older localspec wrote it")
             if length > size:
-                raise Refused("it is damaged")
+                raise Unusable("it is damaged")
             free = free_memory()
             if free is not None and size > free // 2:
-                raise Refused("there is too little free memory for it")
+                raise Unusable("there is too little free memory for it")
             raw = file.read(length)
             hashed = hashlib.sha256(raw)
             body: State = np.fromfile(file, np.uint8)
             hashed.update(body.data)
         if hashed.digest() != digest:
-            raise Refused("it is damaged")
+            raise Unusable("it is damaged")
         try:
             header = msgspec.msgpack.decode(raw, type=_Header)
         except msgspec.DecodeError as error:
-            raise Refused("it is damaged") from error
+            raise Unusable("it is damaged") from error
         if header.identity != self._identity:
-            raise Refused("it is of other files or settings")
+            raise Unusable("it is of other files or settings")
         if (
             len(body) != header.target + header.draft + sum(size for _, size in header.marks)
             or not 0 <= header.n_draft <= len(header.tokens)
@@ -156,7 +156,7 @@ class SessionStore:
             or min(header.target, header.draft, *(size for _, size in header.marks)) < 0
             or any(not 0 < tokens <= len(header.tokens) for tokens, _ in header.marks)
         ):
-            raise Refused("it is damaged")
+            raise Unusable("it is damaged")
         ends = np.cumsum([header.target, header.draft, *(size for _, size in header.marks)])
         target, draft, *marks = np.split(body, ends[:-1])
         return Prefix(

@@ -25,9 +25,10 @@ from localspec.engine.llama import (
     gpus,
     llama_version,
 )
-from localspec.engine.pair import measuring, placement, profile
+from localspec.engine.pair import measuring, placement
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.measuring import Measured
 from localspec.engine.pair.models import (
     Models,
     check_numbers,
@@ -38,7 +39,7 @@ from localspec.engine.pair.models import (
     runner,
 )
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.profile import Learned, ProfileStore, Stored
+from localspec.engine.pair.profile import Learned, ProfileStore, Stored, identity
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
@@ -102,57 +103,45 @@ class _Load:
         self._progress = progress
         self._notes = notes
         self._no_draft = "this pair has no draft model"
-        self._noise = 0.0
-        self._company = measuring.Company()
+        self._contention = measuring.Contention()
+        self._stored = Stored(None, None, 1.0)
+        self._others = 0.0  # what share of the machine others use
+        self._noise = 0.0  # of what is measured
 
     def pair(self, notice: Notice) -> Pair:
         """All steps, in the order in which they depend on each other."""
-        settings = self._settings
         models = self._open()
         draft = self._draft_context(models)
-        context, batch = self._target_context(models), Batch(settings.n_batch)
+        context, batch = self._target_context(models), Batch(self._settings.n_batch)
         check_numbers(context, batch)
         no_rollback = _why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
         self._progress("profile", 0.0)
-        identity = _identity(self._files, models, chooses)
-        store = ProfileStore(Path(settings.state_dir) if settings.state_dir else None, identity)
-        stored, others = Stored.of(store.read()), self._company.share
-        costs = self._target_costs(stored, others, context, batch)
-        prefixes = Prefixes(settings.prefix_bytes, CopyCost(partial(costs.per_token_ms, READING)))
-        drafts = draft if no_rollback is None else None
+        key = _key(self._files, models, chooses)
+        profile = self._profile(key)
+        costs = self._target_costs(context, batch)
+        prefixes, sessions = self._prefixes(costs, key, notice)
         drafter, steps = self._drafter(
             models,
-            drafts,
-            stored,
-            others,
+            draft if no_rollback is None else None,
             lambda: any(lane.slots.evict_draft() for lane in pair.lanes),
         )
+        slots = Slots(context, draft, 0, models.parallel, prefixes)
         pair = Pair(
             files=self._files,
-            settings=settings,
+            settings=self._settings,
             models=models,
             draft_context=draft,
-            shared=Lane(
-                context,
-                batch,
-                Slots(context, draft, 0, models.parallel, prefixes),
-                costs,
-                pass_s=settings.pass_s,
-            ),
-            exact=ExactMode(models, draft, costs, prefixes, stored.exact_width),
+            shared=Lane(context, batch, slots, costs, pass_s=self._settings.pass_s),
+            exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width),
             drafter=drafter,
             no_rollback=no_rollback,
             no_draft=self._no_draft,
             chooses_on_device=chooses,
-            learned=Learned(
-                CostProfile(costs, steps, stored.overhead_ms),
-                stored.known_of(Drafter.kinds),
-                self._noise,
-            ),
-            profile=store,
+            learned=self._learned(costs, steps),
+            profile=profile,
             prefixes=prefixes,
-            sessions=self._sessions(identity, prefixes, notice),
+            sessions=sessions,
             notes=self._notes,
         )
         self._progress("profile", 1.0)
@@ -196,22 +185,31 @@ class _Load:
         asked = self._settings.choose_on_device
         return (on_gpu if asked is None else asked) and chooses_rightly(context, batch)
 
-    def _target_costs(
-        self, stored: Stored, others: float, context: Context, batch: Batch
-    ) -> CostTable:
-        table, self._noise = stored.target, stored.noise
-        if table is None or not stored.will_do(table, others):
-            found = measuring.measure_widths(runner(context, batch), measuring.BUDGET_S * 0.7)
-            table, self._noise = stored.better(table, found)
-        return CostTable(table)
+    def _profile(self, key: str) -> ProfileStore:
+        """Where costs are kept, and what an earlier load has left there."""
+        folder = self._settings.state_dir
+        store = ProfileStore(Path(folder) if folder else None, key)
+        self._stored, self._others = Stored.of(store.read()), self._contention.share
+        return store
+
+    def _table(self, known: dict[int, float] | None, measure: Callable[[], Measured]) -> CostTable:
+        """What an earlier load has measured, where that will do; else what is measured now."""
+        found = self._stored.or_measured(known, self._others, measure)
+        self._noise = max(self._noise, found.noise)
+        return CostTable(found.ms)
+
+    def _target_costs(self, context: Context, batch: Batch) -> CostTable:
+        budget_s = measuring.BUDGET_S * 0.7
+        run = runner(context, batch)
+        return self._table(self._stored.target, lambda: measuring.measure_widths(run, budget_s))
+
+    def _draft_costs(self, context: Context, batch: Batch) -> CostTable:
+        deadline = time.monotonic() + measuring.BUDGET_S * 0.3
+        run, widths = runner(context, batch, last_only=True), (1, READING, 2, 4, 16)
+        return self._table(self._stored.draft, lambda: measuring.measure(run, widths, deadline))
 
     def _drafter(
-        self,
-        models: Models,
-        context: Context | None,
-        stored: Stored,
-        others: float,
-        make_room: Callable[[], bool],
+        self, models: Models, context: Context | None, make_room: Callable[[], bool]
     ) -> tuple[DraftModel | None, CostTable | None]:
         """The draft model and what its steps cost; None where it is of no use."""
         if context is None or models.compared is None:
@@ -223,25 +221,26 @@ class _Load:
             self._no_draft = "the draft model gives no numbers (NaN or infinite)"
             self._notes.append(f"No drafts: {error.message}")
             return None, None
-        table = stored.draft
-        if table is None or not stored.will_do(table, others):
-            deadline = time.monotonic() + measuring.BUDGET_S * 0.3
-            run = runner(context, batch, last_only=True)
-            found = measuring.measure(run, (1, READING, 2, 4, 16), deadline)
-            table, noise = stored.better(table, found)
-            self._noise = max(self._noise, noise)
-        costs = CostTable(table)
+        costs = self._draft_costs(context, batch)
         shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
         scratch = models.parallel + 1
         pass_s = self._settings.pass_s
         return DraftModel(context, batch, costs, make_room, scratch, shared, pass_s=pass_s), costs
 
-    def _sessions(self, identity: str, prefixes: Prefixes, notice: Notice) -> SessionStore:
+    def _learned(self, target: CostTable, draft: CostTable | None) -> Learned:
+        costs = CostProfile(target, draft, self._stored.overhead_ms)
+        return Learned(costs, self._stored.known_of(Drafter.kinds), self._noise)
+
+    def _prefixes(
+        self, costs: CostTable, key: str, notice: Notice
+    ) -> tuple[Prefixes, SessionStore]:
+        """What texts that lose their slot go into: memory, and from there the disk."""
         settings = self._settings
+        prefixes = Prefixes(settings.prefix_bytes, CopyCost(partial(costs.per_token_ms, READING)))
         folder = Path(settings.states_dir) if settings.states_dir else None
-        sessions = SessionStore(folder, identity, settings.states_bytes, notice)
+        sessions = SessionStore(folder, key, settings.states_bytes, notice)
         prefixes.dropped = sessions.dropped
-        return sessions
+        return prefixes, sessions
 
 
 def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
@@ -253,7 +252,7 @@ def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
     return None
 
 
-def _identity(files: PairFiles, models: Models, chooses: bool) -> str:
+def _key(files: PairFiles, models: Models, chooses: bool) -> str:
     """A hash of what measurements and saved states depend on: files, settings, machine, build."""
     s = models.settings
     settings = {
@@ -269,4 +268,4 @@ def _identity(files: PairFiles, models: Models, chooses: bool) -> str:
         "parallel": models.parallel,
     }
     paths = [files.target] + ([files.draft] if files.draft else [])
-    return profile.identity(paths, settings, llama_version())
+    return identity(paths, settings, llama_version())

@@ -43,7 +43,7 @@ def _all_used_s() -> float:
         return used_s(file.readline(), os.sysconf("SC_CLK_TCK"))
 
 
-class Company:
+class Contention:
     """What share of the processors others have used since this was made."""
 
     def __init__(
@@ -92,7 +92,7 @@ def measure(
     how they compare. Each is run at least once warm; up to five times while there is time.
     """
     widths = list(widths)
-    company = Company()
+    contention = Contention()
     for width in widths:
         run(width)
     times: dict[int, list[float]] = {width: [] for width in widths}
@@ -106,7 +106,7 @@ def measure(
     ms = {width: statistics.median(spent) for width, spent in times.items()}
     # What disturbs makes single runs longer: on a quiet machine the median is near the shortest.
     spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
-    return Measured(ms, min(max(spread, company.share), 1.0))
+    return Measured(ms, min(max(spread, contention.share), 1.0))
 
 
 def measure_widths(run: Callable[[int], None], budget_s: float) -> Measured:

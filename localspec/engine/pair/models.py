@@ -21,7 +21,7 @@ from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
 from localspec.purpose import no_writer
 
-SMALL = 4_000_000  # parameters
+SMALL_MODEL = 4_000_000  # parameters
 ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
 
 
@@ -75,7 +75,7 @@ def physical_cores() -> int:
 
 def threads_for(model: Model, threads: int) -> int:
     """Small models are faster on one thread: waiting for the other ones costs more than they do."""
-    return 1 if model.n_params < SMALL else threads
+    return 1 if model.n_params < SMALL_MODEL else threads
 
 
 def open_model(path: str, settings: EngineSettings, progress: Callable[[float], None]) -> Model:

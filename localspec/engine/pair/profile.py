@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,26 @@ class Stored:
             width if isinstance(width, int) else None,
         )
 
-    def will_do(self, table: dict[int, float] | None, company: float) -> bool:
-        """Is a stored table to be used as it is? `company`: how much others use the machine now."""
-        return table is not None and (self.noise <= QUIET or company > QUIET)
+    def will_do(self, table: dict[int, float] | None, contention: float) -> bool:
+        """Is a stored table to be used as it is? `contention`: what share of the machine others use now."""
+        return table is not None and (self.noise <= QUIET or contention > QUIET)
 
     def better(self, table: dict[int, float] | None, found: Measured) -> Measured:
         """The one of both that was disturbed less."""
         if table is None or found.noise <= self.noise:
             return found
         return Measured(table, self.noise)
+
+    def or_measured(
+        self,
+        table: dict[int, float] | None,
+        contention: float,
+        measure: Callable[[], Measured],
+    ) -> Measured:
+        """A stored table where it will do; else what is measured now, or the better one of both."""
+        if table is not None and self.will_do(table, contention):
+            return Measured(table, self.noise)
+        return self.better(table, measure())
 
     def known_of(self, kinds: Iterable[type[Drafter]]) -> dict[str, Calibration]:
         """What was learned of each kind of drafts, by its name."""

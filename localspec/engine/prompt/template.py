@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
-from localspec.engine.prompt.wordings import Messages, Refused, fitted
+from localspec.engine.prompt.wordings import Messages, TemplateRaised, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 
@@ -35,7 +35,9 @@ class TemplateRenderer:
         self._always: dict[str, Any] = {"tools": None, "documents": None, "bos_token": bos}
         self._always |= {"eos_token": eos, "add_generation_prompt": False}
         self._process = _Process()
-        self._habits = Habits(lambda chat: self._rendered({**self._always, "messages": chat}))
+        self._capabilities = Capabilities(
+            lambda chat: self._rendered({**self._always, "messages": chat})
+        )
         # chats of one shape have one skeleton, and the choices of a request the same chat
         self._skeleton = lru_cache(_SKELETONS)(
             lambda variables: self._rendered(json.loads(variables))
@@ -70,7 +72,7 @@ class TemplateRenderer:
             return self._continued(prompt, messages)
         try:
             return self._text(prompt, messages)
-        except Refused as refusal:
+        except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
 
     def _continued(self, prompt: ChatPrompt, messages: Messages) -> str:
@@ -82,7 +84,7 @@ class TemplateRenderer:
             last = {**last, "content": MARK}
         try:
             text, found, _ = self._text(prompt, [*before, last]).rpartition(MARK)
-        except Refused as refusal:
+        except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
         if not found:
             raise TemplateFailed(
@@ -92,14 +94,14 @@ class TemplateRenderer:
         return text
 
     def _text(self, prompt: ChatPrompt, messages: Messages) -> str:
-        """Raises Refused where the template itself raises, TemplateFailed where it was stopped."""
+        """Raises TemplateRaised where the template itself raises, TemplateFailed where it was stopped."""
         return self._rendered(self._variables(prompt, messages))
 
     def _variables(self, prompt: ChatPrompt, messages: Messages) -> dict[str, Any]:
         return {
             **self._always,
             **prompt.template_kwargs,
-            "messages": self._habits.worded(messages),
+            "messages": self._capabilities.worded(messages),
             "add_generation_prompt": prompt.add_generation_prompt and not prompt.continued,
             "tools": prompt.tools or None,
         }
@@ -107,7 +109,7 @@ class TemplateRenderer:
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         reply = self._process.ask({"template": self._template, "variables": variables})
         if "error" in reply:
-            raise Refused(reply["error"])
+            raise TemplateRaised(reply["error"])
         return str(reply["text"])
 
     def close(self) -> None:
@@ -128,11 +130,11 @@ def _check_tools(tools: list[dict[str, Any]], text: str) -> None:
             )
 
 
-# ------------------------------------------------------------------------ what a template wants
+# ------------------------------------------------------------------------ what a template can do
 
 
-class Habits:
-    """Of one template. `render` makes text of messages, and raises Refused where the template does."""
+class Capabilities:
+    """Of one template. `render` makes text of messages, and raises TemplateRaised where the template does."""
 
     def __init__(self, render: Callable[[Messages], str]) -> None:
         self._render = render
@@ -170,7 +172,7 @@ class Habits:
                     len(_NOTHING.findall(self._render(self._calls(content, MARK, **more))))
                     for content in ("", None)
                 ]
-            except Refused:
+            except TemplateRaised:
                 return False
             if counts[0] != counts[1]:
                 return False
@@ -196,7 +198,7 @@ class Habits:
     def _writes(self, messages: Messages) -> bool:
         try:
             return MARK in self._render(messages)
-        except Refused:
+        except TemplateRaised:
             return False
 
 

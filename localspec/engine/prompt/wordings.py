@@ -22,7 +22,7 @@ SYSTEM, USER = "system", "user"
 _MOST_NAMED = 12  # roles in a refusal; a conversation may have thousands
 
 
-class Refused(Exception):
+class TemplateRaised(Exception):
     """The template itself raised, as they do for roles that they do not want."""
 
 
@@ -42,7 +42,7 @@ def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
         tried.append(wording)
         try:
             problem = _loss(wording, render(_skeleton(wording)))
-        except Refused as refusal:
+        except TemplateRaised as refusal:
             roles = ", ".join(each["role"] for each in messages[:_MOST_NAMED])
             more = ", …" if len(messages) > _MOST_NAMED else ""
             problem = TemplateFailed(

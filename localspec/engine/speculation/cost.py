@@ -18,7 +18,7 @@ Clock = Callable[[], float]  # seconds, as time.perf_counter; a replay has one t
 WIDEST = 64  # wider passes are prompts, not rounds
 # A pass that took so much longer than expected, or shorter, says no more than this: one that another
 # program disturbed is as likely, and a wrong cost is corrected by many.
-STRANGE = 1.65
+OUTLIER = 1.65
 
 
 class CostTable:
@@ -82,7 +82,7 @@ class CostTable:
         return np.asarray(self._table[: rows + 1] * self._drift)
 
     def observe(self, width: int, ms: float) -> None:
-        """One pass of `width` took `ms`. Outliers count as STRANGE times the expected at most."""
+        """One pass of `width` took `ms`. Outliers count as OUTLIER times the expected at most."""
         at = int(np.searchsorted(self._widths, width))
         known = at < len(self._widths) and self._widths[at] == width
         expected = self.ms(width)
@@ -93,7 +93,7 @@ class CostTable:
                 self._ms = np.insert(self._ms, at, expected * ratio / self._drift)
                 self._table = None
             return
-        ratio = min(max(ratio, 1 / STRANGE), STRANGE)
+        ratio = min(max(ratio, 1 / OUTLIER), OUTLIER)
         self._drift *= ratio**0.08
         self._ms[at] *= ratio**0.04
         self._observed += 1
