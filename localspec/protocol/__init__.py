@@ -1,1 +1,12 @@
-"""What crosses a process boundary: HTTP bodies and daemon ↔ worker frames. Imports nothing of ours."""
+"""What crosses a process boundary: HTTP bodies and daemon ↔ worker frames. Imports nothing of ours.
+
+frames.py         daemon ↔ engine worker: what is asked of a generation, what comes of it, how it is framed
+sampling.py       the sampling parameters: types, limits and other names, for requests and frames alike
+http.py           OpenAI's requests and answers, errors, status
+native.py         llama-server's own requests
+pairs.py          pairs and pulls, models on the disk, drafts; the registry's own answers too
+conversations.py  what is kept of conversations
+reading.py        a JSON body into its struct, or one sentence that refuses it
+weight.py         what a JSON text costs to decode, before it is
+calls_as_text.py  tool calls as text, where a template has no place for them
+"""

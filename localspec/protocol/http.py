@@ -15,9 +15,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from localspec.protocol import reading
 from localspec.protocol.frames import Speculation, Timings
-from localspec.protocol.nulls import OrDefault, Request
 from localspec.protocol.reading import BadBody as BadBody
-from localspec.protocol.reading import Body
+from localspec.protocol.reading import Body, OrDefault, Request
 from localspec.protocol.sampling import INT32, Bias, Sampled, TokenLimit
 from localspec.protocol.weight import Weight
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from localspec.protocol.http import MAX_LOGPROBS, GenerationRequest
-from localspec.protocol.nulls import OrDefault, Request
+from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.sampling import INT32, Count
 
 _SLOT = Annotated[int, Meta(ge=-1, le=INT32)]

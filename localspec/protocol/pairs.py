@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
-from localspec.protocol.nulls import OrDefault, Request
+from localspec.protocol.reading import OrDefault, Request
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Source = Annotated[str, Meta(min_length=1, max_length=1024)]

@@ -1,7 +1,8 @@
 """JSON bodies into declared structs; what does not fit is refused in one sentence.
 
 msgspec checks types and limits. Its messages are turned round here, so that a person reads the
-field's name first, and what plain JSON forbids (NaN, lone surrogates, NUL) is named as well.
+field's name first, and what plain JSON forbids (NaN, lone surrogates, NUL) is named as well. null means
+what leaving out means: clients send it for what they leave to us.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -197,3 +199,42 @@ def _items(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[str, 
         here = f"{path}.{key}" if path else key
         yield here, key
         yield here, item
+
+
+# ---------------------------------------------------------------------------- null in a request
+
+Kind = TypeVar("Kind")
+
+if TYPE_CHECKING:
+    OrDefault = Annotated[Kind, "or null, for the default"]
+else:
+
+    class OrDefault:
+        """`OrDefault[kind]`: null is read too, and the field then has its default."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return kind | None
+
+
+class Request(Struct):
+    """Base of what clients send, and of what stands in it, if any of it has another default than null.
+
+    What a body may hold by the million has none: this costs a call for each.
+    """
+
+    def __post_init__(self) -> None:
+        for name, factory in _defaults(type(self)):
+            if getattr(self, name) is None:
+                setattr(self, name, factory())
+
+
+@cache
+def _defaults(kind: type[Struct]) -> list[tuple[str, Any]]:
+    """The optional fields whose default is not null, each with what makes it."""
+    found = []
+    for field in msgspec.structs.fields(kind):
+        if field.default_factory is not msgspec.NODEFAULT:
+            found.append((field.name, field.default_factory))
+        elif field.default is not msgspec.NODEFAULT and field.default is not None:
+            found.append((field.name, lambda default=field.default: default))
+    return found

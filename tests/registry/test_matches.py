@@ -41,7 +41,7 @@ def test_the_one_rule_and_the_size_decide(tmp_path: Path) -> None:
     assert judged["tiny.gguf"].drafts == ()
     # The smaller one lacks tokens that the target uses.
     assert judge_all([big, cut, small])[0].drafts == paths(small, cut)
-    pairs = {each.name: each for each in propose(list(judged.values()), ["big"], by_name)}
+    pairs = {each.name: each for each in propose(list(judged.values()), (), ["big"], by_name)}
     assert set(pairs) == {"big-2", "near", "other", "mamba"}
     assert pairs["big-2"].draft == "tiny.gguf"
     assert pairs["big-2"].ratio > 2
@@ -58,7 +58,9 @@ def test_of_two_drafts_alike_the_one_of_the_same_program_is_taken(tmp_path: Path
 def test_models_of_pairs_that_are_here_make_none(tmp_path: Path) -> None:
     big = found(tmp_path, "big.gguf", model(layers=8, width=32), "pair mine")
     tiny = found(tmp_path, "tiny.gguf", model(layers=1))
-    assert propose(judge_all([big, tiny]), ["mine"], by_name) == []
+    judged = judge_all([big, tiny])
+    assert propose(judged, [str(big.path)], ["mine"], by_name) == []
+    assert [each.name for each in propose(judged, (), ["mine"], by_name)] == ["big"]
 
 
 def test_reading_ends_when_it_takes_too_long(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def look(
         registry.store, [Path(each) for each in folders], {**os.environ, **places}, told
     )
     models = matches.judge_all(search.models, told)
-    pairs = matches.propose(models, taken_names(registry), called())
+    paired = {str(each.path) for each in search.models if each.pair}
+    pairs = matches.propose(models, paired, taken_names(registry), called())
     return Disk(models=models, pairs=pairs, problems=search.problems)
 
 

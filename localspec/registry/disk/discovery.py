@@ -23,11 +23,14 @@ _NO_MODELS = frozenset({"/proc", "/sys", "/dev"})
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model file (the first part of a sharded one), what to call it, and who put it there."""
+    """A model file (the first part of a sharded one), what to call it, and who put it there; `pair`: the
+    pair here that it is of.
+    """
 
     path: Path
     name: str
     origin: str
+    pair: str = ""
 
 
 def find_models(
@@ -83,7 +86,7 @@ class Search:
         for record in self.store.listing().records:
             for model in record.models:
                 path = self.store.part_path(model.parts[0])
-                yield Found(path, model.file, f"pair {record.name}")
+                yield Found(path, model.file, f"pair {record.name}", record.name)
         for origin, folder in programs.folders(self.environ):
             yield from self._in_folder(folder, origin)
         for home in ollama.homes(self.environ):

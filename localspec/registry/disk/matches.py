@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,18 +104,21 @@ def _read(
 
 
 def propose(
-    models: Sequence[DiskModel], taken: Iterable[str], call: Callable[[str, Path], str]
+    models: Sequence[DiskModel],
+    paired: Container[str],
+    taken: Iterable[str],
+    call: Callable[[str, Path], str],
 ) -> list[ProposedPair]:
     """The pairs worth making of models that are in none: each with its best draft, and those that
-    have none and are nobody's draft alone. `taken`: names that mean something already. `call`: what to
-    call the file of that name and path.
+    have none and are nobody's draft alone. `paired`: paths of models that are in one. `taken`: names that
+    mean something already. `call`: what to call the file of that name and path.
     """
     known = {each.path: each for each in models}
     helpers = {draft for each in models for draft in each.drafts}
     names = set(taken)
     made: list[ProposedPair] = []
     for each in models:
-        if each.problem or each.origin.startswith("pair "):
+        if each.problem or each.path in paired:
             continue
         if not each.drafts and each.path in helpers:
             continue

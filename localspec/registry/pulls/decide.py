@@ -240,7 +240,7 @@ class _Deciding:
         """Models here, the smallest file first: a draft's speed matters more than its quality."""
         sized = []
         for found in find_models(self._planner.store):
-            if not self._wanted.whole_disk and not found.origin.startswith("pair "):
+            if not self._wanted.whole_disk and not found.pair:
                 continue
             try:
                 sized.append((found.path.stat().st_size, found))
