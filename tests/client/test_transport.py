@@ -177,3 +177,53 @@ def test_a_daemon_that_says_nothing_times_out(home: Home) -> None:
         with pytest.raises(NoAnswer, match="does not answer"):
             connection.request("GET", "/")
         connection.close()
+
+
+def no_socket(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def nobody_listens(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+
+
+def of_another_kind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
+        gone.bind(str(path))
+
+
+@pytest.mark.parametrize("made", [no_socket, nobody_listens, of_another_kind])
+def test_what_is_no_daemon_is_told_from_one(home: Home, made: Callable[[Path], None]) -> None:
+    made(path := home.root / "s")
+    with pytest.raises(NoDaemon, match=r"localspec start|Cannot reach the daemon at .*: \w"):
+        transport.Connection(str(path))
+
+
+def test_a_daemon_that_takes_no_more_connections_is_said_to_be_silent(home: Home) -> None:
+    path = str(home.root / "s")
+    with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as waiting:
+        listening.bind(path)
+        listening.listen(0)
+        refused = ""
+        for _ in range(64):
+            try:
+                waiting.callback(transport.Connection(path, timeout=0.01).close)
+            except NoDaemon as error:
+                refused = error.message
+        assert "does not answer" in refused
+
+
+def test_a_daemon_that_dies_before_its_answer_is_told(home: Home) -> None:
+    path = str(home.root / "s")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        connection = transport.Connection(path, timeout=5.0)
+        accepted, _ = listening.accept()
+        accepted.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nha")
+        response = connection.request("POST", "/", b"never read")
+        accepted.close()  # with bytes unread, so the connection is reset
+        with pytest.raises(LocalspecError, match=r"ended|went away|closed|gone|died"):
+            response.read()
+        connection.close()

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model
 from localspec.engine.llama import Context, Model
+from localspec.engine.pair import exact
 from localspec.engine.pair import models as opening
 from localspec.engine.pair.measuring import Measured
 from localspec.errors import LoadFailed
@@ -75,6 +76,20 @@ def test_a_pair_that_is_closed_holds_nothing(
         assert sum(bool(each.handle) for each in made) == 5
     assert len(made) == 5  # two models; contexts for target, draft and the exact lane
     assert not any(each.handle for each in made)
+
+
+def test_where_rows_differ_at_every_width_exact_mode_is_refused_and_the_rest_goes_on(
+    made: list[Model | Context], cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact, "passes", lambda *_: False)
+    with running(cycle_files) as engine:
+        for _ in range(2):
+            refused = engine.ask([BOS, 7], 5, exact=True).failed
+            assert (refused.code, refused.param) == ("invalid_request", "exact")
+            assert "no pass width gives the same logits in every row" in refused.message
+        assert sum(bool(each.handle) for each in made) == 4
+        assert len(made) == 5  # the exact lane's context was tried once
+        assert engine.ask([BOS, 7], 20).tokens == expected(7, 20)
 
 
 def test_vocabularies_that_differ_are_named(

@@ -173,6 +173,18 @@ def test_a_fault_is_named_with_its_line(text: str, says: str, user: Path) -> Non
     assert says in caught.value.message
 
 
+def test_a_file_that_cannot_be_read_is_named(user: Path) -> None:
+    with pytest.raises(CatalogueError, match=f"{user} does not exist"):
+        read_catalogue(user)
+    user.mkdir()
+    with pytest.raises(CatalogueError, match=f"{user} cannot be read: "):
+        read_catalogue(user)
+    user.rmdir()
+    user.write_bytes(GOOD.replace("my own", "mein Größtes").encode("latin-1"))
+    with pytest.raises(CatalogueError, match=f"{user}: .*can't decode"):
+        read_catalogue(user)
+
+
 def test_an_alias_that_would_mean_nothing_is_named(user: Path) -> None:
     """The name of a shipped pair means that pair, whatever the user's file calls by it."""
     user.write_text(GOOD.replace("my-pair", "coder-7b"))
