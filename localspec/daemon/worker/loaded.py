@@ -86,13 +86,13 @@ class LoadedPair:
         self.config = config  # what changes here is used from the next load
         self.state: Unloaded | Loading | Ready = Unloaded()
         self.safe_mode = SafeMode(paths.state / "safe-mode.json")
+        self.deadly_texts = DeadlyTexts()
         self._paths = paths
         self._admission = admission
         self._counts = counts
         self._command = worker_command
         self._load_is_over = load_is_over
         self._crashes = CrashHistory()
-        self._deadly = DeadlyTexts()
         self._ending: dict[Worker, asyncio.Task[None]] = {}  # those on their way out
         self._next_pair: frames.PairFiles | None = None  # somebody waits for this other one
 
@@ -181,18 +181,6 @@ class LoadedPair:
             with contextlib.suppress(Again):
                 # Shielded: one client that leaves does not stop the load others wait for.
                 await asyncio.shield(state.task)
-
-    async def worker_for(self, pair: frames.PairFiles, request: frames.Frame) -> Worker:
-        """A live worker that has loaded `pair`, for a request.
-
-        Raises:
-            InvalidRequest: its text has ended an engine of this pair.
-            LoadFailed, PairSetAside, WorkerDied…: as `ready`.
-        """
-        worker = (await self.ready(pair)).engine.worker
-        if self._deadly.hashes:
-            self._deadly.check(pair.name, request)
-        return worker
 
     def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
         """Whether a request for `pair` may go to the engine as it is."""
@@ -294,7 +282,7 @@ class LoadedPair:
     def reset(self) -> None:
         """Try everything again: pairs set aside, and the fast kernels at the next load."""
         self._crashes.reset()
-        self._deadly.reset()
+        self.deadly_texts.reset()
         if self.safe_mode.on:
             self.safe_mode.forget()
             self.unload_soon()
@@ -361,7 +349,7 @@ class LoadedPair:
         """
         worker = engine.worker
         if len(suspects) == 1 and (worker.decoded or not worker.at("prepared")):
-            self._deadly.add(engine.pair.name, suspects[0].request, death)
+            self.deadly_texts.add(engine.pair.name, suspects[0].request, death)
 
         def outcome(running: Running) -> Exception:
             if running in suspects:

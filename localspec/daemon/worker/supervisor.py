@@ -23,7 +23,7 @@ from localspec.daemon import logs
 from localspec.daemon.worker.admission import Admission
 from localspec.daemon.worker.loaded import LoadedPair
 from localspec.daemon.worker.metrics import Metrics
-from localspec.daemon.worker.process import DEFAULT_COMMAND, Again, Event, Request
+from localspec.daemon.worker.process import DEFAULT_COMMAND, Again, Event, Request, Worker
 from localspec.paths import Paths
 from localspec.protocol import frames
 
@@ -76,7 +76,7 @@ class Supervisor:
             async with self.admission.place(editor=request.priority == "editor"):
                 while True:
                     try:
-                        worker = await self.loaded.worker_for(pair, request)
+                        worker = await self._worker_for(pair, request)
                         with worker.running(request) as running:
                             while not watch.over:
                                 event = await running.next()
@@ -98,11 +98,17 @@ class Supervisor:
         with self._at_work():
             while True:
                 with contextlib.suppress(Again):
-                    worker = await self.loaded.worker_for(pair, request)
+                    worker = await self._worker_for(pair, request)
                     with worker.running(request) as running:
                         reply = await running.next()
                     assert isinstance(reply, frames.Reply)
                     return reply
+
+    async def _worker_for(self, pair: frames.PairFiles, request: Request) -> Worker:
+        worker = (await self.loaded.ready(pair)).engine.worker
+        if (deadly := self.loaded.deadly_texts).hashes:
+            deadly.check(pair.name, request)
+        return worker
 
     def abort(self, error: errors.LocalspecError) -> None:
         """Fail everything that runs or waits."""
