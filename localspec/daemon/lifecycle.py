@@ -68,22 +68,19 @@ class Daemon:
         worker_command: Sequence[str] = DEFAULT_COMMAND,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        self._paths = paths
         self._drain_seconds = drain_seconds
-        self._supervisor = Supervisor(config, paths, worker_command=worker_command)
-        loaded = self._supervisor.loaded
-        self._registry = Registry(
+        supervisor = Supervisor(config, paths, worker_command=worker_command)
+        loaded = supervisor.loaded
+        registry = Registry(
             paths,
             loaded.uses,
             lambda: loaded.worker_pid,
             checks=tuple(worker_command) == DEFAULT_COMMAND,
         )
-        self._conversations = Conversations(
+        conversations = Conversations(
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )
-        self._state = State(
-            config, paths, self._supervisor, self._registry, self._conversations, self.drain
-        )
+        self._state = State(config, paths, supervisor, registry, conversations, self.drain)
         self._server = _Server(
             uvicorn.Config(
                 routes.application(self._state),
@@ -102,36 +99,41 @@ class Daemon:
         )
 
     async def run(self) -> None:
-        """Serve until told to end; the socket and the worker are gone when this returns."""
+        """Serve until told to end; the socket and the worker are gone when this returns.
+
+        Raises:
+            UsageError, UnsafePath, OSError: it cannot listen where it is told to.
+        """
+        state, path = self._state, self._state.paths.socket
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self.drain)
-        self._conversations.removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
-            self._state.forget_states(name), loop
+        state.conversations.removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
+            state.forget_states(name), loop
         )
         allow_more_files()
-        files.sweep(self._paths.state)
+        files.sweep(state.paths.state)
         handed = listening_sockets()
-        ours = not any(_is_at(each, self._paths.socket) for each in handed)
+        ours = not any(_is_at(each, path) for each in handed)
         listening = [*handed, *self._over_tcp()]
         if ours:
-            listening.append(bind(self._paths.socket))
+            listening.append(bind(path))
         listening = [_Listening(fileno=each.detach()) for each in listening]
         for each in listening:
             log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
-        watching = watch.start(self._state)
-        threading.Thread(target=self._registry.resume, name="resume", daemon=True).start()
+        watching = watch.start(state)
+        threading.Thread(target=state.registry.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=listening)
         finally:
             if ours:
-                self._paths.socket.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             watching.set()
-            self._state.looks.close()
-            if self._registry.pulling:
-                await asyncio.to_thread(self._registry.close)
-            await self._supervisor.close()
-            await asyncio.to_thread(self._conversations.close)
+            state.looks.close()
+            if state.registry.pulling:
+                await asyncio.to_thread(state.registry.close)
+            await state.supervisor.close()
+            await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
 
     def _over_tcp(self) -> list[socket.socket]:
@@ -139,27 +141,30 @@ class Daemon:
         if not self._state.config.listen:
             return []
         listening = tcp.bind(self._state.config)
-        self._state.tcp = tcp.auth_of(listening, tcp.kept_token(self._paths.token))
+        self._state.tcp = tcp.auth_of(listening, tcp.kept_token(self._state.paths.token))
         return [listening]
 
     def drain(self) -> None:
         """Take nothing new, let what runs finish, then end. A second call does not wait."""
-        if self._state.draining:
+        state = self._state
+        if state.draining:
             self._server.force_exit = True
             self._abort()
             return
-        running = self._supervisor.admission.running
+        running = state.supervisor.admission.running
         log.info("draining: %d requests run", running)
         notify("STOPPING=1", f"STATUS=Ending; {running} answers are being written")
-        self._state.draining = True
-        self._supervisor.admission.close()
-        self._registry.stop()
+        state.draining = True
+        state.supervisor.admission.close()
+        state.registry.stop()
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
 
     def _abort(self) -> None:
         self._state.looks.close()
-        self._supervisor.abort(errors.Unavailable("The daemon was told to end.", retry_after=2))
+        self._state.supervisor.abort(
+            errors.Unavailable("The daemon was told to end.", retry_after=2)
+        )
 
 
 def _is_at(handed: socket.socket, path: Path) -> bool:
