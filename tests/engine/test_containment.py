@@ -148,7 +148,7 @@ def test_a_failure_at_any_stage_ends_that_request_and_no_other(
         for number, prompt in enumerate(asked)
     ]
     engine.admit()
-    STAGES[stage](engine, engine.generation(ids[at]), fuse)
+    STAGES[stage](engine, engine.sequence(ids[at]), fuse)
     engine.finish()
     engine.pair.shared.decode = decode  # type: ignore[method-assign]
     for number, prompt in enumerate(asked):
@@ -178,7 +178,7 @@ def test_each_stage_is_reached(shared: Running) -> None:
         decode = shared.pair.shared.decode
         request = start_victim(shared, prompts(rng)[0], rng, stage)
         shared.admit()
-        STAGES[stage](shared, shared.generation(request), fuse)
+        STAGES[stage](shared, shared.sequence(request), fuse)
         shared.finish()
         shared.pair.shared.decode = decode  # type: ignore[method-assign]
         if stage not in ("forced", "valid", "belief"):  # those hang on what pays on this machine

@@ -113,11 +113,11 @@ def test_a_long_prompt_is_read_beside_running_answers(contextual: Running) -> No
     steps = 0
     while not contextual.answers[reading].deltas:
         before = sum(delta.tokens > 0 for delta in contextual.answers[writing].deltas)
-        generated = contextual.generation(writing).generated
+        generated = contextual.sequence(writing).generated
         contextual.engine.step()
         steps += 1
         assert contextual.answers[writing].ending or (
-            contextual.generation(writing).generated > generated
+            contextual.sequence(writing).generated > generated
         ), before
     assert steps >= 4
     contextual.finish()
@@ -304,12 +304,12 @@ def test_the_oldest_goes_on_in_every_step_whatever_comes_after_it(crowded: Runni
     rng = np.random.default_rng(3)
     stalled = 0
     while crowded.answers[oldest].ending is None:
-        generated = crowded.generation(oldest).generated
+        generated = crowded.sequence(oldest).generated
         if rng.random() < 0.3:
             crowded.start(rng.integers(0, N_VOCAB - 5, 150).tolist(), 40)
         crowded.engine.step()
         ended = crowded.answers[oldest].ending is not None
-        moved = ended or crowded.generation(oldest).generated > generated
+        moved = ended or crowded.sequence(oldest).generated > generated
         stalled = 0 if moved else stalled + 1
         assert stalled <= 4  # steps in which others give way
     crowded.finish()
@@ -392,7 +392,7 @@ def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
     line = rng.integers(0, N_VOCAB - 5, 20).tolist()
     editor = contextual.start([*above, *line], 8, speculative=Speculative(), priority="editor")
     before = contextual.engine.rounds
-    while not contextual.answers[editor].started or not contextual.generation(editor).generated:
+    while not contextual.answers[editor].started or not contextual.sequence(editor).generated:
         contextual.engine.step()
         assert contextual.engine.rounds - before <= 2
     started = contextual.answers[editor].started

@@ -11,9 +11,9 @@ from typing import Self
 
 import msgspec
 
+from benchmarks.measuring.driven import Answer, Driven
 from benchmarks.measuring.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
 from benchmarks.measuring.workloads import Text
-from localspec.engine.engine import Engine
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.profile import Learned
 from localspec.engine.sampling.sampler import Sampler
@@ -22,11 +22,9 @@ from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.protocol.frames import (
-    Delta,
     Done,
     EngineSettings,
     Failed,
-    Frame,
     Generate,
     PairFiles,
     Sampling,
@@ -47,7 +45,18 @@ def speed_after(stamps: Sequence[tuple[float, int]], skip: int) -> float | None:
     return (stamps[-1][1] - reached[1]) / (stamps[-1][0] - reached[0])
 
 
-class Runner:
+def _done(answer: Answer) -> Done:
+    """How it ended. Raises BenchError."""
+    match answer.ending:
+        case Done() as done:
+            return done
+        case Failed() as failed:
+            raise BenchError(failed.message)
+        case _:
+            raise BenchError("The engine came to rest without an answer.")
+
+
+class Runner(Driven):
     """One loaded pair and the engine on it.
 
     Every setting runs on the same loaded models, but what `auto` learns (survival of drafts, cost of
@@ -58,29 +67,9 @@ class Runner:
     def __init__(self, target: Path, draft: Path, settings: EngineSettings) -> None:
         """Load the pair. Raises LoadFailed."""
         files = PairFiles("bench", str(target), str(draft))
-        self.pair = load_pair(files, settings, lambda _stage, _fraction: None)
-        self.engine = Engine(self.pair, self._emit)
+        super().__init__(load_pair(files, settings, lambda _stage, _fraction: None))
         self._requests = 0
-        self._stamps: list[tuple[float, int]] = []
-        self._text: list[str] = []
-        self._ids: list[int] = []
-        self._scored: list[TokenLogprob] = []
-        self._done: Done | None = None
         self._auto = replace(self.pair.learned)
-
-    def _emit(self, frame: Frame) -> None:
-        match frame:
-            case Delta():
-                self._stamps.append((time.perf_counter(), frame.tokens))
-                self._text.append(frame.text)
-                self._ids += [logprob.id for logprob in frame.logprobs]
-                self._scored += frame.logprobs
-            case Done():
-                self._done = frame
-            case Failed():
-                raise BenchError(frame.message)
-            case _:
-                pass
 
     def _throwaway(self) -> Learned:
         costs = self._auto.costs
@@ -104,49 +93,44 @@ class Runner:
     def write(self, prompt: list[int], tokens: int) -> list[int]:
         """Plain greedy tokens after `prompt`, to the end of the answer or so many. Raises BenchError."""
         self._use(self._throwaway())
-        self._ids = []
         request = msgspec.structs.replace(self._request(PLAIN, prompt, tokens), top_logprobs=0)
-        self.engine.submit(self._prepared(request, prompt))
-        while self.engine.active:
-            self.engine.step()
-        return self._ids
+        return [scored.id for scored in self._answered(request, prompt).logprobs]
 
     def exact(self, setting: Setting, prompt: list[int], tokens: int) -> list[TokenLogprob]:
         """Greedy tokens in exact mode, each with its log-probability. Raises BenchError."""
         self._use(self._throwaway())
-        self._scored = []
         request = self._request(setting, prompt, tokens)
         request = msgspec.structs.replace(request, exact=True, top_logprobs=0)
-        self.engine.submit(self._prepared(request, prompt))
-        while self.engine.active:
-            self.engine.step()
-        return self._scored
+        return self._answered(request, prompt).logprobs
 
     def run(self, setting: Setting, text: Text, repetition: int, skip: int) -> Run:
         """Generate once, reading the prompt anew. Raises BenchError."""
         self._use(self._auto if setting == AUTO else self._throwaway())
-        self._stamps, self._text, self._done = [], [], None
         request = self._request(setting, text.prompt, len(text.expected))
-        self.engine.submit(self._prepared(request, text.prompt))
+        answer = self._started(request, text.prompt)
         wall = 0.0
         rounds, busy = self.engine.rounds, self.pair.busy_s()
         while self.engine.active:
-            writing = bool(self._stamps)
+            writing = bool(answer.deltas)
             start = time.perf_counter()
             self.engine.step()
             if writing:
                 wall += time.perf_counter() - start
             else:  # what follows the first token is what is asked about
                 rounds, busy = self.engine.rounds, self.pair.busy_s()
-        return self._result(
-            setting,
-            text,
-            repetition,
-            skip,
-            wall,
-            self.pair.busy_s() - busy,
-            self.engine.rounds - rounds,
-        )
+        busy, rounds = self.pair.busy_s() - busy, self.engine.rounds - rounds
+        return self._result(setting, text, repetition, skip, answer, wall, busy, rounds)
+
+    def _started(self, request: Generate, prompt: list[int]) -> Answer:
+        self.answers.clear()  # a soak must not be what grows
+        settings = resolve(request.sampling, self.pair.defaults)
+        return self.submit(TokenizedRequest(request, prompt, Sampler(settings)))
+
+    def _answered(self, request: Generate, prompt: list[int]) -> Answer:
+        answer = self._started(request, prompt)
+        self.finish()
+        _done(answer)
+        return answer
 
     def _request(self, setting: Setting, prompt: list[int], tokens: int) -> Generate:
         self._requests += 1
@@ -161,32 +145,29 @@ class Runner:
             cache_prompt=False,
         )
 
-    def _prepared(self, request: Generate, prompt: list[int]) -> TokenizedRequest:
-        settings = resolve(request.sampling, self.pair.defaults)
-        return TokenizedRequest(request, prompt, Sampler(settings))
-
     def _result(
         self,
         setting: Setting,
         text: Text,
         repetition: int,
         skip: int,
+        answer: Answer,
         wall: float,
         busy: float,
         rounds: int,
     ) -> Run:
-        done = self._done
-        if done is None:
-            raise BenchError("The engine came to rest without an answer.")
+        done = _done(answer)
+        written = [delta.tokens for delta in answer.deltas]
+        stamps = list(zip(answer.stamps, written, strict=True))
         pieces = b"".join(self.pair.vocab.piece(token) for token in text.expected)
         outside = max(wall - busy, 0.0)
         return Run(
             setting.name,
             repetition,
             done.completion_tokens,
-            "".join(self._text) == pieces.decode("utf-8", "replace"),
+            answer.text == pieces.decode("utf-8", "replace"),
             done.timings.predicted_per_second,
-            speed_after(self._stamps, skip) if skip else None,
+            speed_after(stamps, skip) if skip else None,
             done.speculation.drafted,
             done.speculation.accepted,
             done.speculation.rounds,
@@ -200,7 +181,7 @@ class Runner:
 
     def close(self) -> None:
         self._use(self._auto)
-        self.pair.close()
+        super().close()
 
     def __enter__(self) -> Self:
         return self

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.measuring.driven import Driven
 from benchmarks.measuring.runs import BenchError
 from benchmarks.traces.simulated import SimulatedClock, SimulatedPair
 from benchmarks.traces.trace import Trace
-from localspec.engine.engine import Engine
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve
 from localspec.engine.sequence import TokenizedRequest
@@ -93,7 +93,7 @@ def clairvoyant_ms(hits: Sequence[bool], costs: Costs) -> float:
     return best[0]
 
 
-class Replay:
+class Replay(Driven):
     """The engine walking along a trace, its passes costing what the profile says.
 
     depth: as a request's `speculative.depth`, None for `auto`. calibration: learns.
@@ -106,10 +106,10 @@ class Replay:
         calibration: Calibration,
         depth: int | None = None,
     ) -> None:
-        self._clock = SimulatedClock()
-        self._pair = SimulatedPair(trace, profile, calibration, self._clock)
+        self._time = SimulatedClock()
+        self._simulated = SimulatedPair(trace, profile, calibration, self._time)
+        super().__init__(self._simulated, self._time)
         self._overhead_ms = profile.overhead_ms
-        self._engine = Engine(self._pair, self._emit, self._clock)
         self._tokens = len(trace.target)
         self._depth = depth
         self._drafted = 0  # verified so far
@@ -126,24 +126,25 @@ class Replay:
             speculative=Speculative(True, self._depth, "draft"),
         )
         sampler = Sampler(resolve(request.sampling, {}))
-        self._engine.submit(TokenizedRequest(request, [0], sampler))
-        while self._engine.active:
+        self.submit(TokenizedRequest(request, [0], sampler))
+        while self.engine.active:
             before = self._drafted
-            self._engine.step()
-            for sequence in self._pair.shared.active:
+            self.engine.step()
+            for sequence in self.pair.shared.active:
                 self._drafted = sequence.tally.drafted
             self.depths.append(self._drafted - before)
         return self.spent_ms[-1]
 
-    def _emit(self, frame: Frame) -> None:
+    def _receive(self, frame: Frame) -> None:
+        super()._receive(frame)
         match frame:
             case Delta():  # each token has a character to show, so there is one in every round
-                self._clock.spend(self._overhead_ms)
+                self._time.spend(self._overhead_ms)
                 new = frame.tokens - len(self.spent_ms) + 1
-                self.spent_ms += [1e3 * self._clock()] * new
+                self.spent_ms += [1e3 * self._time()] * new
             case Done():
                 self._drafted = frame.speculation.drafted
-                self.spent_ms[-1] = 1e3 * self._clock()
+                self.spent_ms[-1] = 1e3 * self._time()
             case Failed():
                 raise BenchError(frame.message)
             case _:
@@ -152,7 +153,7 @@ class Replay:
     @property
     def looks(self) -> int:
         """Look-ins while drafts did not pay."""
-        return self._pair.looks
+        return self._simulated.looks
 
 
 @dataclass(frozen=True, slots=True)
