@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -252,3 +253,47 @@ def test_a_call_that_is_cut_off_keeps_what_came() -> None:
     assert [type(piece) for piece in pieces] == [Call, Arguments]
     assert isinstance(pieces[1], Arguments)
     assert pieces[1].text == '{"city": "Pa'
+
+
+def mangled(chosen: random.Random) -> str:
+    """A call or several as JSON, some with a character too many, too few or another."""
+    call = {
+        "name": chosen.choice(["weather", "now", 'a"b\\']),
+        "arguments": chosen.choice([{"city": "Pa\\ris", "at": [1, {}]}, "{}", None, {"q": 'a"}'}]),
+        "id": chosen.choice([1, "x", ["name"], {"arguments": 2}]),
+    }
+    items = chosen.sample(list(call.items()), chosen.randint(1, 3))
+    text = json.dumps(dict(items), indent=chosen.choice([None, 1]))
+    text = chosen.choice([text, f"[{text}, {text}]", f"{text} and more"])
+    for _ in range(chosen.choice([0, 0, 1, 3])):
+        at = chosen.randrange(len(text))
+        text = text[:at] + chosen.choice(["", "{", "]", '"', ":", "\\", " x"]) + text[at + 1 :]
+    return text
+
+
+def as_it_came(text: str, size: int, forced: bool) -> tuple[Any, ...]:
+    """What a reader makes of a text in pieces of `size` characters, and what it leaves of it."""
+    reader = JsonCalls(call=Call("x" * 9, "now") if forced else None)
+    names, arguments, left = [], "", text
+    pieces: list[Any] = []
+    while left and not (reader.over or reader.broken):
+        found, rest = reader.feed(left[:size])
+        assert not rest or reader.over or reader.broken
+        pieces, left = [*pieces, *found], rest + left[size:]
+    state = reader.over, reader.broken, reader.raw, left
+    for piece in [*pieces, *reader.end()]:
+        if isinstance(piece, Call):
+            names.append(piece.name)
+        else:
+            arguments += piece.text
+    return names, arguments, *state
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_calls_are_read_the_same_however_they_come(forced: bool) -> None:
+    chosen = random.Random(5)
+    for _ in range(400):
+        text = mangled(chosen)
+        whole = as_it_came(text, len(text), forced)
+        assert whole[-2] + whole[-1] == text  # nothing is lost
+        assert [as_it_came(text, size, forced) for size in (1, 2, 5)] == [whole] * 3
