@@ -157,7 +157,11 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
 
 
 def read_catalogue(path: Path, below: Collection[str] = ()) -> dict[str, Pair]:
-    """One file's pairs, strictly checked; it is laid over the pairs named `below`."""
+    """One file's pairs, strictly checked; it is laid over the pairs named `below`.
+
+    Raises:
+        CatalogueError: naming file, line and key, and what is allowed.
+    """
     try:
         text = read_file(path).decode()
     except FileNotFoundError:

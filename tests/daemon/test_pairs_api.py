@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -112,6 +113,27 @@ def test_how_far_the_hashing_is_can_be_seen(tmp_path: Path) -> None:
             (home.root / "go").touch()
             last = events(home, "GET", "/localspec/pulls/tiny/events")[-1]
             assert (last["state"], last["hashed"]) == ("done", last["size"])
+            (home.root / "go").unlink()
+        daemon.stop()
+
+
+def test_who_pulls_and_who_verifies_sees_how_far_the_hashing_is(tmp_path: Path) -> None:
+    with pulling_home(tmp_path) as home:
+        daemon = RunningDaemon(home, program=HALF)
+        for command, doing in (("pull", "verifying"), ("verify", "hashing")):
+            with subprocess.Popen(
+                [sys.executable, "-m", "localspec", command, "tiny"],
+                env=home.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            ) as run:
+                assert run.stderr
+                # Of `verify` half of the first file, which is not all.
+                shown = next(line for line in run.stderr if f"tiny  {doing}  " in line)
+                assert re.match(rf"tiny  {doing}  [1-9]\d? %  \d.* of \d", shown), shown
+                (home.root / "go").touch()
+                assert run.wait(30) == 0
             (home.root / "go").unlink()
         daemon.stop()
 

@@ -29,7 +29,11 @@ async def listed(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """?context=N counts the memory for N tokens."""
+    """?context=N counts the memory for N tokens.
+
+    Raises:
+        InvalidRequest: that is no number. ModelNotFound, BadGguf, StoreError: the pair.
+    """
     daemon = state_of(request)
     text = request.query_params.get("context", "0")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
@@ -80,7 +84,11 @@ async def collect(request: Request) -> Response:
 
 
 async def drafts(request: Request) -> Response:
-    """Events: what is being measured, and in the last one the list."""
+    """Events: what is being measured, and in the last one the list.
+
+    Raises:
+        Forbidden: folders over TCP. Conflict: the engine is at work. As for a load: the target.
+    """
     body = await read(request, pairs.DraftsRequest)
     if body.folders and came_by_tcp(request.scope):
         raise Forbidden(
@@ -99,7 +107,11 @@ async def drafts(request: Request) -> Response:
 
 
 async def on_disk(request: Request) -> Response:
-    """Events: what is being read, and in the last one the models and the pairs worth making."""
+    """Events: what is being read, and in the last one the models and the pairs worth making.
+
+    Raises:
+        Forbidden: over TCP.
+    """
     body = await read(request, pairs.DiskRequest)
     if came_by_tcp(request.scope):
         raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")

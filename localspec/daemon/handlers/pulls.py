@@ -32,7 +32,12 @@ async def listed(request: Request) -> Response:
 
 
 async def start(request: Request) -> Response:
-    """202 and the pull's state; of one that runs already, that one's."""
+    """202 and the pull's state; of one that runs already, that one's.
+
+    Raises:
+        Forbidden: a network or endpoint over TCP. Unavailable: the daemon is ending.
+        As pairs.pulls.start.
+    """
     body = await read(request, PullRequest)
     if came_by_tcp(request.scope):
         _refuse_network(body)

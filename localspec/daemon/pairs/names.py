@@ -76,7 +76,11 @@ def needs_a_look(name: str) -> bool:
 
 
 def builtin() -> PairFiles:
-    """The pair inside the package."""
+    """The pair inside the package.
+
+    Raises:
+        ModelNotFound: it was packaged without.
+    """
     spec = importlib.util.find_spec("localspec")
     assert spec is not None
     assert spec.origin is not None
@@ -89,7 +93,11 @@ def builtin() -> PairFiles:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Over TCP no answer tells which files there are: all that is wrong with a path is one error."""
+    """Over TCP no answer tells which files there are: all that is wrong with a path is one error.
+
+    Raises:
+        ModelNotFound: over TCP, in place of any ModelNotFound or RegistryError; else these as they are.
+    """
     try:
         yield
     except (ModelNotFound, RegistryError):

@@ -25,13 +25,10 @@ class Source(Protocol):
 
 
 class FileSource:
-    """A local file. Symbolic links are followed: the Hugging Face cache is made of them.
-
-    Raises:
-        BadGguf: it cannot be read; also from `read`.
-    """
+    """A local file. Symbolic links are followed: the Hugging Face cache is made of them."""
 
     def __init__(self, path: Path) -> None:
+        """Raises BadGguf where it is no file that can be read."""
         self.path = path
         self.name = path.name
         try:
@@ -43,6 +40,7 @@ class FileSource:
         self.size = info.st_size
 
     def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`. Raises BadGguf where they cannot be read."""
         try:
             with self.path.open("rb", buffering=0) as file:
                 return os.pread(file.fileno(), size, offset)

@@ -126,7 +126,7 @@ def locked(
 
 
 def check_cancel(cancel: threading.Event | None) -> None:
-    """Raise PullCancelled once `cancel` is set."""
+    """Raises PullCancelled once `cancel` is set."""
     if cancel is not None and cancel.is_set():
         raise PullCancelled("The pull was cancelled; what was fetched is kept for the next one.")
 

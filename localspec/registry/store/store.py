@@ -122,7 +122,11 @@ class Store:
         return Path(part.path) if part.path else self.blob(part.sha256)
 
     def model_path(self, model: StoredModel) -> Path:
-        """The path to hand to llama.cpp; for a sharded model the first of properly named links."""
+        """The path to hand to llama.cpp; for a sharded model the first of properly named links.
+
+        Raises:
+            StoreReadOnly, DiskFull, StoreError, UnsafePath: the links cannot be made.
+        """
         first = self.part_path(model.parts[0])
         if len(model.parts) == 1 or model.parts[0].path:
             return first
@@ -174,6 +178,7 @@ class Store:
         return locked(self.parts / PULLS_LOCK, shared=True)
 
     def record_path(self, name: str) -> Path:
+        """Where the record of a pair lies, or would lie. Raises ModelNotFound: no possible name."""
         if not NAME.fullmatch(name):
             raise ModelNotFound(f"'{name[:80]}' is not the name of a pair.", param="model")
         return self.pairs / f"{name}.json"
