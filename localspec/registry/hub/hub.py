@@ -53,12 +53,12 @@ class RemoteFile:
         return self.file.rsplit("/", 1)[-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """One file in the hub's list of a repository. Size in bytes."""
+class Listed(msgspec.Struct, frozen=True):
+    """One file (or folder, by its `type`) in the hub's list of a repository. Size in bytes."""
 
-    file: str
-    size: int
+    file: str = msgspec.field(name="path")
+    size: int = 0
+    type: str = "file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Hub:
         return (self._endpoint or self.network.endpoint).rstrip("/")
 
     def check_online(self) -> None:
-        """Raises Offline."""
+        """Raises Offline where a variable forbids the network."""
         if self.network.offline:
             raise Offline(
                 f"{self.network.offline} is set, so nothing can be pulled; pairs that are here work "
@@ -250,7 +250,8 @@ class Hub:
             As `resolve`.
         """
         url = f"{self.endpoint}/api/models/{repo}/tree/{quote(revision, safe='')}?recursive=true"
-        headers, found = self._headers(), []
+        headers = self._headers()
+        found: list[Listed] = []
         try:
             for _ in range(_MOST_PAGES):
                 with self._asking(url, repo, ""):
@@ -262,14 +263,14 @@ class Hub:
                     )
                 if response.status_code != 200:
                     raise self._refused(response, repo, "")
-                found += msgspec.json.decode(response.content, type=list[_Entry])
+                found += msgspec.json.decode(response.content, type=list[Listed])
                 there = response.url.join(response.links.get("next", {}).get("url", ""))
                 if "next" not in response.links or there.origin != response.url.origin:
                     break  # the token stays with the host that it is for
                 url = str(there)
         except msgspec.MsgspecError:
             raise causes.web_page(self.endpoint, repo) from None
-        return tuple(Listed(each.path, each.size) for each in found if each.type == "file")
+        return tuple(each for each in found if each.type == "file")
 
     @contextmanager
     def stream(self, remote: RemoteFile, start: int, end: int) -> Iterator[Answer]:
@@ -301,14 +302,6 @@ class Hub:
     def _chunks(self, chunks: Iterator[bytes], url: str, remote: RemoteFile) -> Iterator[bytes]:
         with self._asking(url, remote.repo, remote.file):
             yield from chunks
-
-
-class _Entry(msgspec.Struct):
-    """A file or folder as the hub's own API lists it."""
-
-    type: str
-    path: str
-    size: int = 0
 
 
 def _unquoted(etag: str) -> str:
