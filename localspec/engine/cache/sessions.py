@@ -2,18 +2,15 @@
 
 One folder per conversation, in it one file per pair and settings: what target and draft remember,
 with the tokens they stand for. It is a cache: whoever deletes one costs us reading that text again, and
-a file that is not whole, or not ours to read, is passed over with a reason. Nothing of a file reaches
-llama.cpp before its hash is right.
+a file that is not whole, or not ours to read, is passed over with a reason.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,17 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
-import numpy as np
-
 from localspec import files
-from localspec.engine.cache.prefixes import Prefix, free_memory
-from localspec.engine.cache.slot import Mark
-from localspec.engine.llama import State
-from localspec.paths import open_file, remove_tree
+from localspec.engine.cache import session_file
+from localspec.engine.cache.prefixes import Prefix
+from localspec.engine.cache.session_file import Stopped, Unusable
+from localspec.paths import remove_tree
 
-MAGIC = b"LSPREFIX"
-VERSION = 2
 # Fewer are read again within seconds on any machine, and a file costs the disk its wear.
 MIN_TOKENS = 256
 # A conversation is written again when it has grown by this part, so that all of its writings together
@@ -41,33 +33,7 @@ GROWTH = 1 / 8
 # Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
 WAITING = 256 << 20
 RESERVE = 1 << 30  # bytes of the disk left to everybody else
-_PIECE = 16 << 20
-_HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, hash of all that follows
 _CONVERSATION = re.compile(r"[0-9a-f]{1,64}")
-
-
-class Unusable(Exception):
-    """A file that will not be used; says why."""
-
-
-class _Late(Exception):
-    """The time for writing is over, or what is written is forgotten."""
-
-
-class _Header(msgspec.Struct):
-    """identity: of files, settings and machine; sizes in bytes of the states, in this order behind it.
-
-    marks: of each its tokens and its size.
-    """
-
-    identity: str
-    tokens: list[int]
-    n_draft: int
-    least: int
-    exact: bool
-    target: int
-    draft: int
-    marks: list[tuple[int, int]]
 
 
 class SessionStore:
@@ -104,7 +70,7 @@ class SessionStore:
             self._held[conversation] = 0
         path = self._path(conversation)
         try:
-            prefix = self._read(path)
+            prefix = session_file.read(path, self._identity)
         except FileNotFoundError:
             return None
         except (OSError, Unusable) as error:
@@ -117,57 +83,6 @@ class SessionStore:
         with contextlib.suppress(OSError):
             os.utime(path)  # the one used longest ago is given up first
         return replace(prefix, conversation=conversation, source="disk")
-
-    def _read(self, path: Path) -> Prefix:
-        """Raises Unusable, OSError."""
-        with os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            head = file.read(_HEAD.size)
-            if len(head) < _HEAD.size:
-                raise Unusable("it is cut short")
-            magic, version, length, digest = _HEAD.unpack(head)
-            if magic != MAGIC:
-                raise Unusable("it is no such file")
-            if version > VERSION:
-                raise Unusable("a newer localspec wrote it")
-            if version < VERSION:
-                raise Unusable("an older localspec wrote it")
-            if length > size:
-                raise Unusable("it is damaged")
-            free = free_memory()
-            if free is not None and size > free // 2:
-                raise Unusable("there is too little free memory for it")
-            raw = file.read(length)
-            hashed = hashlib.sha256(raw)
-            body: State = np.fromfile(file, np.uint8)
-            hashed.update(body.data)
-        if hashed.digest() != digest:
-            raise Unusable("it is damaged")
-        try:
-            header = msgspec.msgpack.decode(raw, type=_Header)
-        except msgspec.DecodeError as error:
-            raise Unusable("it is damaged") from error
-        if header.identity != self._identity:
-            raise Unusable("it is of other files or settings")
-        if (
-            len(body) != header.target + header.draft + sum(size for _, size in header.marks)
-            or not 0 <= header.n_draft <= len(header.tokens)
-            or not 0 <= header.least <= len(header.tokens)
-            or min(header.target, header.draft, *(size for _, size in header.marks)) < 0
-            or any(not 0 < tokens <= len(header.tokens) for tokens, _ in header.marks)
-        ):
-            raise Unusable("it is damaged")
-        ends = np.cumsum([header.target, header.draft, *(size for _, size in header.marks)])
-        target, draft, *marks = np.split(body, ends[:-1])
-        return Prefix(
-            header.tokens,
-            target,
-            draft if header.draft else None,
-            header.n_draft,
-            header.least,
-            header.exact,
-            marks=[Mark(at[0], state) for at, state in zip(header.marks, marks, strict=True)],
-        )
 
     # ------------------------------------------------------------------ writing
 
@@ -232,7 +147,7 @@ class SessionStore:
                 path, sync=False
             ) as file:  # a power cut's rest, the hash will tell
                 self._fill(file, prefix, deadline)
-        except _Late:
+        except Stopped:
             return
         except OSError as error:
             self._notice(f"the state of conversation {conversation} is not saved: {error}")
@@ -241,34 +156,13 @@ class SessionStore:
             self._held[conversation] = len(prefix.tokens)
 
     def _fill(self, file: BinaryIO, prefix: Prefix, deadline: float | None) -> None:
-        draft = prefix.draft if prefix.draft is not None else np.empty(0, np.uint8)
-        header = msgspec.msgpack.encode(
-            _Header(
-                self._identity,
-                list(prefix.tokens),
-                prefix.n_draft,
-                prefix.least,
-                prefix.exact,
-                prefix.target.nbytes,
-                draft.nbytes,
-                [(mark.tokens, mark.state.nbytes) for mark in prefix.marks],
-            )
-        )
-        hashed = hashlib.sha256(header)
-        file.write(_HEAD.pack(MAGIC, VERSION, len(header), bytes(32)))
-        file.write(header)
-        for state in (prefix.target, draft, *(mark.state for mark in prefix.marks)):
-            for at in range(0, state.nbytes, _PIECE):
-                late = deadline is not None and time.monotonic() > deadline
-                if late or prefix.conversation in self._gone:
-                    raise _Late
-                piece = state[at : at + _PIECE].data
-                hashed.update(piece)
-                file.write(piece)
-        file.seek(0)
-        file.write(_HEAD.pack(MAGIC, VERSION, len(header), hashed.digest()))
+        def over() -> bool:
+            late = deadline is not None and time.monotonic() > deadline
+            return late or prefix.conversation in self._gone
+
+        session_file.write(file, prefix, self._identity, over)
         if prefix.conversation in self._gone:
-            raise _Late
+            raise Stopped
 
     def _make_room(self, size: int, path: Path) -> bool:
         """Delete what was used longest ago until `size` bytes fit into the limit. False: they never do."""

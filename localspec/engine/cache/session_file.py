@@ -1,0 +1,155 @@
+"""A session's file: what target and draft remember, with the tokens they stand for.
+
+Nothing of a file reaches llama.cpp before its hash is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+
+from localspec.engine.cache.prefixes import Prefix, free_memory
+from localspec.engine.cache.slot import Mark
+from localspec.engine.llama import State
+from localspec.paths import open_file
+
+MAGIC = b"LSPREFIX"
+VERSION = 2
+_PIECE = 16 << 20
+_HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, hash of all that follows
+
+
+class Unusable(Exception):
+    """A file that will not be used; says why."""
+
+
+class Stopped(Exception):
+    """The time for writing is over, or what is written is forgotten."""
+
+
+class _Header(msgspec.Struct):
+    """identity: of files, settings and machine; sizes in bytes of the states, in this order behind it.
+
+    marks: of each its tokens and its size.
+    """
+
+    identity: str
+    tokens: list[int]
+    n_draft: int
+    least: int
+    exact: bool
+    target: int
+    draft: int
+    marks: list[tuple[int, int]]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.target, self.draft, *(size for _, size in self.marks)]
+
+    def describes(self, body: State) -> bool:
+        """Can this be what stands in `body`?"""
+        count = len(self.tokens)
+        return (
+            len(body) == sum(self.sizes)
+            and min(self.sizes) >= 0
+            and 0 <= self.n_draft <= count
+            and 0 <= self.least <= count
+            and all(0 < tokens <= count for tokens, _ in self.marks)
+        )
+
+
+def read(path: Path, identity: str) -> Prefix:
+    """What a file of this identity holds.
+
+    Raises:
+        Unusable: it is not whole, of another identity or version, or there is no memory for it.
+        OSError: it cannot be read.
+    """
+    raw, body = _sound(path)
+    try:
+        header = msgspec.msgpack.decode(raw, type=_Header)
+    except msgspec.DecodeError as error:
+        raise Unusable("it is damaged") from error
+    if header.identity != identity:
+        raise Unusable("it is of other files or settings")
+    if not header.describes(body):
+        raise Unusable("it is damaged")
+    target, draft, *marks = np.split(body, np.cumsum(header.sizes)[:-1])
+    return Prefix(
+        header.tokens,
+        target,
+        draft if header.draft else None,
+        header.n_draft,
+        header.least,
+        header.exact,
+        marks=[Mark(at[0], state) for at, state in zip(header.marks, marks, strict=True)],
+    )
+
+
+def _sound(path: Path) -> tuple[bytes, State]:
+    """Header and body of a file whose hash is right. Raises Unusable, OSError."""
+    with os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise Unusable("it is cut short")
+        magic, version, length, digest = _HEAD.unpack(head)
+        if magic != MAGIC:
+            raise Unusable("it is no such file")
+        if version > VERSION:
+            raise Unusable("a newer localspec wrote it")
+        if version < VERSION:
+            raise Unusable("an older localspec wrote it")
+        if length > size:
+            raise Unusable("it is damaged")
+        free = free_memory()
+        if free is not None and size > free // 2:
+            raise Unusable("there is too little free memory for it")
+        raw = file.read(length)
+        hashed = hashlib.sha256(raw)
+        body: State = np.fromfile(file, np.uint8)
+        hashed.update(body.data)
+    if hashed.digest() != digest:
+        raise Unusable("it is damaged")
+    return raw, body
+
+
+def write(file: BinaryIO, prefix: Prefix, identity: str, over: Callable[[], bool]) -> None:
+    """Write a prefix, piece by piece. over: asked before each.
+
+    Raises:
+        Stopped: `over` said so.
+        OSError: it cannot be written.
+    """
+    draft = prefix.draft if prefix.draft is not None else np.empty(0, np.uint8)
+    header = msgspec.msgpack.encode(
+        _Header(
+            identity,
+            list(prefix.tokens),
+            prefix.n_draft,
+            prefix.least,
+            prefix.exact,
+            prefix.target.nbytes,
+            draft.nbytes,
+            [(mark.tokens, mark.state.nbytes) for mark in prefix.marks],
+        )
+    )
+    hashed = hashlib.sha256(header)
+    file.write(_HEAD.pack(MAGIC, VERSION, len(header), bytes(32)))
+    file.write(header)
+    for state in (prefix.target, draft, *(mark.state for mark in prefix.marks)):
+        for at in range(0, state.nbytes, _PIECE):
+            if over():
+                raise Stopped
+            piece = state[at : at + _PIECE].data
+            hashed.update(piece)
+            file.write(piece)
+    file.seek(0)
+    file.write(_HEAD.pack(MAGIC, VERSION, len(header), hashed.digest()))
