@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from localspec.protocol import conversations, http, native, pairs
+from localspec.protocol import answers, conversations, pairs, requests
 from localspec.registry.pulls.state import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
@@ -22,26 +22,26 @@ MARKER = "    # From here on made by scripts/openapi.py.\n"
 
 
 def completion(name: str, kind: str, choice: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """http.Completion with one kind of choices: a schema can tell three apart by `object`."""
+    """answers.Completion with one kind of choices: a schema can tell three apart by `object`."""
     told = {"object": Literal[kind], "choices": list[choice]}  # type: ignore[valid-type]
     fields = [
         (field.name, told.get(field.name, field.type))
         if field.required
         else (field.name, field.type, field.default)
-        for field in msgspec.structs.fields(http.Completion)
+        for field in msgspec.structs.fields(answers.Completion)
     ]
     return msgspec.defstruct(name, fields)
 
 
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
-    http.ChatRequest,
-    http.CompletionRequest,
-    http.LoadRequest,
-    http.TokenizeRequest,
-    http.DetokenizeRequest,
-    http.TemplateRequest,
-    native.NativeCompletionRequest,
-    native.InfillRequest,
+    requests.ChatRequest,
+    requests.CompletionRequest,
+    requests.LoadRequest,
+    requests.TokenizeRequest,
+    requests.DetokenizeRequest,
+    requests.TemplateRequest,
+    requests.NativeCompletionRequest,
+    requests.InfillRequest,
     pairs.PullRequest,
     pairs.AddRequest,
     pairs.CollectRequest,
@@ -49,13 +49,13 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     pairs.DiskRequest,
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
-    completion("ChatCompletion", "chat.completion", http.ChatChoice),
-    completion("ChatChunk", "chat.completion.chunk", http.ChunkChoice),
-    completion("TextCompletion", "text_completion", http.TextChoice),
-    http.ErrorBody,
-    http.ModelList,
-    http.PairStatus,
-    http.Status,
+    completion("ChatCompletion", "chat.completion", answers.ChatChoice),
+    completion("ChatChunk", "chat.completion.chunk", answers.ChunkChoice),
+    completion("TextCompletion", "text_completion", answers.TextChoice),
+    answers.ErrorBody,
+    answers.ModelList,
+    answers.PairStatus,
+    answers.Status,
     pairs.PairEntry,
     pairs.PairList,
     pairs.PairView,

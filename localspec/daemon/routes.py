@@ -28,7 +28,7 @@ from localspec.daemon.http.requests import ClientGone, SameVersion
 from localspec.daemon.http.tcp import TcpAuthMiddleware
 from localspec.daemon.state import State
 from localspec.errors import LocalspecError
-from localspec.protocol.http import BadBody
+from localspec.protocol.reading import BadBody
 
 ROUTES = (
     ("POST", "/v1/chat/completions", completions.chat),

@@ -2,8 +2,8 @@
 
 frames.py         daemon ↔ engine worker: what is asked of a generation, what comes of it, how it is framed
 sampling.py       the sampling parameters: types, limits and other names, for requests and frames alike
-http.py           OpenAI's requests and answers, errors, status
-native.py         llama-server's own requests
+requests.py       what clients ask: OpenAI's requests and llama-server's
+answers.py        what they get: completions, errors, status
 pairs.py          pairs and pulls, models on the disk, drafts; the registry's own answers too
 conversations.py  what is kept of conversations
 reading.py        a JSON body into its struct, or one sentence that refuses it

@@ -170,9 +170,8 @@ class Generate(Frame, omit_defaults=True):
 
     `shown` are control tokens whose text belongs to the answer (a tool call's marker); others are
     silent. `max_predict_ms` ends the answer at the first newline after that time, and
-    `single_line_indent` at a line indented less; `max_prompt_ms` is taken and, as in llama-server,
-    changes nothing: a warm-up that sends 1 wants its prompt read. `conversation`: the id of a kept
-    one, whose state is then saved and found again.
+    `single_line_indent` at a line indented less. `conversation`: the id of a kept one, whose state is
+    then saved and found again.
     """
 
     id: int
@@ -187,7 +186,6 @@ class Generate(Frame, omit_defaults=True):
     cache_prompt: bool = True
     priority: Literal["chat", "editor"] = "chat"
     reveal_draft: bool = False
-    max_prompt_ms: int | None = None
     max_predict_ms: int | None = None
     single_line_indent: int | None = None
     shown: list[str] = []

@@ -14,8 +14,8 @@ from localspec.daemon.worker.admission import Admission
 from localspec.daemon.worker.loaded import LoadedPair, Loading, Ready, Unloaded
 from localspec.errors import LoadFailed
 from localspec.paths import Paths
+from localspec.protocol.answers import Counts
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.http import Counts
 from tests.support.daemons import FAKE_WORKER
 
 ONE, OTHER = PairFiles("one", "/one.gguf"), PairFiles("other", "/other.gguf")

@@ -21,17 +21,17 @@ from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
 from localspec.daemon.http.sse import DONE
 from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
-from localspec.protocol.http import (
+from localspec.protocol.answers import (
     CalledFunction,
     Choices,
     Completion,
     CompletionTokensDetails,
     Extra,
     PromptTokensDetails,
-    StreamOptions,
     ToolCall,
     Usage,
 )
+from localspec.protocol.requests import StreamOptions
 
 Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 

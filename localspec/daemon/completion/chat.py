@@ -11,7 +11,7 @@ from localspec.daemon.completion.reply.calls import Arguments, Call
 from localspec.daemon.completion.reply.parser import Piece, Text
 from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
-from localspec.protocol.http import (
+from localspec.protocol.answers import (
     CalledDelta,
     ChatAnswer,
     ChatChoice,

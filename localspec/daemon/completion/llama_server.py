@@ -12,7 +12,7 @@ from localspec.daemon.completion.reply.parser import Piece
 from localspec.daemon.completion.request import max_tokens, per_choice, prompts
 from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
-from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
+from localspec.protocol.requests import InfillRequest, NativeCompletionRequest, NativeRequest
 from localspec.protocol.sampling import parameters
 
 # Older names and the one-letter form of llama-server's --sampling-seq.
@@ -53,7 +53,6 @@ def infill(request: InfillRequest) -> list[frames.Generate]:
 
 def _limits(request: NativeRequest) -> dict[str, Any]:
     return {
-        "max_prompt_ms": _milliseconds(request.t_max_prompt_ms),
         "max_predict_ms": _milliseconds(request.t_max_predict_ms),
         "single_line_indent": request.n_indent or None,
     }

@@ -14,7 +14,7 @@ from localspec.daemon.completion.reply.calls import JsonCalls, new_call
 from localspec.daemon.completion.reply.parser import SHOWN, AnswerParser
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.http import (
+from localspec.protocol.requests import (
     MAX_PROMPTS,
     ChatMessage,
     ChatRequest,

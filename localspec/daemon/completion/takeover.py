@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from localspec.daemon.http.connection import UNIX
 from localspec.errors import Cancelled
-from localspec.protocol.native import InfillRequest
+from localspec.protocol.requests import InfillRequest
 
 # Editors show no completion that took longer; one that nobody waits for costs no more than this.
 UNSURE_SECONDS = 3.0

@@ -8,7 +8,7 @@ from localspec.daemon.completion.answer import OpenAIShape, shown, tinted
 from localspec.daemon.completion.reply.parser import Piece
 from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
-from localspec.protocol.http import Choices, TextChoice, TextLogprobs
+from localspec.protocol.answers import Choices, TextChoice, TextLogprobs
 
 
 class TextShape(OpenAIShape):

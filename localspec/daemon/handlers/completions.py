@@ -17,7 +17,7 @@ from localspec.daemon.completion.text import TextShape
 from localspec.daemon.history.turn import begin
 from localspec.daemon.http.requests import read, unless_gone
 from localspec.daemon.state import state_of
-from localspec.protocol.http import ChatRequest, CompletionRequest
+from localspec.protocol.requests import ChatRequest, CompletionRequest
 
 
 async def chat(request: Request) -> Response:

@@ -14,8 +14,9 @@ import localspec
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.state import State, state_of
+from localspec.protocol.answers import PairStatus, Status
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.http import LoadRequest, PairStatus, Status
+from localspec.protocol.requests import LoadRequest
 
 _LOOK = 0.05  # seconds between two looks at a load
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from localspec.daemon.http.requests import answer
 from localspec.daemon.pairs.names import BUILTIN
 from localspec.daemon.state import state_of
-from localspec.protocol.http import Model, ModelList
+from localspec.protocol.answers import Model, ModelList
 
 
 async def models(request: Request) -> Response:

@@ -15,7 +15,7 @@ from localspec.daemon.http.requests import OUR_CLIENT, read
 from localspec.daemon.state import state_of
 from localspec.errors import ModelNotFound
 from localspec.protocol.frames import Generate, PairFiles
-from localspec.protocol.native import InfillRequest, NativeCompletionRequest, NativeRequest
+from localspec.protocol.requests import InfillRequest, NativeCompletionRequest, NativeRequest
 
 
 async def complete(request: Request) -> Response:

@@ -9,7 +9,7 @@ from localspec.daemon.completion.request import template_prompt, uses_tools
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.state import state_of
 from localspec.protocol import frames
-from localspec.protocol.http import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from localspec.protocol.requests import DetokenizeRequest, TemplateRequest, TokenizeRequest
 
 
 async def tokenize(request: Request) -> Response:

@@ -13,7 +13,7 @@ from localspec.daemon.completion.answer import Choice
 from localspec.daemon.completion.request import continued
 from localspec.daemon.history.store import Conversations
 from localspec.protocol.conversations import Conversation, StoredMessage
-from localspec.protocol.http import ChatMessage, ChatRequest
+from localspec.protocol.requests import ChatMessage, ChatRequest
 
 NEW = "new"
 _TITLE = 80  # characters of the first question

@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
-from localspec.protocol.http import BadBody, ErrorBody, ErrorDetail
+from localspec.protocol.answers import ErrorBody, ErrorDetail
+from localspec.protocol.reading import BadBody
 
 log = logging.getLogger("localspec.http")
 

@@ -16,7 +16,7 @@ from localspec import machine
 from localspec.daemon.worker.placement import free_memory
 from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
-from localspec.protocol.http import Hashing
+from localspec.protocol.answers import Hashing
 from localspec.protocol.pairs import CollectedView, RemovedView
 
 if TYPE_CHECKING:

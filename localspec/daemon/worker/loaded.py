@@ -22,7 +22,7 @@ from localspec.daemon.worker.process import Again, Running, Worker, spawn
 from localspec.daemon.worker.safe_mode import SafeMode
 from localspec.paths import Paths
 from localspec.protocol import frames
-from localspec.protocol.http import Counts, PairStatus
+from localspec.protocol.answers import Counts, PairStatus
 
 log = logging.getLogger("localspec.loaded_pair")
 

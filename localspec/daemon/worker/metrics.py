@@ -13,7 +13,7 @@ import msgspec
 
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
-from localspec.protocol.http import Counts, Figures
+from localspec.protocol.answers import Counts, Figures
 
 # Seconds until the first text; 0.05 s is what feels instant.
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

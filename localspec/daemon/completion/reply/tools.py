@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from localspec.errors import InvalidRequest
 from localspec.protocol import calls_as_text, frames
-from localspec.protocol.http import ChatRequest, ToolChoice
+from localspec.protocol.requests import ChatRequest, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.protocol import http, pairs
-from localspec.protocol.http import BadBody, ChatRequest, CompletionRequest, decode
-from localspec.protocol.native import InfillRequest, NativeCompletionRequest
+from localspec.protocol import pairs, requests
+from localspec.protocol.reading import BadBody
+from localspec.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    InfillRequest,
+    NativeCompletionRequest,
+    decode,
+)
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -74,9 +80,9 @@ FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
     CompletionRequest: {"prompt": "x"},
     InfillRequest: {"input_extra": [{"text": "x"}]},
     NativeCompletionRequest: {"prompt": "x"},
-    http.LoadRequest: {},
-    http.TokenizeRequest: {"content": "x"},
-    http.TemplateRequest: {"messages": MESSAGES},
+    requests.LoadRequest: {},
+    requests.TokenizeRequest: {"content": "x"},
+    requests.TemplateRequest: {"messages": MESSAGES},
     pairs.PullRequest: {"name": "x"},
     pairs.AddRequest: {"name": "x", "target": "/x"},
     pairs.CollectRequest: {},
@@ -293,7 +299,7 @@ def test_any_json_is_taken_or_refused_in_a_sentence(fields: dict[str, Any]) -> N
 
 @given(st.binary())
 def test_any_bytes_are_taken_or_refused_in_a_sentence(body: bytes) -> None:
-    for kind in (ChatRequest, http.TokenizeRequest, http.DetokenizeRequest):
+    for kind in (ChatRequest, requests.TokenizeRequest, requests.DetokenizeRequest):
         with contextlib.suppress(BadBody):
             decode(body, kind)
 

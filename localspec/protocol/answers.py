@@ -1,0 +1,250 @@
+"""What clients get back: OpenAI's shapes, plus llama-server's `timings` and ours under `localspec`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Struct, UnsetType, field
+
+from localspec.protocol.frames import Speculation, Timings
+
+
+class PromptTokensDetails(Struct):
+    cached_tokens: int
+
+
+class CompletionTokensDetails(Struct):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(Struct, omit_defaults=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(Struct):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class CalledFunction(Struct):
+    """`arguments` is JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct):
+    id: str
+    function: CalledFunction
+    type: str = "function"
+
+
+class CalledDelta(Struct):
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct):
+    index: int
+    function: CalledDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
+class ChatAnswer(Struct):
+    content: str | None
+    role: str = "assistant"
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    index: int
+    message: ChatAnswer
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatDelta(Struct):
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct):
+    index: int
+    delta: ChatDelta
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class TextChoice(Struct):
+    index: int
+    text: str
+    finish_reason: str | None = None
+    logprobs: TextLogprobs | None = None
+
+
+class Extra(Struct):
+    """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft.
+
+    `news`: what happened to the pair's files, said with one answer and not again.
+    """
+
+    speculation: Speculation | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+    news: str | UnsetType = UNSET
+    drafted: list[tuple[int, int]] | UnsetType = UNSET
+    conversation: str | UnsetType = UNSET
+
+
+Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]
+
+
+class Completion(Struct):
+    """chat.completion, chat.completion.chunk and text_completion, by `object`."""
+
+    id: str
+    object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: Choices
+    usage: Usage | UnsetType | None = UNSET
+    timings: Timings | UnsetType = UNSET
+    localspec: Extra | UnsetType = UNSET
+
+
+class ErrorDetail(Struct):
+    """`n_prompt_tokens` and `n_ctx`: of a prompt that is too long, as llama-server has them."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    n_prompt_tokens: int | UnsetType = UNSET
+    n_ctx: int | UnsetType = UNSET
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
+class Model(Struct):
+    id: str
+    created: int
+    object: Literal["model"] = "model"
+    owned_by: str = "localspec"
+
+
+class ModelList(Struct):
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class PairStatus(Struct):
+    """`state`: unloaded, loading, ready or set_aside; `progress` 0…1 while loading."""
+
+    name: str
+    state: Literal["unloaded", "loading", "ready", "set_aside"]
+    stage: str | None = None
+    progress: float | None = None
+    target: str | None = None
+    draft: str | None = None
+    n_ctx: int | None = None
+    backend: str | None = None
+    note: str | None = None
+
+
+class Counts(Struct):
+    """Since the daemon started."""
+
+    requests: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    worker_starts: int = 0
+    worker_deaths: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Figures(Struct):
+    """How answers went since the daemon started.
+
+    `first_text_ms`: median wait for an answer's first text. `cache_hits`: prompts that began in a slot, in
+    memory or on the disk. `mean_depth`: drafts per target pass. `accepted_at`: the share of each pass's
+    first, second, … drafts that were accepted. `speed_up`: over plain decoding.
+    """
+
+    first_text_ms: float | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    cache_hits: dict[str, int] = {}
+    mean_depth: float | None = None
+    accepted_at: list[float] = []
+    speed_up: float | None = None
+
+
+class Hashing(Struct):
+    """A file that is read whole for its SHA-256, in bytes."""
+
+    file: str
+    done: int
+    size: int
+
+
+class Status(Struct):
+    """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
+    `hashing`: what a pair that is to be loaded or added waits for.
+
+    `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies.
+    """
+
+    version: str
+    api_version: int
+    pid: int
+    uptime: float
+    pair: PairStatus
+    running: int
+    waiting: int
+    queue_limit: int
+    worker_pid: int | None
+    safe_mode: bool
+    draining: bool
+    counts: Counts
+    socket: str
+    log: str
+    pulls: int = 0
+    problems: list[str] = []
+    figures: Figures = field(default_factory=Figures)
+    listen: str | None = None
+    token_file: str | None = None
+    hashing: Hashing | None = None

@@ -1,0 +1,269 @@
+"""What clients ask, OpenAI's requests and llama-server's, checked strictly.
+
+A field of the wrong type or out of range is refused with its name and its limit; fields nobody here
+knows are ignored, as everywhere, and null is read as a field that is not there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from localspec.protocol import reading
+from localspec.protocol.reading import BadBody, Body, OrDefault, Request
+from localspec.protocol.sampling import INT32, Bias, Count, Sampled, TokenLimit
+from localspec.protocol.weight import Weight
+
+MAX_CHOICES = 4
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_PROMPTS = 16
+MAX_TOOLS = 128
+
+
+# ---------------------------------------------------------------------------- OpenAI's, and ours
+
+
+class StreamOptions(Request):
+    include_usage: OrDefault[bool] = False
+
+
+class JsonSchema(Request):
+    """OpenAI's wrapper around a schema; `name` and `strict` change nothing here."""
+
+    schema: OrDefault[dict[str, Any]] = field(default_factory=dict)
+    name: OrDefault[str] = ""
+
+
+class ResponseFormat(Request):
+    """OpenAI's `json_schema` wrapper, or llama-server's `schema` directly."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+
+
+class ContentPart(Struct):
+    type: str
+    text: str | None = None
+
+
+class ChatMessage(Struct):
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class Function(Request, omit_defaults=True):
+    """A tool's function; `parameters` is a JSON Schema."""
+
+    name: str
+    description: OrDefault[str] = ""
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Request, dict=True):
+    function: Function
+    type: OrDefault[Literal["function"]] = "function"
+
+    def shown(self) -> dict[str, Any]:
+        """The caller's own object, which is what a template writes: its keys in their order, and those
+        that nobody here knows. Null is what leaving out is, in a function's parameters excepted."""
+        own = self.__dict__.get("own") or msgspec.to_builtins(self)
+        function = {key: value for key, value in own["function"].items() if value is not None}
+        found = {key: value for key, value in own.items() if value is not None}
+        added = {} if "type" in found else {"type": self.type}
+        return {**added, **found, "function": function}
+
+
+class NamedFunction(Struct):
+    name: str
+
+
+class ToolChoice(Request):
+    """The one tool that must be called."""
+
+    function: NamedFunction
+    type: OrDefault[Literal["function"]] = "function"
+
+
+class Prediction(Request):
+    """Text the caller expects in the answer; drafted from by lookup. What is longer than the context
+    is cut to it, since no answer can be longer.
+    """
+
+    content: str | list[ContentPart]
+    type: OrDefault[Literal["content"]] = "content"
+
+
+class SpeculativeOptions(Request):
+    """Ours: `depth` is a number of drafted tokens or "auto"."""
+
+    enabled: OrDefault[bool] = True
+    depth: OrDefault[Annotated[int, Meta(ge=0, le=64)] | Literal["auto"]] = "auto"
+    kind: OrDefault[Literal["auto", "draft", "ngram"]] = "auto"
+    verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
+
+
+class LocalspecOptions(Request):
+    """Ours. `conversation`: "new", "last" or an id: question and answer are kept there."""
+
+    conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+
+class GenerationRequest(Sampled, Request):
+    """What chat and text completions share."""
+
+    model: OrDefault[str] = ""
+    stream: OrDefault[bool] = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
+    n_predict: TokenLimit | None = None  # llama-server's
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    ignore_eos: OrDefault[bool] = False
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    regex: str | None = None
+    prediction: Prediction | None = None
+    speculative: SpeculativeOptions | None = None
+    exact: bool | None = None
+    cache_prompt: OrDefault[bool] = True
+    reveal_draft: OrDefault[bool] = False
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """`continue_final_message`: the answer goes on with the last message, which is the assistant's;
+    true, unless said otherwise, where it is. "reasoning_content" goes on with its thoughts."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
+    localspec: LocalspecOptions | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """`prompt`: a text, token ids, or several of either. `echo` may be false only, as in llama-server,
+    and `best_of` no more than `n`: other values are refused."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    suffix: str | None = None
+    echo: OrDefault[bool] = False
+    best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class LoadRequest(Request):
+    """`model` is a pair's name; empty for the configured one."""
+
+    model: OrDefault[str] = ""
+
+
+class TokenizeRequest(Request):
+    content: str
+    add_special: OrDefault[bool] = False
+    parse_special: OrDefault[bool] = True
+    with_pieces: OrDefault[bool] = False
+
+
+class DetokenizeRequest(Request):
+    tokens: list[Annotated[int, Meta(ge=0, le=INT32)]]
+
+
+class TemplateRequest(Request):
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
+    tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
+    chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------------------- llama-server's
+
+_SLOT = Annotated[int, Meta(ge=-1, le=INT32)]
+_MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]
+
+
+class NativeRequest(GenerationRequest, kw_only=True):
+    """What both share.
+
+    `samplers` names those that work; "infill" among them ends a completion where
+    writing on is not likely.
+    `response_fields` picks fields of the answer by path; the paths become its keys.
+    `id_slot` chooses no slot here (the longest cached prefix does); with `user` it tells editors apart.
+    `t_max_prompt_ms` is taken and, as in llama-server, changes nothing: a warm-up that sends 1 wants its
+    prompt read.
+    """
+
+    samplers: list[str] | str | None = None
+    n_probs: OrDefault[Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]] = 0
+    n_indent: Count | None = None
+    t_max_prompt_ms: _MILLISECONDS | None = None
+    t_max_predict_ms: _MILLISECONDS | None = None
+    response_fields: list[str] | None = None
+    return_tokens: OrDefault[bool] = False
+    id_slot: OrDefault[_SLOT] = -1
+    user: str | None = None
+
+
+class NativeCompletionRequest(NativeRequest, kw_only=True):
+    """`prompt`: a text, token ids, or several of either."""
+
+    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+
+
+class ExtraFile(Request):
+    """A piece of another file."""
+
+    text: str
+    filename: OrDefault[str] = "tmp"
+
+
+class InfillRequest(NativeRequest, kw_only=True):
+    """`prompt` is the part of the cursor's line before it, `input_prefix` the lines above."""
+
+    input_prefix: OrDefault[str] = ""
+    input_suffix: OrDefault[str] = ""
+    input_extra: OrDefault[Annotated[list[ExtraFile], Meta(max_length=10_000)]] = field(
+        default_factory=list
+    )
+    prompt: OrDefault[str] = ""
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+class _Tools(Struct):
+    tools: list[dict[str, Any]]
+
+
+_tools = msgspec.json.Decoder(_Tools)
+
+
+def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = None) -> Body:
+    """As `reading.decode`; the tools of a chat know their caller's own objects."""
+    request = reading.decode(body, kind, weight)
+    offered: list[Tool] | None = getattr(request, "tools", None)
+    if offered:
+        try:
+            own = _tools.decode(body).tools
+        except RecursionError:
+            raise BadBody("The request body is nested too deeply.") from None
+        for tool, each in zip(offered, own, strict=True):
+            tool.__dict__["own"] = each
+    return request
