@@ -228,7 +228,7 @@ class Scheduler:
         for sequence in sequences:
             slot, step = sequence.slot, sequence.step
             last_chunk = slot.n_past + len(step.read) == len(slot.tokens)
-            position = slot.last_pass = slot.n_past
+            position = slot.begin_pass()
             for at, token in enumerate(step.read, start=1):
                 wants = last_chunk and at == len(step.read)
                 row = batch.add(token, position, slot.id, wants)
@@ -322,7 +322,7 @@ def _chunk(lane: Lane, sequence: Sequence, alone: bool) -> list[int]:
     slot = sequence.slot
     left = slot.unread
     count = lane.chunk(slot.n_past, len(left), alone)
-    return left[: lane.slots.reading(slot, count)]
+    return left[: lane.slots.prefill_chunk(slot, count)]
 
 
 def _clean(lane: Lane) -> None:

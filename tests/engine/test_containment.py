@@ -64,13 +64,13 @@ class Fuse:
         setattr(owner, name, lit)
 
 
-def _decode(engine: Running, gen: Sequence, fuse: Fuse) -> None:
+def _decode(engine: Running, sequence: Sequence, fuse: Fuse) -> None:
     """llama.cpp refuses each batch that has this sequence in it."""
     lane, decode = engine.pair.shared, engine.pair.shared.decode
 
     def picky(timed: bool) -> float:
         ours = {lane.batch._seq[row] for row in range(lane.batch.rows)}
-        if gen in lane.active and gen.slot.id in ours:
+        if sequence in lane.active and sequence.slot.id in ours:
             fuse.burn()
         return decode(timed)
 
@@ -220,7 +220,7 @@ def test_a_request_that_cannot_be_started_fails_alone_and_leaves_its_slot(
 
 
 @pytest.mark.parametrize("error", [ValueError, BadBatch, NoKvSlot])
-@pytest.mark.parametrize("place", ["propose", "_choose", "_read"])
+@pytest.mark.parametrize("place", ["propose", "_choose", "_prefill"])
 def test_where_drafting_fails_the_answers_go_on_without(
     contextual_files: PairFiles, load: Load, place: str, error: type[Exception]
 ) -> None:

@@ -51,6 +51,11 @@ class Slot:
     def cached(self) -> list[int]:
         return self.tokens[: self.n_past]
 
+    def begin_pass(self) -> int:
+        """A pass of the target over this slot begins; returns the position of its first row."""
+        self.last_pass = self.n_past
+        return self.n_past
+
     @property
     def unread(self) -> list[int]:
         """What the target has not read yet."""

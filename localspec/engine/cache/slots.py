@@ -194,7 +194,7 @@ class Slots:
 
     # ------------------------------------------------------------------ a pass
 
-    def reading(self, slot: Slot, count: int) -> int:
+    def prefill_chunk(self, slot: Slot, count: int) -> int:
         """How many of the next `count` tokens of a prompt one pass is to read; call it before each."""
         return self._memory.before_pass(slot, count)
 

@@ -96,7 +96,7 @@ class Lane:
         row_s = self._row_s or self.costs.per_token_ms(WIDTHS[-1]) / 1e3
         return int(max(min(self._pass_s / row_s, self.batch.capacity), 1))
 
-    def _learn_reading(self, spent: float) -> None:
+    def _learn_prefill(self, spent: float) -> None:
         """A pass that read a prompt took `spent` seconds: dearer is believed at once, cheaper slowly."""
         if self.batch.rows < min(self.most_rows, WIDTHS[-1]):
             return  # a prompt's last rows say little about a row among many
@@ -115,7 +115,7 @@ class Lane:
         if timed:
             self.costs.observe(self.batch.rows, spent * 1e3)
         else:
-            self._learn_reading(spent)
+            self._learn_prefill(spent)
         return spent
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import Drafter
-from localspec.engine.speculation.drafters.model import READING, DraftModel
+from localspec.engine.speculation.drafters.model import PREFILL_WIDTH, DraftModel
 from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
@@ -205,7 +205,7 @@ class _Load:
 
     def _draft_costs(self, context: Context, batch: Batch) -> CostTable:
         deadline = time.monotonic() + measuring.BUDGET_S * 0.3
-        run, widths = runner(context, batch, last_only=True), (1, READING, 2, 4, 16)
+        run, widths = runner(context, batch, last_only=True), (1, PREFILL_WIDTH, 2, 4, 16)
         return self._table(self._stored.draft, lambda: measuring.measure(run, widths, deadline))
 
     def _drafter(
@@ -236,7 +236,9 @@ class _Load:
     ) -> tuple[Prefixes, SessionStore]:
         """What texts that lose their slot go into: memory, and from there the disk."""
         settings = self._settings
-        prefixes = Prefixes(settings.prefix_bytes, CopyCost(partial(costs.per_token_ms, READING)))
+        prefixes = Prefixes(
+            settings.prefix_bytes, CopyCost(partial(costs.per_token_ms, PREFILL_WIDTH))
+        )
         folder = Path(settings.states_dir) if settings.states_dir else None
         sessions = SessionStore(folder, key, settings.states_bytes, notice)
         prefixes.dropped = sessions.dropped

@@ -15,11 +15,11 @@ from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.drafters.shared import SharedTokens
 
-# A look-in reads so many tokens before the place it looks at: enough to guess well, and never the whole
+# A probe reads so many tokens before the place it looks at: enough to guess well, and never the whole
 # text. Of the last rows the guesses are compared with what the target wrote: more would cost the
 # draft's output matrix for each, and four hits or misses in a row already say what the text is like.
 PROBE_CONTEXT, PROBE_ROWS = 20, 4
-READING = 64  # width of the pass whose cost per token stands for reading text
+PREFILL_WIDTH = 64  # width of the pass whose cost per token stands for a prompt's
 
 
 PROBE_GAP = 8  # tokens between two probes at least
@@ -43,7 +43,7 @@ class ModelDrafter(Drafter):
 
     def offer(self, request: DraftRequest) -> Candidate | None:
         spread = max(min(request.left, 96) / 4, 1.0)  # rounds that a first reading is spread over
-        entry_ms = self._model.reading_ms(request.slot) / spread
+        entry_ms = self._model.prefill_ms(request.slot) / spread
         return Candidate(self.belief, request.limit, self._model.step_ms(), entry_ms)
 
     def propose(self, requests: list[DraftRequest]) -> None:
@@ -101,7 +101,7 @@ class DraftModel:
         self._batch = batch
         self._costs = costs
         self.busy_s = 0.0  # time inside llama.cpp
-        self.probe_ms = costs.ms(PROBE_CONTEXT + PROBE_ROWS)  # of a look-in; corrected by each
+        self.probe_ms = costs.ms(PROBE_CONTEXT + PROBE_ROWS)  # of a probe; corrected by each
 
     def unread(self, slot: Slot) -> int:
         """Tokens of a slot the draft model has not read (the last is read by the first draft)."""
@@ -111,14 +111,14 @@ class DraftModel:
         """Milliseconds of one draft for one of so many sequences drafting together."""
         return self._costs.ms(sequences) / sequences
 
-    def reading_ms(self, slot: Slot) -> float:
-        """What reading a slot's unread text would cost, beyond the token a first draft reads anyway."""
-        return max(self.unread(slot) - 1, 0) * self.token_reading_ms
+    def prefill_ms(self, slot: Slot) -> float:
+        """What prefilling a slot's unread text would cost, beyond the token a first draft reads anyway."""
+        return max(self.unread(slot) - 1, 0) * self.token_prefill_ms
 
     @property
-    def token_reading_ms(self) -> float:
-        """What reading costs per token, in wide passes."""
-        return self._costs.per_token_ms(READING)
+    def token_prefill_ms(self) -> float:
+        """What prefill costs per token, in wide passes."""
+        return self._costs.per_token_ms(PREFILL_WIDTH)
 
     def propose(self, requests: Sequence[DraftRequest]) -> None:
         """Fill each request with drafts until its `more` says no.
@@ -129,7 +129,7 @@ class DraftModel:
         """
         active = [request for request in requests if request.more(request)]
         for request in active:
-            self._read(request.slot, len(request.slot.tokens) - 1, keep_tail=8)
+            self._prefill(request.slot, len(request.slot.tokens) - 1, keep_tail=8)
             self._mark(request.slot)
         while active:
             self._batch.clear()
@@ -195,11 +195,11 @@ class DraftModel:
             best = int(logits.argmax())
             belief.observe(bucket(_probability(logits, best)), best == token)
 
-    def _read(self, slot: Slot, end: int, keep_tail: int) -> None:
+    def _prefill(self, slot: Slot, end: int, keep_tail: int) -> None:
         """Read tokens up to `end` in chunks, leaving at most `keep_tail` for the pass that follows."""
         most = self._batch.capacity
         if self._pass_s:
-            most = min(most, max(int(self._pass_s * 1e3 / self.token_reading_ms), 1))
+            most = min(most, max(int(self._pass_s * 1e3 / self.token_prefill_ms), 1))
         while end - slot.n_past_draft > keep_tail:
             size = min(end - slot.n_past_draft - keep_tail, most)
             self._batch.clear()
