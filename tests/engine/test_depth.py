@@ -27,10 +27,8 @@ from localspec.engine.speculation.depth import (
     MAX_DEPTH,
     Candidate,
     FixedDepth,
+    MeasuredDepth,
     best_depth,
-    decide,
-    keep_drafting,
-    worth_verifying,
 )
 from tests.support.replay import (
     COSTS,
@@ -45,6 +43,9 @@ from tests.support.replay import (
     telling,
 )
 
+_POLICY = MeasuredDepth()
+decide, keep_drafting = _POLICY.decide, _POLICY.keep_drafting
+worth_verifying = _POLICY.worth_verifying
 STEP_MS = DRAFT_MS[1]
 
 

@@ -70,10 +70,6 @@ class Drafting:
             reason = impossible or no_model
         return cls([], policy, reason)
 
-    @property
-    def fixed(self) -> bool:
-        return isinstance(self.policy, FixedDepth)
-
     def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
         """A kind of drafts cannot serve this sequence any more; its answer goes on without."""
         drafter.close(slot)
@@ -167,13 +163,13 @@ class Controller:
         for drafter in step.drafting.drafters:
             candidate = drafter.offer(step.drafts)
             if candidate is not None:
-                if not candidate.tokens and not step.drafting.fixed:
+                if not candidate.tokens and not step.drafting.policy.fixed:
                     candidate.limit = min(candidate.limit, MAX_DEPTH)
                 offers.append((drafter, candidate))
         if not offers:
             return False
         best = offers[0]  # a fixed depth ranks the kinds; the policy compares what they may give
-        if len(offers) > 1 and not step.drafting.fixed:
+        if len(offers) > 1 and not step.drafting.policy.fixed:
             offers.sort(key=lambda offer: not offer[1].tokens)  # of equals, what costs nothing
             costs = pass_ms(rows + MAX_LIMIT)[rows:]
             rate = 1 / (float(costs[0]) + self._costs().overhead_ms)
@@ -190,7 +186,7 @@ class Controller:
         most = sum(candidate.limit for candidate in candidates)
         costs = pass_ms(other + len(steps) + most)
         overhead = self._costs().overhead_ms
-        if any(step.drafting.fixed for step in steps):
+        if any(step.drafting.policy.fixed for step in steps):
             each = [
                 step.drafting.policy.decide([candidate], costs, overhead, other)
                 for step, candidate in zip(steps, candidates, strict=True)
@@ -275,7 +271,7 @@ class Controller:
         Raises:
             DecodeFatal: a context is lost.
         """
-        if step.drafting.fixed or step.first_row < 0:
+        if step.drafting.policy.fixed or step.first_row < 0:
             return False
         probed, slot = False, step.drafts.slot
         for drafter in step.drafting.drafters:

@@ -70,75 +70,75 @@ def best_depth(
     return least + best, float(gain[best]), float(value[best])
 
 
-def decide(
-    candidates: Sequence[Candidate], pass_ms: Floats, overhead_ms: float, other_rows: int = 0
-) -> Decision:
-    """Depths for all sequences of a round together.
-
-    pass_ms[rows]: the target pass of that width, padding included; long enough for every candidate at
-    its limit. other_rows: prompt rows read in the same pass.
-    """
-    n = len(candidates)
-    base = n + other_rows
-    rate = n / (float(pass_ms[base]) + overhead_ms)
-    depths = [0] * n
-    for _ in range(4):
-        rows, gain, spent = base, 0.0, overhead_ms
-        chosen = []
-        for candidate in candidates:
-            depth, tokens, _ = best_depth(candidate, pass_ms[rows:] - pass_ms[rows], rate)
-            chosen.append(depth)
-            rows += depth
-            gain += tokens
-            spent += depth * candidate.step_ms + (candidate.entry_ms if depth else 0.0)
-        reached = gain / (spent + float(pass_ms[rows]))
-        if reached <= rate * (1.0001 if any(depths) else MARGIN):
-            break
-        depths, rate = chosen, reached
-    return Decision(depths, rate)
-
-
-def keep_drafting(candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-    """Is one more draft worth its time, now that the confidence of the last ones is known?"""
-    drafted = len(candidate.known)
-    return best_depth(candidate, pass_ms, rate, least=drafted)[0] > drafted
-
-
-def worth_verifying(candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-    """How many of the drafted tokens to verify: the last ones may have turned out too doubtful."""
-    bounded = Candidate(candidate.belief, len(candidate.known), 0.0, 0.0, candidate.known)
-    return best_depth(bounded, pass_ms, rate)[0]
-
-
 class DepthPolicy(Protocol):
-    """What the step loop asks; arguments as for the functions of the same names."""
+    """How deep each sequence drafts. fixed: whatever it costs."""
+
+    fixed: bool
 
     def decide(
-        self, candidates: Sequence[Candidate], pass_ms: Floats, overhead_ms: float, other_rows: int
-    ) -> Decision: ...
+        self,
+        candidates: Sequence[Candidate],
+        pass_ms: Floats,
+        overhead_ms: float,
+        other_rows: int = 0,
+    ) -> Decision:
+        """Depths for all sequences of a round together.
 
-    def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool: ...
+        pass_ms[rows]: the target pass of that width, padding included; long enough for every candidate
+        at its limit. other_rows: prompt rows read in the same pass.
+        """
 
-    def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int: ...
+    def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
+        """Is one more draft worth its time, now that the confidence of the last ones is known?"""
+
+    def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
+        """How many of the drafted tokens to verify: the last ones may have turned out too doubtful."""
 
 
 class MeasuredDepth:
     """As deep as it pays by the measured costs and the belief, down to not at all."""
 
+    fixed = False
+
     def decide(
-        self, candidates: Sequence[Candidate], pass_ms: Floats, overhead_ms: float, other_rows: int
+        self,
+        candidates: Sequence[Candidate],
+        pass_ms: Floats,
+        overhead_ms: float,
+        other_rows: int = 0,
     ) -> Decision:
-        return decide(candidates, pass_ms, overhead_ms, other_rows)
+        n = len(candidates)
+        base = n + other_rows
+        rate = n / (float(pass_ms[base]) + overhead_ms)
+        depths = [0] * n
+        for _ in range(4):
+            rows, gain, spent = base, 0.0, overhead_ms
+            chosen = []
+            for candidate in candidates:
+                depth, tokens, _ = best_depth(candidate, pass_ms[rows:] - pass_ms[rows], rate)
+                chosen.append(depth)
+                rows += depth
+                gain += tokens
+                spent += depth * candidate.step_ms + (candidate.entry_ms if depth else 0.0)
+            reached = gain / (spent + float(pass_ms[rows]))
+            if reached <= rate * (1.0001 if any(depths) else MARGIN):
+                break
+            depths, rate = chosen, reached
+        return Decision(depths, rate)
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-        return keep_drafting(candidate, pass_ms, rate)
+        drafted = len(candidate.known)
+        return best_depth(candidate, pass_ms, rate, least=drafted)[0] > drafted
 
     def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-        return worth_verifying(candidate, pass_ms, rate)
+        bounded = Candidate(candidate.belief, len(candidate.known), 0.0, 0.0, candidate.known)
+        return best_depth(bounded, pass_ms, rate)[0]
 
 
 class FixedDepth:
     """Always the same number of drafts: what other engines do, and what we measure against."""
+
+    fixed = True
 
     def __init__(self, depth: int) -> None:
         if not 0 <= depth <= MAX_LIMIT:
@@ -146,7 +146,11 @@ class FixedDepth:
         self.depth = depth
 
     def decide(
-        self, candidates: Sequence[Candidate], pass_ms: Floats, overhead_ms: float, other_rows: int
+        self,
+        candidates: Sequence[Candidate],
+        pass_ms: Floats,
+        overhead_ms: float,
+        other_rows: int = 0,
     ) -> Decision:
         return Decision([min(self.depth, c.limit) for c in candidates], 0.0)
 
