@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from functools import partial
@@ -12,13 +11,10 @@ from starlette.responses import Response
 
 import localspec
 from localspec.daemon.http.requests import answer, read
-from localspec.daemon.http.sse import Emit, EventStream
-from localspec.daemon.state import State, state_of
-from localspec.protocol.answers import PairStatus, Status
-from localspec.protocol.frames import PairFiles
+from localspec.daemon.http.sse import EventStream
+from localspec.daemon.state import state_of
+from localspec.protocol.answers import Status
 from localspec.protocol.requests import LoadRequest
-
-_LOOK = 0.05  # seconds between two looks at a load
 
 
 async def status(request: Request) -> Response:
@@ -72,31 +68,8 @@ async def load(request: Request) -> Response:
     """
     body = await read(request, LoadRequest)
     daemon = state_of(request)
-    return EventStream(partial(_loading, daemon, await daemon.pair(body.model, request.receive)))
-
-
-async def _loading(daemon: State, pair: PairFiles, emit: Emit) -> None:
-    ready = asyncio.ensure_future(daemon.supervisor.loaded.ready(pair))
-    shown = None
-    try:
-        await asyncio.sleep(0)  # its first step: it is refused, ready already, or has begun
-        while not ready.done():
-            state = _progress(daemon, pair)
-            if state != shown:
-                await emit(state)
-                shown = state
-            await asyncio.wait({ready}, timeout=_LOOK)
-        ready.result()
-        await emit(daemon.supervisor.loaded.status(pair.name))
-    finally:
-        ready.cancel()
-
-
-def _progress(daemon: State, pair: PairFiles) -> PairStatus:
-    state = daemon.supervisor.loaded.status(pair.name)
-    if state.name == pair.name and state.state == "loading":
-        return state
-    return PairStatus(pair.name, "loading", "waiting", 0.0)  # for answers that another one writes
+    pair = await daemon.pair(body.model, request.receive)
+    return EventStream(partial(daemon.supervisor.loaded.load, pair))
 
 
 async def unload(request: Request) -> Response:

@@ -61,14 +61,13 @@ def _lines(daemon: State) -> Iterator[str]:
     yield from _gauge("safe_mode", "Whether slower kernels are used.", int(loaded.safe_mode.on))
 
 
-def _counter(name: str, text: str, value: float) -> Iterator[str]:
-    yield from _head(name, "counter", text)
-    yield f"localspec_{name} {_number(value)}"
+def _counter(name: str, text: str, value: float, kind: str = "counter") -> Iterator[str]:
+    yield from _head(name, kind, text)
+    yield f"localspec_{name} {value:g}" if isinstance(value, float) else f"localspec_{name} {value}"
 
 
 def _gauge(name: str, text: str, value: float) -> Iterator[str]:
-    yield from _head(name, "gauge", text)
-    yield f"localspec_{name} {_number(value)}"
+    return _counter(name, text, value, "gauge")
 
 
 def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
@@ -97,7 +96,3 @@ def _by_position(counts: Counter[int]) -> dict[str, int]:
 def _head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# HELP localspec_{name} {text}"
     yield f"# TYPE localspec_{name} {kind}"
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from localspec import errors, machine
@@ -26,6 +26,7 @@ from localspec.protocol.answers import Counts, PairStatus
 
 log = logging.getLogger("localspec.loaded_pair")
 
+_LOOK = 0.05  # seconds between two looks at a load that is watched
 SAFE_NOTE = (
     "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
     "Rebuilding llama-cpp-python for this machine "
@@ -181,6 +182,33 @@ class LoadedPair:
             with contextlib.suppress(Again):
                 # Shielded: one client that leaves does not stop the load others wait for.
                 await asyncio.shield(state.task)
+
+    async def load(
+        self, pair: frames.PairFiles, report: Callable[[PairStatus], Awaitable[None]]
+    ) -> None:
+        """As `ready`; how far it is is reported at once and when that changes, and that it is done.
+
+        Raises:
+            LoadFailed, PairSetAside, WorkerDied…: why it is not. What is refused before anything is
+                tried is refused before any report.
+        """
+        ready = asyncio.ensure_future(self.ready(pair))
+        shown = None
+        try:
+            await asyncio.sleep(0)  # its first step: it is refused, ready already, or has begun
+            while not ready.done():
+                state = self.status(pair.name)
+                if (state.name, state.state) != (pair.name, "loading"):
+                    # For answers that another one writes.
+                    state = PairStatus(pair.name, "loading", "waiting", 0.0)
+                if state != shown:
+                    await report(state)
+                    shown = state
+                await asyncio.wait({ready}, timeout=_LOOK)
+            ready.result()
+            await report(self.status(pair.name))
+        finally:
+            ready.cancel()
 
     def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
         """Whether a request for `pair` may go to the engine as it is."""
