@@ -117,6 +117,3 @@ class Lane:
         else:
             self._learn_prefill(spent)
         return spent
-
-    def close(self) -> None:
-        self.context.close()

@@ -129,7 +129,6 @@ class _Load:
         slots = Slots(context, draft, 0, models.parallel, prefixes)
         pair = Pair(
             files=self._files,
-            settings=self._settings,
             models=models,
             draft_context=draft,
             shared=Lane(context, batch, slots, costs, pass_s=self._settings.pass_s),

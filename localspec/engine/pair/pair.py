@@ -24,12 +24,12 @@ SAVING_S = 6.0  # for saving conversations at the end; the daemon waits a little
 class Pair:
     """Everything that lives as long as the pair is loaded; `load_pair` makes one.
 
-    settings: as they could be carried out. no_rollback: why drafts cannot be taken back, if they
-    cannot. no_draft: why there is no draft model, where there is no `drafter`. notes: what had to give.
+    shared: the lane of all requests but those in exact mode. no_rollback: why drafts cannot be taken
+    back, if they cannot. no_draft: why there is no draft model, where there is no `drafter`. notes: what
+    had to give for want of memory, in sentences.
     """
 
     files: PairFiles
-    settings: EngineSettings
     models: Models
     draft_context: Context | None
     shared: Lane
@@ -43,6 +43,11 @@ class Pair:
     prefixes: Prefixes
     sessions: SessionStore
     notes: list[str]
+
+    @property
+    def settings(self) -> EngineSettings:
+        """As they could be carried out."""
+        return self.models.settings
 
     @property
     def n_ctx(self) -> int:

@@ -78,13 +78,13 @@ class Preparer:
             tokens,
             self._sampler(settings),
             matcher,
-            self._lookup(request.speculative, tokens),
+            self._ngram_index(request.speculative, tokens),
             frozenset(self._control(request.shown)),
             self._rendered[-TAIL:],
             self._saved(request, tokens),
         )
 
-    def _lookup(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
+    def _ngram_index(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
         """What drafts are looked up in. Of a prediction, as much as an answer can be long."""
         if not asked.enabled or asked.kind == "draft":
             return NgramIndex()

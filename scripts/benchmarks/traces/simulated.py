@@ -183,7 +183,6 @@ class SimulatedPair(Pair):
         slots = Slots(target, draft, 0, 1)
         super().__init__(
             files=PairFiles("simulated", ""),
-            settings=settings,
             models=models,
             draft_context=draft,
             shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
