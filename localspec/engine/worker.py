@@ -36,7 +36,6 @@ from localspec.protocol.frames import (
     Frame,
     Generate,
     Load,
-    Loaded,
     LoadError,
     Loading,
     Ping,
@@ -194,7 +193,7 @@ class Worker:
         )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
         self._preparers.use(pair, renderer)
-        self.send(Loaded(pair.info()))
+        self.send(pair.info())
 
     def _close(self) -> None:
         if self._engine is not None:

@@ -263,8 +263,8 @@ class Loading(Frame):
     fraction: float
 
 
-class PairInfo(msgspec.Struct, omit_defaults=True):
-    """What is loaded, as /props and status show it. n_ctx: tokens that all requests share."""
+class Loaded(Frame, omit_defaults=True):
+    """The pair that is loaded, as /props and status show it. n_ctx: tokens that all requests share."""
 
     name: str
     target_description: str
@@ -279,10 +279,6 @@ class PairInfo(msgspec.Struct, omit_defaults=True):
     sampling_defaults: dict[str, float] = {}
     profile: dict[str, Any] = {}
     notes: list[str] = []  # what had to give for want of memory
-
-
-class Loaded(Frame):
-    info: PairInfo
 
 
 class LoadError(Frame):

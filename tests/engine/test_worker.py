@@ -159,7 +159,7 @@ def expected_text(first: int, length: int) -> str:
 
 
 def test_a_pair_is_loaded_with_progress_and_described(child: Child, cycle_files: PairFiles) -> None:
-    info = child.load(cycle_files).info
+    info = child.load(cycle_files)
     stages = [f.stage for f in child.seen if isinstance(f, Loading)]
     assert set(stages) == {"target", "draft", "profile"}
     fractions = [f.fraction for f in child.seen if isinstance(f, Loading) and f.stage == "target"]
@@ -362,8 +362,8 @@ def test_another_pair_takes_the_place_of_the_first(
     child: Child, cycle_files: PairFiles, contextual_files: PairFiles
 ) -> None:
     child.load(cycle_files)
-    assert child.load(contextual_files).info.name == "contextual"
-    assert child.load(cycle_files).info.name == "cycle"
+    assert child.load(contextual_files).name == "contextual"
+    assert child.load(cycle_files).name == "cycle"
     request = ask(7)
     child.send(request)
     child.ending(request.id)
@@ -390,7 +390,7 @@ def test_what_was_measured_is_kept_for_the_next_load(
     stored.write_text(json.dumps(kept), encoding="utf-8")
     again = Child()
     try:
-        told = again.load(cycle_files, settings).info.profile["target_ms"]
+        told = again.load(cycle_files, settings).profile["target_ms"]
         assert {str(width): ms for width, ms in told.items()} == kept["target_ms"]
     finally:
         again.close()

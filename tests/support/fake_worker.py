@@ -99,7 +99,7 @@ class FakeWorker:
         if self.options.load_error:
             self.send(frames.LoadError("The file is no GGUF."))
             return
-        info = frames.PairInfo(
+        info = frames.Loaded(
             name=frame.pair.name,
             target_description="fake target",
             draft_description="fake draft",
@@ -109,7 +109,7 @@ class FakeWorker:
             bos_token="<s>",
             eos_token="</s>",
         )
-        self.send(frames.Loaded(info))
+        self.send(info)
 
     def generate(self, frame: frames.Generate) -> None:
         started = time.monotonic()

@@ -64,7 +64,7 @@ class Loading:
 @dataclass(frozen=True, slots=True)
 class Ready:
     engine: Engine
-    info: frames.PairInfo
+    info: frames.Loaded
 
 
 class LoadedPair:
@@ -100,7 +100,7 @@ class LoadedPair:
     # ------------------------------------------------------------------ what it is doing
 
     @property
-    def info(self) -> frames.PairInfo | None:
+    def info(self) -> frames.Loaded | None:
         """What is loaded."""
         return self.state.info if isinstance(self.state, Ready) else None
 

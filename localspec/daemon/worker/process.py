@@ -99,7 +99,7 @@ class Worker:
         self._heard = time.monotonic()  # when the last frame came
         self._still_s = 0.0  # how long it has come no step further, where that was its last word
         self._numbers = itertools.count(1)
-        self._loaded: asyncio.Future[frames.PairInfo] | None = None
+        self._loaded: asyncio.Future[frames.Loaded] | None = None
         self._running: dict[int, Running] = {}
         self._until_quiet: list[asyncio.Future[None]] = []
         self._forgetting: dict[int, asyncio.Event] = {}
@@ -124,9 +124,7 @@ class Worker:
 
     # ------------------------------------------------------------------ what it is to do
 
-    async def load(
-        self, pair: frames.PairFiles, settings: frames.EngineSettings
-    ) -> frames.PairInfo:
+    async def load(self, pair: frames.PairFiles, settings: frames.EngineSettings) -> frames.Loaded:
         """Load a pair.
 
         Raises:
@@ -326,7 +324,7 @@ class Worker:
                 self.progress = frame
             case frames.Loaded():
                 if self._loaded and not self._loaded.done():
-                    self._loaded.set_result(frame.info)
+                    self._loaded.set_result(frame)
             case frames.LoadError():
                 self._load_failed(errors.LoadFailed(frame.message))
             case frames.Pong():

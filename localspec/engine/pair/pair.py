@@ -15,7 +15,7 @@ from localspec.engine.pair.models import Models, runner
 from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.sampling.settings import model_defaults
 from localspec.engine.speculation.drafters.model import DraftModel
-from localspec.protocol.frames import EngineSettings, PairFiles, PairInfo
+from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
 SAVING_S = 6.0  # for saving conversations at the end; the daemon waits a little longer
 
@@ -84,12 +84,12 @@ class Pair:
             self.drafter.busy_s if self.drafter else 0.0
         )
 
-    def info(self) -> PairInfo:
+    def info(self) -> Loaded:
         """What the daemon is told of it."""
         target, draft, compared = self.models.target, self.models.draft, self.models.compared
         vocab = self.vocab
         told = compared.note if compared else ""
-        return PairInfo(
+        return Loaded(
             name=self.files.name,
             target_description=target.description,
             draft_description=draft.description if draft else None,
