@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from localspec.daemon.http.sse import seldom
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import InvalidRequest
 from localspec.paths import MODEL_PLACES
 from localspec.protocol.pairs import Disk
-
-if TYPE_CHECKING:
-    pass
 
 
 def look(

@@ -30,7 +30,7 @@ def start(registry: Registry, request: PullRequest, *, whole_disk: bool = True) 
     """
     from localspec.registry.hub.hub import Hub
     from localspec.registry.hub.network import is_address
-    from localspec.registry.pulls.wanted import in_cache
+    from localspec.registry.pulls.wanted import is_cached
 
     registry.refuse_reserved(request.name)
     hub = Hub(request.endpoint, token=request.token, network=_network(request))
@@ -40,7 +40,7 @@ def start(registry: Registry, request: PullRequest, *, whole_disk: bool = True) 
             param="endpoint",
         )
     wanted = _joined(registry, request) or _wanted(registry, request, hub.endpoint, whole_disk)
-    if not in_cache(wanted):
+    if not is_cached(wanted):
         hub.check_online()
     return registry.pulls.start(wanted, hub)
 

@@ -205,11 +205,10 @@ def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choic
     sizes = {each.file: each.size for each in files if FILE.fullmatch(each.file)}
     found: dict[tuple[str, str], Choice] = {}
     for file in sorted(sizes):
-        folder, slash, name = file.rpartition("/")
-        if _NO_TARGET.search(name) and not everything:
+        if _NO_TARGET.search(PurePosixPath(file).name) and not everything:
             continue
         try:
-            parts = [f"{folder}{slash}{part}" for part in shard_names(name)]
+            parts = parts_of(file)
         except BadGguf:
             continue
         if parts[0] != file or not all(part in sizes for part in parts):
@@ -221,6 +220,16 @@ def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choic
         if other is None or choice.parts < other.parts:
             found[stem, quant] = choice
     return tuple(sorted(found.values(), key=lambda each: (-each.size, each.file)))
+
+
+def parts_of(file: str) -> list[str]:
+    """All parts of a file on the hub, in its folder there.
+
+    Raises:
+        BadGguf: the numbers in its name make no sense.
+    """
+    folder, slash, name = file.rpartition("/")
+    return [f"{folder}{slash}{part}" for part in shard_names(name)]
 
 
 def heads(files: Iterable[Listed], target: str) -> str:

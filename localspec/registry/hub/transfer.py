@@ -89,8 +89,8 @@ class Transfer:
         self._tuning = tuning
         self._cancel = cancel
         self._blob = store.blob(remote.sha256)
-        self._part = store.parts / f"{remote.sha256}.part"
-        self._lock = store.parts / f"{remote.sha256}.lock"
+        self._part = store.unfinished(remote.sha256)
+        self._lock = self._part.with_suffix(".lock")
         self._journal: Journal | None = None
         self._elsewhere = bytes_there(self._part, remote.size)
         self._finished = False

@@ -12,13 +12,14 @@ from pathlib import Path
 from localspec.errors import DiskFull, Offline, Unreachable
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.header import fit
-from localspec.registry.header.model import Model, read_local_model, read_model, shard_names
+from localspec.registry.header.model import Model, read_local_model, read_model
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.source import FileSource, Source
 from localspec.registry.hub.cache import cached_file, resolve_in_cache
 from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.journal import bytes_there, prefix_there
 from localspec.registry.hub.remote import Flow, RemoteSource
+from localspec.registry.hub.repository import parts_of
 from localspec.registry.hub.retry import Patience, patiently
 from localspec.registry.hub.transfer import Tuning
 from localspec.registry.store.files import free_sentence
@@ -153,7 +154,7 @@ class Planner:
         self, weights: Weights, cancel: threading.Event | None
     ) -> tuple[tuple[RemoteFile, ...], bool]:
         """A model's files as the hub has them; without a network as its cache here has all of them."""
-        files = _files(weights.file)
+        files = parts_of(weights.file)
         try:
             return tuple(
                 patiently(
@@ -188,11 +189,8 @@ class Planner:
                 source = FileSource(path)
                 source.name = remote.name
                 return source
-        prefix = prefix_there(self._part_path(remote), remote.size)
+        prefix = prefix_there(self.store.unfinished(remote.sha256), remote.size)
         return RemoteSource(self.hub, remote, prefix, self.tuning.patience, cancel)
-
-    def _part_path(self, remote: RemoteFile) -> Path:
-        return self.store.parts / f"{remote.sha256}.part"
 
     def _fits(self, target: Model, draft: Model | None) -> fit.Fit | None:
         return fit.fit(target, draft, self.memory()) if self.memory else None
@@ -202,7 +200,7 @@ class Planner:
         blob = self.store.blob(remote.sha256)
         if in_cache(remote) or (blob.is_file() and blob.stat().st_size == remote.size):
             return 0
-        return remote.size - bytes_there(self._part_path(remote), remote.size)
+        return remote.size - bytes_there(self.store.unfinished(remote.sha256), remote.size)
 
     def _check_disk(self, fetch: int) -> None:
         folder = self.store.root
@@ -215,12 +213,6 @@ class Planner:
                 f"The disk is too full: {fetch} more bytes are needed (and {DISK_RESERVE} in "
                 f"reserve), {free_sentence(folder)}. Make room (localspec gc) and pull again."
             )
-
-
-def _files(file: str) -> list[str]:
-    """All parts of a file on the hub, in its folder there."""
-    folder, slash, name = file.rpartition("/")
-    return [f"{folder}{slash}{part}" for part in shard_names(name)]
 
 
 def in_cache(remote: RemoteFile) -> Path | None:

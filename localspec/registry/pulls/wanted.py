@@ -16,9 +16,8 @@ from localspec.errors import InvalidRequest, ModelNotFound, RegistryError, Unsaf
 from localspec.files import sync_folder
 from localspec.paths import read_file
 from localspec.registry.catalogue import NAME, Catalogue, Pair, Weights
-from localspec.registry.header.model import shard_names
 from localspec.registry.hub.cache import list_in_cache, resolve_in_cache
-from localspec.registry.hub.repository import Reference, pair_name, reference
+from localspec.registry.hub.repository import Reference, pair_name, parts_of, reference
 from localspec.registry.store.files import make_folder, write_whole
 from localspec.registry.store.records import Record, StoredModel
 
@@ -53,17 +52,16 @@ def asked(each: Wanted) -> str:
     return each.asked or f"{each.name} of the catalogue"
 
 
-def in_cache(wanted: Wanted) -> bool:
+def is_cached(wanted: Wanted) -> bool:
     """Whether the Hugging Face cache has what a pull needs, so that it may do without a network."""
     pair = wanted.pair
     if pair is None and wanted.target:
         return bool(list_in_cache(wanted.target.repo, wanted.target.revision))
     models = [each for each in (pair.target, pair.draft) if each and each.repo] if pair else []
     return bool(models) and all(
-        resolve_in_cache(each.repo, f"{folder}{slash}{part}", each.revision)
+        resolve_in_cache(each.repo, part, each.revision)
         for each in models
-        for folder, slash, name in [each.file.rpartition("/")]
-        for part in shard_names(name)
+        for part in parts_of(each.file)
     )
 
 

@@ -117,6 +117,10 @@ class Store:
         """Where a file with this hash lies, or would lie."""
         return self.blobs / f"{sha256}.gguf"
 
+    def unfinished(self, sha256: str) -> Path:
+        """Where such a file grows while it is fetched."""
+        return self.parts / f"{sha256}.part"
+
     def part_path(self, part: Part) -> Path:
         """The file of one part."""
         return Path(part.path) if part.path else self.blob(part.sha256)
