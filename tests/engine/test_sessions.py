@@ -243,8 +243,11 @@ def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> No
 # ------------------------------------------------------------------------------- real models
 
 
-def kept_on(load: Callable[..., Running], files: PairFiles, folder: Path) -> Running:
-    engine = load(files, states_dir=str(folder), states_bytes=64 * MIB, prefix_bytes=64 * MIB)
+def kept_on(
+    load: Callable[..., Running], files: PairFiles, folder: Path, **settings: int
+) -> Running:
+    room = {"states_bytes": 64 * MIB, "prefix_bytes": 64 * MIB}
+    engine = load(files, states_dir=str(folder), **room, **settings)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     return engine
 
@@ -322,3 +325,23 @@ def test_what_waits_for_a_slow_disk_is_bounded(
     slow.set()
     disk.states.close()
     assert disk.names() == ["0000", "0001"]
+
+
+@pytest.mark.parametrize(("forgotten", "left"), [("ab12", ["cd34"]), (None, [])])
+def test_what_waits_of_a_forgotten_conversation_is_not_saved(
+    load: Callable[..., Running],
+    contextual_files: PairFiles,
+    tmp_path: Path,
+    forgotten: str | None,
+    left: list[str],
+) -> None:
+    """It is answered all the same."""
+    engine = kept_on(load, contextual_files, tmp_path, parallel=1)
+    texts = {"ab12": TEXT, "cd34": TEXT[::-1]}
+    ids = [engine.start(texts[name], 4, conversation=name) for name in ("ab12", "cd34", "ab12")]
+    engine.admit()  # the first one runs, the others wait
+    engine.engine.forget(forgotten)
+    engine.finish()
+    assert all(engine.answers[each].done.completion_tokens == 4 for each in ids)
+    engine.pair.close()
+    assert sorted(file.parent.name for file in tmp_path.glob("*/*")) == left
