@@ -32,9 +32,11 @@ _SEEDS = (1 << 32) - 1
 
 
 def chat_frames(
-    request: ChatRequest, template: str | None = None
+    request: ChatRequest, template: str | None = None, conversation: str | None = None
 ) -> tuple[list[frames.Generate], Callable[[], AnswerParser]]:
     """One Generate per choice, and what takes an answer apart; `template` matters for tools.
+
+    The first choice is the one that goes into `conversation`.
 
     Raises:
         InvalidRequest: fields that are right alone and wrong together.
@@ -54,6 +56,7 @@ def chat_frames(
     if offer.constraint is not None:
         for each in wanted:
             each.constraint = offer.constraint
+    wanted[0].conversation = conversation
     return wanted, partial(_parser, request, offer)
 
 

@@ -29,16 +29,15 @@ async def chat(request: Request) -> Response:
     if uses_tools(body):  # how a call is written is the model's own matter
         pair = await daemon.pair(body.model, request.receive)
         template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
-    wanted, parser = chat_frames(body, template)
-    if turn:
-        wanted[0].conversation = turn.id
+    kept_in = turn.id if turn else None
+    wanted, parser = chat_frames(body, template, kept_in)
     pair = pair or await daemon.pair(body.model, request.receive)
     shape = ChatShape(
         Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=turn.keep if turn else None),
         body.stream_options,
         note=daemon.supervisor.loaded.note,
         news=partial(daemon.registry.news, pair.name),
-        conversation=turn.id if turn else None,
+        conversation=kept_in,
     )
     during = turn.under_way() if turn else nullcontext()
     return await Run(daemon.supervisor, pair, wanted, shape, during).respond(request, body.stream)
