@@ -6,7 +6,6 @@ requests.py       what clients ask: OpenAI's requests and llama-server's
 answers.py        what they get: completions, errors, status
 pairs.py          pairs and pulls, models on the disk, drafts; the registry's own answers too
 conversations.py  what is kept of conversations
-reading.py        a JSON body into its struct, or one sentence that refuses it
-weight.py         what a JSON text costs to decode, before it is
+reading.py        a JSON body into its struct, or one sentence that refuses it; what that may cost
 calls_as_text.py  tool calls as text, where a template has no place for them
 """

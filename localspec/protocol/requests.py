@@ -11,10 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from localspec.protocol import reading
-from localspec.protocol.reading import BadBody, Body, OrDefault, Request
+from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.sampling import INT32, Bias, Count, Sampled, TokenLimit
-from localspec.protocol.weight import Weight
 
 MAX_CHOICES = 4
 MAX_LOGPROBS = 20
@@ -243,27 +241,3 @@ class InfillRequest(NativeRequest, kw_only=True):
         default_factory=list
     )
     prompt: OrDefault[str] = ""
-
-
-# ---------------------------------------------------------------------------- reading
-
-
-class _Tools(Struct):
-    tools: list[dict[str, Any]]
-
-
-_tools = msgspec.json.Decoder(_Tools)
-
-
-def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = None) -> Body:
-    """As `reading.decode`; the tools of a chat know their caller's own objects."""
-    request = reading.decode(body, kind, weight)
-    offered: list[Tool] | None = getattr(request, "tools", None)
-    if offered:
-        try:
-            own = _tools.decode(body).tools
-        except RecursionError:
-            raise BadBody("The request body is nested too deeply.") from None
-        for tool, each in zip(offered, own, strict=True):
-            tool.__dict__["own"] = each
-    return request

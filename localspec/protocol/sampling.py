@@ -5,7 +5,7 @@ here. The limits hold in a request and in a model's file alike. Within them ever
 float32, whatever a model's logits are: a penalty that divides by next to nothing, or by what float32
 takes for nothing, would leave no token to choose.
 
-To add one: its field here, its default and its arithmetic in engine/sampling/sampler.py, and where `ask`
+To add one: its field here, its default in engine/sampling/settings.py beside what it does, and where `ask`
 is to have it, its option in cli/options.py.
 """
 

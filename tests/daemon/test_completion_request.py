@@ -10,7 +10,8 @@ import pytest
 
 from localspec.daemon.completion.request import chat_frames, completion_frames
 from localspec.errors import InvalidRequest
-from localspec.protocol.requests import ChatRequest, CompletionRequest, decode
+from localspec.protocol.reading import decode
+from localspec.protocol.requests import ChatRequest, CompletionRequest
 
 KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 USER = [{"role": "user", "content": "hi"}]

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.protocol import weight
-from localspec.protocol.weight import TooHeavy, Weight
+from localspec.protocol import reading
+from localspec.protocol.reading import TooHeavy, Weight
 from tests.support.daemons import PATIENCE, Home, RunningDaemon, temporary_home
 
 SENT = 64 << 20  # bytes
@@ -183,9 +183,9 @@ def test_structure_is_counted_as_it_is_however_the_text_is_cut(
 
 def test_too_much_is_noticed_on_the_way() -> None:
     for piece, most in (
-        (b"[],", weight.MOST_PARTS),
-        (b'"",', weight.MOST_PARTS),
-        (b"1,", weight.MOST_ITEMS),
+        (b"[],", reading.MOST_PARTS),
+        (b'"",', reading.MOST_PARTS),
+        (b"1,", reading.MOST_ITEMS),
     ):
         counted = Weight()
         counted.add(piece * most)

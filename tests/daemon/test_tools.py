@@ -25,7 +25,8 @@ from localspec.daemon.completion.request import chat_frames
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.requests import ChatRequest, decode
+from localspec.protocol.reading import decode
+from localspec.protocol.requests import ChatRequest
 from tests.support import templates
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 

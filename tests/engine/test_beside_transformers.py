@@ -25,7 +25,8 @@ from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.prompt.wordings import TemplateRaised
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
-from localspec.protocol.requests import TemplateRequest, decode
+from localspec.protocol.reading import decode
+from localspec.protocol.requests import TemplateRequest
 from tests.support import templates
 from tests.support.chats import CHATS
 

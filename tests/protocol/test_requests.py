@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.protocol import pairs, requests
-from localspec.protocol.reading import BadBody
+from localspec.protocol.reading import BadBody, decode
 from localspec.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     InfillRequest,
     NativeCompletionRequest,
-    decode,
 )
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -14,6 +14,7 @@ from localspec.daemon.completion.reply.calls import JsonCalls, new_call
 from localspec.daemon.completion.reply.parser import SHOWN, AnswerParser
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
+from localspec.protocol.reading import TooHeavy, Weight
 from localspec.protocol.requests import (
     MAX_PROMPTS,
     ChatMessage,
@@ -25,7 +26,6 @@ from localspec.protocol.requests import (
     TemplateRequest,
 )
 from localspec.protocol.sampling import parameters
-from localspec.protocol.weight import TooHeavy, Weight
 
 # llama.cpp's seeds are 32 bits wide, and the highest one means "draw one".
 _SEEDS = (1 << 32) - 1

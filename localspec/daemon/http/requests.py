@@ -14,8 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import localspec
 from localspec.daemon.http import errors
 from localspec.errors import Cancelled, RequestTooLarge, VersionMismatch
-from localspec.protocol import requests
-from localspec.protocol.weight import TooHeavy, Weight
+from localspec.protocol.reading import TooHeavy, Weight, decode
 
 # Bytes: a million token ids, or the text of two million. As text with one character beyond the BMP
 # it takes four times as much, and is copied on its way to the engine.
@@ -71,7 +70,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise RequestTooLarge(str(error)) from None
     except ClientDisconnect:
         raise Cancelled("The client left, or was too slow, before its request was read.") from None
-    decoded = requests.decode(body, kind, weight)
+    decoded = decode(body, kind, weight)
     await asyncio.sleep(0)  # a long text takes its time here, and again on its way to the engine
     return decoded
 
