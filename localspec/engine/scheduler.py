@@ -266,7 +266,7 @@ class Scheduler:
         newest = max(lane.active, key=lambda sequence: sequence.number)
         if len(lane.active) == 1:  # its limit leaves room for it alone; llama.cpp sees it otherwise
             return newest
-        newest.gave_way = lane.left
+        newest.gave_way = lane.ended
         self._give_way(lane, newest)
         return None
 
@@ -284,13 +284,13 @@ class Scheduler:
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
         lane.slots.release(sequence.slot)
         lane.active.remove(sequence)
-        lane.left += 1
+        lane.ended += 1
 
     def drop(self, lane: Lane, sequence: Sequence) -> None:
         """A request has failed; nothing of its slot is trusted any more."""
         if sequence in lane.active:
             lane.active.remove(sequence)
-            lane.left += 1
+            lane.ended += 1
             lane.slots.clear(sequence.slot)
             lane.slots.release(sequence.slot)
 
@@ -347,7 +347,7 @@ def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
         return False
     growth = sum(min(sequence.left, GROWTH) for sequence in lane.active)
     if isinstance(waiting, Sequence):
-        if waiting.alone or waiting.gave_way == lane.left:
+        if waiting.alone or waiting.gave_way == lane.ended:
             return False
         growth += min(waiting.left, GROWTH)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ def test_no_damaged_header_that_is_accepted_ends_the_engine(tmp_path: Path) -> N
         text=True,
         timeout=300,
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
     )
     assert run.returncode == 0, f"seed {seed}: {run.stderr[-800:]}"
     found = json.loads(run.stdout.splitlines()[-1])

@@ -47,7 +47,7 @@ class Lane:
         self.costs = costs
         self.width = width
         self.active: list[Sequence] = []
-        self.left = 0  # requests that have ended here
+        self.ended = 0  # requests that have, here
         self.began = 0.0  # when the last pass did (perf_counter)
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         self.rollback = None if context.model.cuttable else context.n_rollback
