@@ -57,6 +57,74 @@ HERMES_CALL = (
 )
 
 
+TYPED = {
+    "typed": {
+        "type": "object",
+        "properties": {
+            "on": {"type": "boolean"},
+            "none": {"type": ["string", "null"]},
+            "list": {"type": "array"},
+            "text": {"type": "string"},
+            "odd": {"type": "integer"},
+        },
+    }
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_tagged_argument_is_what_its_schema_says(size: int) -> None:
+    """Python's True and None as well, which templates write; text where nothing else can be made of it."""
+    values = {
+        "on": "True",
+        "none": "None",
+        "list": "[1, 2]",
+        "text": "3",
+        "odd": "many",
+        "new": "4",
+    }
+    tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    answer = f"<tool_call>\n<function=typed>\n{tags}</function>\n</tool_call>"
+    expected = {"on": True, "none": None, "list": [1, 2], "text": "3", "odd": "many", "new": "4"}
+    assert read(AnswerParser(HERMES, TYPED), answer, size) == ("", "", [("typed", expected)])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("inside", "expected"),
+    [
+        ('{"name": "now", "arguments": {}}', {}),
+        ('call:now{a:[1, [], {}],  b : {c:null} , "d":"\\u00e9"}', None),
+        ('call:now{<|"|>a b<|"|>:-2.5e3,e:true}', {"a b": -2500.0, "e": True}),
+        ("call: now {}", {}),
+    ],
+)
+def test_gemmas_notation_is_read(inside: str, expected: Any, size: int) -> None:
+    if expected is None:
+        expected = {"a": [1, [], {}], "b": {"c": None}, "d": "é"}
+    found = read(AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size)
+    assert found == ("", "", [("now", expected)])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "call:now{a:}",
+        "call:now{a:maybe}",
+        "call:now{a:1",
+        'call:now{a:<|"|>no end}',
+        "call:now",
+        "call:{}",
+        "now",
+        "call:now{" + "a:{" * 3000,
+    ],
+)
+def test_what_is_no_notation_of_gemma_stays_text(inside: str, size: int) -> None:
+    content, _, calls = read(AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size)
+    assert calls == []
+    assert inside in content
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("form", "answer", "expected"),
