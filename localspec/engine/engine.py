@@ -68,7 +68,11 @@ class Engine:
     # ------------------------------------------------------------------------ one step
 
     def step(self) -> None:
-        """One round of every lane that has work."""
+        """One round of every lane that has work.
+
+        Raises:
+            DecodeFatal: a context can no longer be trusted; the process is to end.
+        """
         for lane in self._scheduler.admit(self._started, self._endings.refused):
             try:
                 self._round(lane)

@@ -71,7 +71,11 @@ class Preparers:
             self._cancelled.add(request)
 
     def taken(self, request: int) -> None:
-        """It has come to the engine. Raises Cancelled where nobody waits for it any more."""
+        """It has come to the engine.
+
+        Raises:
+            Cancelled: nobody waits for it any more.
+        """
         self._held.discard(request)
         if request in self._cancelled:
             self._cancelled.discard(request)

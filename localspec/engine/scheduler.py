@@ -172,12 +172,16 @@ class Scheduler:
         """
         if lane.exact:
             chosen = [self.alone(lane, lane.active[0])]
+            decoding = [each for each in chosen if not each.prefilling]
         else:
-            chosen = [each for each in lane.active if not each.prefilling]
-            for sequence in chosen:
+            decoding = [each for each in lane.active if not each.prefilling]
+            for sequence in decoding:
                 sequence.step = _step(sequence, sequence.slot.unread)
-            chosen += self._prefill(lane, len(chosen))
-        self._limit_drafts(lane, chosen)
+            chosen = decoding
+            if len(decoding) < len(lane.active):
+                chosen = decoding + self._prefill(lane, len(decoding))
+        if any(sequence.drafting.drafters for sequence in decoding):
+            self._limit_drafts(lane, chosen, decoding)
         return chosen
 
     def alone(self, lane: Lane, sequence: Sequence) -> Sequence:
@@ -205,14 +209,13 @@ class Scheduler:
             chosen.append(sequence)
         return chosen
 
-    def _limit_drafts(self, lane: Lane, sequences: list[Sequence]) -> None:
+    def _limit_drafts(
+        self, lane: Lane, sequences: list[Sequence], decoding: list[Sequence]
+    ) -> None:
         """How many drafts each that decodes may bring: rows of the pass, room, tokens that may come."""
-        decoding = [each for each in sequences if not each.prefilling]
         rows = sum(len(each.step.read) for each in sequences)
         spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
         for sequence in decoding:
-            if not sequence.drafting.drafters:
-                continue
             room = self._pair.n_ctx - len(sequence.tokens) - 1
             limit = min(sequence.left - 1, room, spare // len(decoding), MAX_LIMIT)
             if lane.max_depth is not None:
@@ -310,11 +313,15 @@ class Scheduler:
 
 
 def _step(sequence: Sequence, read: list[int]) -> SequenceStep:
-    sampler = sequence.verifier.sampler if sequence.verifier.reject else None
+    verifier, generated = sequence.verifier, sequence.generated
     drafts = DraftRequest(
-        sequence.slot, 0, sampler, generated=sequence.generated, left=sequence.left
+        sequence.slot,
+        limit=0,
+        sampler=verifier.sampler if verifier.reject else None,
+        generated=generated,
+        left=sequence.limit - generated,
     )
-    return SequenceStep(read, drafts, sequence.drafting, sequence.verifier)
+    return SequenceStep(read, drafts, sequence.drafting, verifier)
 
 
 def _chunk(lane: Lane, sequence: Sequence, alone: bool) -> list[int]:

@@ -128,15 +128,17 @@ class Controller:
         Raises:
             DecodeFatal: a context is lost.
         """
+        wanting = [step for step in steps if step.drafts.limit > 0]
+        if not wanting:
+            return
         rows = sum(len(step.read) for step in steps)
         choosing = []
-        for step in steps:
-            if step.drafts.limit > 0:
-                try:
-                    if self._choose(step, pass_ms, rows):
-                        choosing.append(step)
-                except Exception as error:
-                    step.error = error
+        for step in wanting:
+            try:
+                if self._choose(step, pass_ms, rows):
+                    choosing.append(step)
+            except Exception as error:
+                step.error = error
         if not choosing:
             return
         try:
