@@ -254,12 +254,13 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     return result
 
 
-def tinted(chunk: Completion, delta: frames.Delta) -> Completion:
-    """With what of its text came from the draft."""
+def with_drafted(chunk: Completion, delta: frames.Delta) -> Completion:
+    """`chunk` with the spans of its text that came from the draft."""
     if delta.drafted:
         chunk.localspec = Extra(drafted=delta.drafted)
     return chunk
 
 
-def shown(piece: bytes) -> str:
+def text_of(piece: bytes) -> str:
+    """A token's bytes as text; those that are part of a character become U+FFFD."""
     return piece.decode("utf-8", "replace")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from localspec.daemon.completion.answer import Choice, OpenAIShape, shown, tinted
+from localspec.daemon.completion.answer import Choice, OpenAIShape, text_of, with_drafted
 from localspec.daemon.completion.reply.calls import Arguments, Call
 from localspec.daemon.completion.reply.parser import Piece, Text
 from localspec.daemon.worker.process import Event
@@ -59,7 +59,7 @@ class ChatShape(OpenAIShape):
             choices[0].logprobs = self._logprobs(event.logprobs)
         chunks = [self.chunk([choice]) for choice in choices]
         if len(pieces) == 1 and pieces[0] == Text("content", event.text):
-            tinted(chunks[0], event)  # its spans count the characters of the whole piece
+            with_drafted(chunks[0], event)  # its spans count the characters of the whole piece
         return chunks
 
     def choices(self) -> Choices:
@@ -74,10 +74,10 @@ class ChatShape(OpenAIShape):
         return ChatLogprobs(
             [
                 ChatLogprob(
-                    shown(token.piece),
+                    text_of(token.piece),
                     token.logprob,
                     list(token.piece),
-                    [TopLogprob(shown(raw), value, list(raw)) for _, raw, value in token.top],
+                    [TopLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top],
                 )
                 for token in tokens
             ]

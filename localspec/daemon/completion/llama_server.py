@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.daemon.completion.answer import Answer, shown
+from localspec.daemon.completion.answer import Answer, text_of
 from localspec.daemon.completion.reply.parser import Piece
 from localspec.daemon.completion.request import max_tokens, per_choice, prompts
 from localspec.daemon.worker.process import Event
@@ -187,7 +187,7 @@ class LlamaServerShape:
 
 
 def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
-    return {"id": token, "token": shown(piece), "bytes": list(piece), "logprob": logprob}
+    return {"id": token, "token": text_of(piece), "bytes": list(piece), "logprob": logprob}
 
 
 def settings(request: NativeRequest) -> dict[str, Any]:

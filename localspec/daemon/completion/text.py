@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localspec.daemon.completion.answer import OpenAIShape, shown, tinted
+from localspec.daemon.completion.answer import OpenAIShape, text_of, with_drafted
 from localspec.daemon.completion.reply.parser import Piece
 from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
@@ -20,7 +20,9 @@ class TextShape(OpenAIShape):
             case frames.Delta() if event.text or event.logprobs:
                 offset = len(self.answer.choices[index].content) - len(event.text)
                 logprobs = self._logprobs(event.logprobs, offset)
-                return [tinted(self.chunk([TextChoice(index, event.text, None, logprobs)]), event)]
+                return [
+                    with_drafted(self.chunk([TextChoice(index, event.text, None, logprobs)]), event)
+                ]
             case frames.Done():
                 finish = self.answer.choices[index].finish
                 return [self.closing([TextChoice(index, "", finish)], event)]
@@ -36,7 +38,9 @@ class TextShape(OpenAIShape):
         """`offset`: of the first token, in characters of the choice's text."""
         if not self.answer.wants_logprobs:
             return None
-        texts = [shown(token.piece) for token in tokens]
+        texts = [text_of(token.piece) for token in tokens]
         offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
-        top = [{shown(piece): value for _, piece, value in reversed(token.top)} for token in tokens]
+        top = [
+            {text_of(piece): value for _, piece, value in reversed(token.top)} for token in tokens
+        ]
         return TextLogprobs(texts, [token.logprob for token in tokens], top, offsets)
