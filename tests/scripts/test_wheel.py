@@ -1,0 +1,48 @@
+"""What is in the wheel: all that a person needs, and nothing that only developers do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with wheel and source distribution, built as pip and pipx would."""
+    folder = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_wheel_holds_the_package_its_data_and_nothing_else(built: Path) -> None:
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    data = {"openapi.yaml", "models.toml", "py.typed"}
+    data |= {f"builtin/{name}" for name in ("target.gguf", "draft.gguf", "README.md")}
+    assert {name for name in inside if not name.endswith(".py")} == {
+        f"localspec/{name}" for name in data
+    }
+    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "localspec").rglob("*.py")}
+    assert {name for name in inside if name.endswith(".py")} == here
+
+
+def test_the_source_distribution_holds_what_it_takes_to_work_on_it(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert inside >= {
+        "models.toml",
+        "scripts/setup",
+        "scripts/benchmarks/synthetic.py",
+        "scripts/builtin_pair/evaluation/questions.toml",
+        "tests/test_imports.py",
+        "localspec/builtin/target.gguf",
+    }
