@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from localspec.protocol import answers, conversations, pairs, requests
+from localspec.protocol import answers, conversations, disk, pairs, requests
 from localspec.registry.pulls.state import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
@@ -45,8 +45,8 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     pairs.PullRequest,
     pairs.AddRequest,
     pairs.CollectRequest,
-    pairs.DraftsRequest,
-    pairs.DiskRequest,
+    disk.DraftsRequest,
+    disk.DiskRequest,
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatCompletion", "chat.completion", answers.ChatChoice),
@@ -62,8 +62,8 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     pairs.RemovedView,
     pairs.CollectedView,
     pairs.Verifying,
-    pairs.Drafts,
-    pairs.Disk,
+    disk.Drafts,
+    disk.Disk,
     PullState,
     conversations.ConversationList,
     conversations.Conversation,

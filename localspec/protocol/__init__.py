@@ -4,7 +4,8 @@ frames.py         daemon ↔ engine worker: what is asked of a generation, what 
 sampling.py       the sampling parameters: types, limits and other names, for requests and frames alike
 requests.py       what clients ask: OpenAI's requests and llama-server's
 answers.py        what they get: completions, errors, status
-pairs.py          pairs and pulls, models on the disk, drafts; the registry's own answers too
+pairs.py          pairs and pulls; the registry answers in these forms too
+disk.py           models on this disk: which there are, and which could draft for which
 conversations.py  what is kept of conversations
 reading.py        a JSON body into its struct, or one sentence that refuses it; what that may cost
 calls_as_text.py  tool calls as text, where a template has no place for them

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.protocol import pairs, requests
+from localspec.protocol import disk, pairs, requests
 from localspec.protocol.reading import BadBody, decode
 from localspec.protocol.requests import (
     ChatRequest,
@@ -85,7 +85,7 @@ FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
     pairs.PullRequest: {"name": "x"},
     pairs.AddRequest: {"name": "x", "target": "/x"},
     pairs.CollectRequest: {},
-    pairs.DraftsRequest: {"target": "x"},
+    disk.DraftsRequest: {"target": "x"},
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.errors import LocalspecError
-from localspec.protocol.pairs import DraftView
+from localspec.protocol.disk import DraftView
 from localspec.registry.disk.discovery import Found, find_models
 from localspec.registry.disk.drafts import rank_drafts
 from localspec.registry.disk.gain import Trial, acceptance_interval, weigh

@@ -17,7 +17,7 @@ import msgspec.inspect as types
 import yaml
 
 import openapi
-from localspec.protocol import pairs, requests
+from localspec.protocol import disk, pairs, requests
 
 Number = TypeVar("Number", int, float)
 TOKENS = 4096  # ids up to here are drawn most; some are halves of characters, some control tokens
@@ -61,7 +61,7 @@ def described() -> dict[str, types.Type]:
         body = item.get("post", {}).get("requestBody")
         if body is not None:
             name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-            room = next(module for module in (requests, pairs) if hasattr(module, name))
+            room = next(module for module in (requests, pairs, disk) if hasattr(module, name))
             found[path] = types.type_info(getattr(room, name))
     return found
 

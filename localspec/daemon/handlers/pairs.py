@@ -17,6 +17,7 @@ from localspec.daemon.pairs.verify import verify_files, verify_pair
 from localspec.daemon.state import state_of
 from localspec.errors import Forbidden, InvalidRequest
 from localspec.protocol import pairs
+from localspec.protocol.disk import DiskRequest, DraftsRequest
 
 
 async def listed(request: Request) -> Response:
@@ -89,7 +90,7 @@ async def drafts(request: Request) -> Response:
     Raises:
         Forbidden: folders over TCP. Conflict: the engine is at work. As for a load: the target.
     """
-    body = await read(request, pairs.DraftsRequest)
+    body = await read(request, DraftsRequest)
     if body.folders and came_by_tcp(request.scope):
         raise Forbidden(
             "'folders' are not looked through over TCP; use the Unix socket: localspec drafts",
@@ -112,7 +113,7 @@ async def on_disk(request: Request) -> Response:
     Raises:
         Forbidden: over TCP.
     """
-    body = await read(request, pairs.DiskRequest)
+    body = await read(request, DiskRequest)
     if came_by_tcp(request.scope):
         raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")
     registry, errands = state_of(request).registry, state_of(request).errands

@@ -10,7 +10,7 @@ from localspec.daemon.http.sse import seldom
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import InvalidRequest
 from localspec.paths import MODEL_PLACES
-from localspec.protocol.pairs import Disk
+from localspec.protocol.disk import Disk
 
 
 def look(

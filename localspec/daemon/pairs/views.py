@@ -19,12 +19,8 @@ from localspec.daemon.pairs.names import (
 )
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
-from localspec.protocol.pairs import (
-    Drafts,
-    PairEntry,
-    PairList,
-    PairView,
-)
+from localspec.protocol.disk import Drafts
+from localspec.protocol.pairs import PairEntry, PairList, PairView
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Pair

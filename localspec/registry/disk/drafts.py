@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from localspec.errors import LocalspecError
-from localspec.protocol.pairs import DraftGain, Drafts, DraftView
+from localspec.protocol.disk import DraftGain, Drafts, DraftView
 from localspec.registry.disk.discovery import Found
 from localspec.registry.disk.gain import Trial, weigh
 from localspec.registry.header.architectures import rollback_sentence

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from localspec.compatibility import Compatibility, Tokenizer, compare
 from localspec.errors import LocalspecError
-from localspec.protocol.pairs import DiskModel, ProposedPair
+from localspec.protocol.disk import DiskModel, ProposedPair
 from localspec.registry.catalogue import reserved
 from localspec.registry.disk.discovery import Found
 from localspec.registry.header.architectures import rollback_sentence
