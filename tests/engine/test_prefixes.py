@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.cache.prefixes import (
-    MIN_TOKENS,
     RESERVE,
     CopyCost,
     Prefix,
     Prefixes,
     common_prefix,
 )
+from localspec.engine.cache.slot import MIN_TOKENS
 from localspec.engine.pair.lane import EXACT_CHUNK
 from localspec.protocol.frames import PairFiles
 from tests.support.recurrent import lfm2_pair, mamba_pair

@@ -1,7 +1,7 @@
 """The KV caches: what each sequence has read, which request goes on from what, and what outlives a slot.
 
-slot          one sequence of llama.cpp's: its tokens, and how many of them each model has read (n_past)
-memory        cutting what target and draft remember of a slot; marks to go back to where it cannot be cut
+slot          one sequence of llama.cpp's: its text, how much of it each model has read (n_past), and how
+              what they remember is cut
 slots         who gets which slot, commit and rollback: alone writes n_past
 prefixes      texts that lost their slot, copied into memory, and when a copy pays
 sessions      conversations' states on disk, for after a restart: which, when, how much

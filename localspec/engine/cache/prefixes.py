@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.engine.cache.slot import Mark, usable
+from localspec.engine.cache.slot import MIN_TOKENS, Mark, usable
 from localspec.engine.llama import State
 
-# Shorter texts are read again within a pass or two of a prompt.
-MIN_TOKENS = 64
 # How often a text that lost its slot is asked for again; a guess, and a wrong one costs a copy.
 REUSE_RATE = 0.25
 RESERVE = 512 << 20  # bytes of memory left to everybody else

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from localspec.engine.cache.memory import OPENING, DraftMemory, TargetMemory
 from localspec.engine.cache.prefixes import Prefix, Prefixes, common_prefix
-from localspec.engine.cache.slot import Slot, usable
+from localspec.engine.cache.slot import OPENING, DraftMemory, Slot, TargetMemory, usable
 from localspec.engine.llama import Context
 
 
@@ -30,7 +29,7 @@ class Slots:
         # A state put back lies in other cells than one that was read, so its sums have another order.
         self._restores = not (exact and target.model.n_swa)
         limit = prefixes.limit if prefixes is not None and self._restores else 0
-        self._memory = TargetMemory(target, prefixes, limit // (4 * count))
+        self._memory = TargetMemory(target, self._worth_keeping, limit // (4 * count))
         self._draft_memory = DraftMemory(draft)
         self._slots = [Slot(i, first_draft + i) for i in range(count)]
         self._clock = 0
@@ -137,13 +136,17 @@ class Slots:
             self._prefixes.copy_cost.copied(held.copied, spent * 1e3)
         return held
 
+    def _worth_keeping(self, tokens: int, size: int) -> bool:
+        kept = self._prefixes
+        return kept is not None and kept.copy_cost.worth_keeping(tokens, size)
+
     def _keep(self, slot: Slot, left: int) -> None:
         """Before a slot loses all but `left` tokens: keep a copy where that is worth it."""
         kept = self._prefixes
         if kept is None or slot.n_past <= left or kept.limit <= 0 or not self._restores:
             return
         size = self._target.state_size(slot.id)
-        worth = kept.copy_cost.worth_keeping(slot.n_past - left, size)
+        worth = self._worth_keeping(slot.n_past - left, size)
         if not worth or kept.covers(slot.cached, self._exact):
             return
         held = self.snapshot(slot, left)
@@ -179,7 +182,7 @@ class Slots:
         slot.tokens, slot.n_past = list(found.tokens), len(found.tokens)
         slot.last_pass, slot.marks = slot.n_past, list(found.marks)
         slot.turns = [mark.tokens for mark in found.marks]
-        slot.n_past_draft = self._draft_memory.restore(slot, found)
+        slot.n_past_draft = self._draft_memory.restore(slot, found.draft, found.n_draft)
         kept.copy_cost.copied(found.copied, (time.perf_counter() - start) * 1e3)
         kept.taken(found, length)
         slot.source = "disk" if found.source == "disk" else "memory"
