@@ -17,6 +17,7 @@ from localspec.daemon.completion.reply.tools import (
     LLAMA,
     MISTRAL,
     MISTRAL_ARGS,
+    NO_TOOLS,
     Format,
 )
 
@@ -242,11 +243,11 @@ def test_calls_of_every_family(
         (LLAMA, "{ this is no JSON"),
         (MISTRAL_ARGS, "[TOOL_CALLS]a line\nwithout arguments"),
         (GEMMA, "<|tool_call>call:broken{city:<tool_call|>"),
-        (None, HERMES_CALL),
-        (None, "text ends <thi"),
+        (NO_TOOLS, HERMES_CALL),
+        (NO_TOOLS, "text ends <thi"),
     ],
 )
-def test_what_is_no_call_stays_text(form: Format | None, answer: str, size: int) -> None:
+def test_what_is_no_call_stays_text(form: Format, answer: str, size: int) -> None:
     content, reasoning, calls = read(AnswerParser(form, TOOLS), answer, size)
     assert (content.replace(" ", ""), reasoning, calls) == (answer.replace(" ", ""), "", [])
 

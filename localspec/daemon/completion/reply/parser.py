@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, Reader, reader_for
-from localspec.daemon.completion.reply.tools import Format
+from localspec.daemon.completion.reply.tools import NO_TOOLS, Format
 
 THOUGHTS = (
     ("<think>", "</think>"),
@@ -30,11 +30,11 @@ Piece = Text | Call | Arguments
 
 
 class AnswerParser:
-    """One answer. `form` None: there are no tools; `reasoning` False: thoughts stay in the text."""
+    """One answer. `reasoning` False: thoughts stay in the text."""
 
     def __init__(
         self,
-        form: Format | None = None,
+        form: Format = NO_TOOLS,
         tools: dict[str, Any] | None = None,
         *,
         reasoning: bool = True,
@@ -53,7 +53,7 @@ class AnswerParser:
         self._reader: Reader | None = forced
         self._blank = False  # blanks are dropped until other text comes
         if forced is not None:
-            self._state, self._closing = "call", form.close if form else ""
+            self._state, self._closing = "call", form.close
 
     def begin(self, tail: str) -> None:
         """`tail` is the end of the prompt; a template may have opened the thoughts already."""
@@ -104,7 +104,7 @@ class AnswerParser:
                 return
         if not text and not final:
             return
-        if self._form is not None and self._form.bare and text.startswith("{"):
+        if self._form.bare and text.startswith("{"):
             self._held = text
             self._begin_call("")
         else:
@@ -117,12 +117,12 @@ class AnswerParser:
             self._held = self._held[at + len(self._closing) :]
             self._state, self._blank, self._reasoning = "start", True, False
             return
-        keep = 0 if final else _partial(self._held, [self._closing], blanks=True)
-        self._emit(pieces, "reasoning", self._held[: len(self._held) - keep])
-        self._held = self._held[len(self._held) - keep :]
+        end = len(self._held) if final else _certain(self._held, [self._closing], blanks=True)
+        self._emit(pieces, "reasoning", self._held[:end])
+        self._held = self._held[end:]
 
     def _say(self, pieces: list[Piece], final: bool) -> None:
-        openings = self._form.opens if self._form is not None else ()
+        openings = self._form.opens
         found = [(at, mark) for mark in openings if (at := self._held.find(mark)) >= 0]
         if found:
             at, mark = min(found, key=lambda each: (each[0], -len(each[1])))
@@ -130,14 +130,12 @@ class AnswerParser:
             self._held = self._held[at + len(mark) :]
             self._begin_call(mark)
             return
-        keep = 0 if final else _partial(self._held, openings, blanks=bool(openings))
-        text = self._held[: len(self._held) - keep]
-        if not (self.calls and final and not text.strip()):  # blanks after the last call
-            self._emit(pieces, "content", text)
-        self._held = self._held[len(self._held) - keep :]
+        end = len(self._held) if final else _certain(self._held, openings, blanks=bool(openings))
+        if not (self.calls and final and not self._held.strip()):  # blanks after the last call
+            self._emit(pieces, "content", self._held[:end])
+        self._held = self._held[end:]
 
     def _begin_call(self, mark: str) -> None:
-        assert self._form is not None
         names: Collection[str] | None = self._tools if self._form.bare and not mark else None
         self._reader = reader_for(self._form.kind, self._tools, names)
         self._state, self._opening, self._closing = "call", mark, self._form.close
@@ -162,10 +160,10 @@ class AnswerParser:
             self._held, self._state = text[len(self._closing) :], "content"
         elif self._closing.startswith(text) and (self._closing or not text):
             return  # more of it may come
-        elif self._form is not None and self._form.bare and text.lstrip("; ").startswith("{"):
+        elif self._form.bare and text.lstrip("; ").startswith("{"):
             self._held = text.lstrip("; ")
             self._begin_call("")
-        elif not (self._form is not None and self._form.bare and not text.strip("; ")):
+        elif not self._form.bare or text.strip("; "):
             self._state = "content"
 
     def _kept(self, found: Sequence[CallPiece]) -> list[Piece]:
@@ -197,20 +195,16 @@ def split_thoughts(text: str) -> tuple[str, str]:
     return parts["reasoning"], parts["content"]
 
 
-def _partial(text: str, marks: Sequence[str], *, blanks: bool) -> int:
-    """How many characters at the end of `text` may begin a marker (and the blanks before it)."""
-    keep = max(
-        (
-            size
-            for mark in marks
-            for size in range(min(len(mark) - 1, len(text)), 0, -1)
-            if text.endswith(mark[:size])
-        ),
-        default=0,
+def _certain(text: str, marks: Sequence[str], *, blanks: bool) -> int:
+    """How many characters of `text` come before what may begin a marker (and the blanks there)."""
+    sizes = (
+        size
+        for mark in marks
+        for size in range(min(len(mark) - 1, len(text)), 0, -1)
+        if text.endswith(mark[:size])
     )
-    if blanks:
-        keep = len(text) - len(text[: len(text) - keep].rstrip())
-    return keep
+    end = len(text) - max(sizes, default=0)
+    return len(text[:end].rstrip()) if blanks else end
 
 
 def _merged(pieces: list[Piece]) -> list[Piece]:

@@ -41,6 +41,7 @@ class Format:
         return [*found, "[ARGS]", "[CALL_ID]"] if self.kind == "mistral" else found
 
 
+NO_TOOLS = Format("json", ())
 HERMES = Format("hermes", ("<tool_call>",), "</tool_call>", forced="<tool_call>\n")
 TOLD = Format("hermes", ("<tool_call>",), "</tool_call>", forced="<tool_call>\n", told=True)
 LLAMA = Format("json", ("<|python_tag|>",), bare=True, arguments="parameters")
