@@ -159,7 +159,11 @@ def kind(data: bytes) -> str:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON schema in a file, or given as it is when it begins with a brace."""
+    """The JSON schema in a file, or given as it is when it begins with a brace.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON object.
+    """
     text = name if name.lstrip().startswith("{") else read_text(name)
     try:
         value = json.loads(text)

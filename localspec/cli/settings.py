@@ -125,7 +125,11 @@ def _write(file: Path, text: str) -> None:
 
 
 def edit() -> None:
-    """Edit a copy; it becomes the file when it is right."""
+    """Edit a copy; it becomes the file when it is right.
+
+    Raises:
+        UsageError: it was left as it is, because the copy is wrong.
+    """
     import click
 
     file = default_paths().config_file

@@ -74,6 +74,9 @@ def applied(options: dict[str, Any], given: str) -> tuple[dict[str, Any], str]:
 
     `given` is what came on stdin and in files; with the words it is `$input`, which a prompt that
     does not name it is followed by.
+
+    Raises:
+        UsageError: there is no such template, it is wrong, or a variable of it has no value.
     """
     name = options["template"]
     template = _load(name)

@@ -18,7 +18,13 @@ API_HEADER = "X-Localspec-Api"
 
 
 class Client:
-    """Talks to this user's daemon, and starts it when it is not running and `autostart` is set."""
+    """Talks to this user's daemon, and starts it when it is not running and `autostart` is set.
+
+    Raises (every method that asks the daemon):
+        NoDaemon: there is none, it did not start, or it went away.
+        BadResponse: what came is no answer of ours.
+        LocalspecError: the error it answered with, as its own class.
+    """
 
     def __init__(self, socket_path: str | None = None, *, autostart: bool = True) -> None:
         self.socket_path = socket_path or transport.socket_path()
@@ -31,11 +37,7 @@ class Client:
         return self._json("POST", "/v1/chat/completions", {**request, "stream": False})
 
     def stream_chat(self, request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of a chat completion, as they arrive. Closing the iterator cancels it.
-
-        Raises:
-            LocalspecError: the error the daemon answered with, at the start or in the middle.
-        """
+        """The chunks of a chat completion, as they arrive. Closing the iterator cancels it."""
         return self._events("POST", "/v1/chat/completions", {**request, "stream": True})
 
     def infill(self, request: dict[str, Any]) -> dict[str, Any]:

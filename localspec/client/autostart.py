@@ -108,9 +108,12 @@ def _lockable(handle: int) -> bool:
 
 
 def wait_gone() -> None:
-    """Wait until nobody holds the lock, which goes last; Unavailable after STOP_SECONDS.
+    """Wait until nobody holds the lock, which goes last.
 
     Whether somebody listens proves nothing: that may be systemd, which would start another daemon.
+
+    Raises:
+        Unavailable: somebody holds it after STOP_SECONDS.
     """
     deadline = time.monotonic() + STOP_SECONDS
     lock = paths.default_paths().lock

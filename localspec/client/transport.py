@@ -61,7 +61,12 @@ def _plain_path() -> str | None:
 
 
 class Reader:
-    """Lines and bytes out of `receive(count)`, which returns b"" at the end of the stream."""
+    """Lines and bytes out of `receive(count)`, which returns b"" at the end of the stream.
+
+    Raises (by `line` and `some`):
+        NoDaemon: the stream ended.
+        BadResponse: a line is longer than any of ours.
+    """
 
     def __init__(self, receive: Callable[[int], bytes]) -> None:
         self._receive = receive
@@ -204,7 +209,12 @@ class Connection:
     def request(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Response:
-        """Send one request and read the head of its answer."""
+        """Send one request and read the head of its answer.
+
+        Raises:
+            NoDaemon: it went away; NoAnswer: it says nothing in time.
+            BadResponse: what came is no HTTP.
+        """
         lines = [f"{method} {target} HTTP/1.1", "Host: localspec", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: application/json", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
