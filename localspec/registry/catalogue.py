@@ -118,10 +118,6 @@ class Catalogue:
             param="model",
         )
 
-    def fitting(self, free: int) -> Mapping[str, bool]:
-        """For each pair whether about `free` bytes of memory hold it."""
-        return {name: pair.estimated_bytes() <= free for name, pair in self.pairs.items()}
-
 
 def did_you_mean(wanted: str, names: Iterable[str]) -> str:
     """A sentence with the names that are near, after a blank; nothing where none is."""

@@ -218,7 +218,8 @@ def test_a_file_broken_at_the_start_leaves_the_shipped_pairs(user: Path) -> None
 
 
 def test_what_fits_here(user: Path) -> None:
-    fits = load_catalogue(user).fitting(8 << 30)
+    pairs = load_catalogue(user).pairs
+    fits = {name: pair.estimated_bytes() <= 8 << 30 for name, pair in pairs.items()}
     assert fits["smollm2"]
     assert fits["qwen3-4b"]
     assert not fits["llama33-70b"]

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-
 from localspec.errors import LocalspecError
-from localspec.protocol.disk import DraftGain, Drafts, DraftView
+from localspec.protocol.disk import Drafts, DraftView
 from localspec.registry.disk.discovery import Found
-from localspec.registry.disk.gain import Trial, weigh
+from localspec.registry.disk.gain import Trial, alike, plain_speed, weigh
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import Model, read_local_model
 from localspec.registry.header.pairing import verdict
@@ -47,14 +45,11 @@ def rank_drafts(
                 each.matched, each.reason = False, error.message
     gains = weigh(trials)
     for each in judged:
-        if gain := gains.get(each.path):
-            each.gain = msgspec.convert(gain, DraftGain, from_attributes=True)
+        each.gain = gains.get(each.path)
     judged.sort(key=_order)
     for before, each in pairwise(judged):
-        one, other = gains.get(before.path), gains.get(each.path)
-        each.tied = bool(one and other and other.like(one))
-    plain = next((gain.plain for gain in gains.values()), None)
-    return Drafts(str(target), plain=plain, drafts=judged)
+        each.tied = bool(before.gain and each.gain and alike(before.gain, each.gain))
+    return Drafts(str(target), plain=plain_speed(trials), drafts=judged)
 
 
 def _order(each: DraftView) -> tuple[bool, float, int, str]:

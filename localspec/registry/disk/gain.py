@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TypeVar
 
+from localspec.protocol.disk import DraftGain
+
 MAX_DEPTH = 16
 _Z = 1.96  # of a normal distribution: 95 % lie within
 # Student's t, 95 %, by degrees of freedom 1…9: there are few texts.
@@ -33,38 +35,36 @@ class Trial:
     overhead_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """acceptance: the rate per drafted token. speed_up: over the target alone, at the depth that pays best
-    (at least one token, so that drafts which never pay can be compared too). Each with its 95 % interval.
-    plain: tokens/s of the target alone."""
-
-    acceptance: float
-    acceptance_low: float
-    acceptance_high: float
-    speed_up: float
-    low: float
-    high: float
-    depth: int
-    plain: float
-
-    def like(self, other: Gain) -> bool:
-        """Can the two not be told apart by what was measured?"""
-        return self.low <= other.high and other.low <= self.high
+def weigh(trials: Mapping[_Key, Trial]) -> dict[_Key, DraftGain]:
+    """The gain of each draft of one target, at the depth that pays best (at least one token, so that
+    drafts which never pay can be compared too).
+    """
+    target_ms, overhead = _costs(trials)
+    return {key: _gain(trial, target_ms, overhead) for key, trial in trials.items()}
 
 
-def weigh(trials: Mapping[_Key, Trial]) -> dict[_Key, Gain]:
-    """The gain of each draft of one target."""
+def plain_speed(trials: Mapping[_Key, Trial]) -> float | None:
+    """Tokens per second of the target alone; None where nothing was tried."""
+    target_ms, overhead = _costs(trials)
+    return 1e3 / (_padded(target_ms, 1) + overhead) if target_ms else None
+
+
+def alike(one: DraftGain, other: DraftGain) -> bool:
+    """Can the two not be told apart by what was measured?"""
+    return one.low <= other.high and other.low <= one.high
+
+
+def _costs(trials: Mapping[_Key, Trial]) -> tuple[dict[int, float], float]:
+    """Milliseconds of a pass of the target by its width, and of a round beside the passes."""
     # The smallest of several measurements is the least disturbed one.
     target_ms: dict[int, float] = {}
     for trial in trials.values():
         for width, ms in trial.target_ms.items():
             target_ms[width] = min(ms, target_ms.get(width, ms))
-    overhead = min((trial.overhead_ms for trial in trials.values()), default=0.0)
-    return {key: _gain(trial, target_ms, overhead) for key, trial in trials.items()}
+    return target_ms, min((trial.overhead_ms for trial in trials.values()), default=0.0)
 
 
-def _gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> Gain:
+def _gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> DraftGain:
     low, acceptance, high = acceptance_interval(trial.texts)
     step = trial.draft_ms.get(1) or min(trial.draft_ms.values())
     plain = _padded(target_ms, 1) + overhead
@@ -75,7 +75,7 @@ def _gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> Gain
         return expected_tokens(rate, depth) * plain / spent
 
     depth = max(range(1, max(deepest, 1) + 1), key=lambda each: speed_up(acceptance, each))
-    return Gain(
+    return DraftGain(
         acceptance,
         low,
         high,
@@ -83,7 +83,6 @@ def _gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> Gain
         speed_up(low, depth),
         speed_up(high, depth),
         depth,
-        1e3 / plain,
     )
 
 

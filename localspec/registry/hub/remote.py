@@ -34,7 +34,7 @@ class RemoteSource:
     """The start of a file on the hub, as a gguf.Source.
 
     `prefix` holds the bytes that are known, from an earlier pull or read here: a header read once
-    is not fetched again with the rest. `fetched` counts the bytes that came over the network.
+    is not fetched again with the rest.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class RemoteSource:
         self.prefix = bytearray(prefix)
         self.name = remote.name
         self.size = remote.size
-        self.fetched = 0
         self.flow: Flow | None = None
 
     def read(self, offset: int, size: int) -> bytes:
@@ -81,7 +80,7 @@ class RemoteSource:
     def _range(self, chunks: Iterator[bytes], size: int) -> bytes:
         data = bytearray()
         for chunk in chunks:
-            self._count(chunk)
+            check_cancel(self._cancel)
             data += chunk
             if len(data) >= size:
                 return bytes(data[:size])
@@ -92,14 +91,9 @@ class RemoteSource:
         if len(self.prefix) >= end:
             return bytes(self.prefix[start:end])
         for chunk in flow:
-            self._count(chunk)
+            check_cancel(self._cancel)
             known = len(self.prefix) - (flow.at - len(chunk))
             self.prefix += chunk[known:]
             if len(self.prefix) >= end:
                 return bytes(self.prefix[start:end])
         raise Interrupted("the connection closed early")
-
-    def _count(self, chunk: bytes) -> None:
-        if self._cancel:
-            check_cancel(self._cancel)
-        self.fetched += len(chunk)
