@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -53,12 +54,20 @@ def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames in this folder survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Make renames in this folder survive a power cut, where its file system and its owner let us.
+
+    Raises:
+        OSError: the disk fails, or is full.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
+            raise
 
 
 def sweep(folder: Path) -> None:

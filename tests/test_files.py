@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -54,6 +55,21 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(
         write_whole(file, b"new")
     assert file.read_bytes() == b"old"
     assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_file_system_that_syncs_no_folders_will_do(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def sync(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    write_whole(file, b"new")
+    assert file.read_bytes() == b"new"
 
 
 def test_a_link_is_replaced_and_not_followed(file: Path) -> None:
