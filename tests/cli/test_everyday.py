@@ -215,6 +215,26 @@ def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
     assert offered(warm, "ask", "-f", "READ") == ["file,READ"]
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--save", "fix"], "There is nothing to save; as in: localspec ask --save fix"),
+        (["-t", "none", "hi"], "There is no template 'none'; there are broken, short. To make it"),
+        (["-t", "../short", "hi"], "There is no template '../short'"),
+        (["-t", "short"], "There is nothing to ask; as in: localspec ask -t short WORDS"),
+        (["-t", "broken", "hi"], "broken.toml: "),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_named(home: Home, words: list[str], says: str) -> None:
+    assert home.run("ask", "--save", "short", "--system", "Be short.").returncode == 0
+    [made] = home.root.rglob("short.toml")
+    made.with_name("broken.toml").write_bytes(b'system = "\xff"')
+    run = home.run("ask", *words)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert says in run.stderr
+    assert not home.socket.exists()
+
+
 def test_completing_starts_no_daemon_and_fails_never(home: Home) -> None:
     assert offered(home, "ask", "-m", "bui") == []
     assert not home.socket.exists()

@@ -1,0 +1,125 @@
+"""The threads that turn requests into tokens: whatever one request does to them, the next is served."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import pytest
+
+from localspec.engine.preparers import Preparers, Small
+from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.sequence import TokenizedRequest
+from localspec.errors import Cancelled
+from localspec.protocol.frames import (
+    MOST_PIECES,
+    MOST_TEXT,
+    ApplyTemplate,
+    ChatPrompt,
+    Detokenize,
+    Failed,
+    Frame,
+    Generate,
+    Message,
+    Preparing,
+    Reply,
+    TextPrompt,
+    Tokenize,
+)
+from tests.support.running import Running
+
+CHAT = ChatPrompt([Message("user", "hi")])
+PATIENCE = 30.0  # seconds; only a bug waits so long
+
+
+class Buggy(TemplateRenderer):
+    """Has a bug that every chat meets."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "", "")
+
+    def render(self, prompt: Any) -> str:
+        raise ZeroDivisionError("a bug")
+
+
+class Desk:
+    """Preparers with what they send, in order."""
+
+    def __init__(self, engine: Running) -> None:
+        self.said: queue.SimpleQueue[Frame | TokenizedRequest] = queue.SimpleQueue()
+        self.preparers = Preparers(self.said.put, self.said.put)
+        self.preparers.use(engine.pair, Buggy())
+        self.preparers.start()
+
+    def put(self, request: Generate | Small) -> Frame | TokenizedRequest:
+        """What comes of a request, between the words that it is being prepared."""
+        self.preparers.put(request)
+        return self.answer(request.id)
+
+    def answer(self, request: int) -> Frame | TokenizedRequest:
+        begun, found, ended = (self.said.get(timeout=PATIENCE) for _ in range(3))
+        assert begun == Preparing(request, begins=True)
+        assert ended == Preparing(request, begins=False)
+        return found
+
+
+@pytest.fixture
+def desk(cycle: Running) -> Desk:
+    return Desk(cycle)
+
+
+@pytest.mark.parametrize("request_", [Generate(1, CHAT), ApplyTemplate(1, CHAT)])
+def test_a_bug_in_preparing_ends_that_request_and_no_thread(
+    desk: Desk, request_: Generate | ApplyTemplate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    failed = desk.put(request_)
+    assert isinstance(failed, Failed)
+    assert failed.code == "internal_error"
+    assert "ZeroDivisionError" in failed.message
+    assert "Traceback" in capfd.readouterr().err
+    assert isinstance(desk.put(Tokenize(2, "ab")), Reply)
+    desk.preparers.taken(1)  # nothing is remembered of it
+
+
+def test_a_request_is_cancelled_while_it_waits_or_when_it_is_ready(desk: Desk) -> None:
+    ready = desk.put(Generate(1, TextPrompt("ab")))
+    assert isinstance(ready, TokenizedRequest)
+    desk.preparers.cancel(1)
+    with pytest.raises(Cancelled):
+        desk.preparers.taken(1)
+    desk.preparers.taken(1)  # once is enough
+    desk.preparers.cancel(7)  # never heard of
+    assert isinstance(desk.put(Generate(7, TextPrompt("ab"))), TokenizedRequest)
+    desk.preparers.taken(7)
+
+
+def test_what_was_cancelled_before_its_turn_is_not_prepared(cycle: Running) -> None:
+    desk = Desk(cycle)
+    desk.preparers._held.add(1)  # as if it had been put, and no thread had come to it
+    desk.preparers.cancel(1)
+    failed = desk.put(Generate(1, TextPrompt("ab")))
+    assert isinstance(failed, Failed)
+    assert failed.code == Cancelled.code
+    desk.preparers.taken(1)
+
+
+def test_without_a_pair_requests_are_refused(desk: Desk) -> None:
+    desk.preparers.close()
+    failed = desk.put(Generate(1, TextPrompt("ab")))
+    assert isinstance(failed, Failed)
+    assert "No pair is loaded" in failed.message
+
+
+def test_an_answer_that_would_be_too_large_is_refused(desk: Desk, cycle: Running) -> None:
+    many = Tokenize(1, "a b " * (MOST_PIECES // 2 + 1))
+    failed = desk.put(many)
+    assert isinstance(failed, Failed)
+    assert failed.param == "content"
+    assert f"at most {MOST_PIECES} are given with their pieces" in failed.message
+    vocab = cycle.pair.vocab
+    longest = max(range(vocab.size), key=lambda token: len(vocab.piece(token, special=True)))
+    times = MOST_TEXT // len(vocab.piece(longest, special=True)) + 1
+    failed = desk.put(Detokenize(2, [longest] * times))
+    assert isinstance(failed, Failed)
+    assert failed.param == "tokens"
+    assert f"at most {MOST_TEXT} are given at once" in failed.message
