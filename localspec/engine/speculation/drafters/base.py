@@ -98,7 +98,7 @@ class Drafter(ABC):
         """
 
     def known(self, tokens: list[int], bucket: int) -> Candidate | None:
-        """An offer of tokens that cost nothing, all of one confidence."""
+        """An offer of tokens that cost nothing, all of one confidence; None where there are none."""
         if not tokens:
             return None
         return Candidate(self.belief, len(tokens), 0.0, 0.0, [bucket] * len(tokens), tokens)

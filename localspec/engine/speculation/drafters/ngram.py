@@ -91,11 +91,11 @@ class NgramDrafter(Drafter):
         limit = min(request.limit, LIMIT)
         found = self.index.propose(request.slot.tokens, limit, request.generated)
         self._found, self._match = found
-        return self.known(self._found, length_bucket(self._match))
+        return self.known(self._found, length_bucket(self._match)) if self._found else None
 
     def observe(self, request: DraftRequest, kept: list[int], used: bool) -> None:
         super().observe(request, kept, used)
-        if not used:
+        if self._found and not used:
             at = length_bucket(self._match)
             for guess, token in zip(self._found, kept, strict=False):
                 self.belief.observe(at, guess == token)
