@@ -1,7 +1,7 @@
 """What goes over the socket about pairs and pulls: /localspec/pairs, /pulls, /gc.
 
-Sizes in bytes, contexts in tokens, times in Unix seconds. A pull's state is registry.pulls.PullState
-as it is.
+Sizes in bytes, contexts in tokens, times in Unix seconds. A pull's state
+is the PullState of registry/pulls/state.py as it is.
 """
 
 from __future__ import annotations

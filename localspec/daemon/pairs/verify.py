@@ -45,13 +45,13 @@ def verify_files(found: PairFiles, report: Report) -> Verifying:
     Raises:
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: they cannot be used.
     """
-    from localspec.registry.store import local
+    from localspec.registry.store import integrity, local
 
     draft = Path(found.draft) if found.draft else None
     record = local.describe_files(found.name, Path(found.target), draft)
     progress = _progress(record, report)
     progress(0, record.size)
-    reports = local.verify_files(record, progress)
+    reports = integrity.verify_files(record, progress)
     return _verified(record, reports, "Fetch it again with the program that it belongs to.")
 
 

@@ -6,19 +6,17 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from localspec.errors import BadGguf, Conflict, InvalidRequest, ModelNotFound
-from localspec.protocol.pairs import FileReport
 from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.header.model import Model, read_local_model, shard_paths
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.weights import check_weights
 from localspec.registry.store import integrity
-from localspec.registry.store.files import Hashes, sha256_of
+from localspec.registry.store.files import Hashes
 from localspec.registry.store.records import Record, StoredModel
 from localspec.registry.store.store import Store, local_parts
 
@@ -94,7 +92,7 @@ def refreshed(
         return record, ""
     changed, done = [], 0
     for part in record.parts:
-        told = partial(lambda start, read: progress(start + read, record.size), done)
+        told = integrity.shifted(progress, done, record.size)
         if integrity.changed(store, part, cancel, told):
             changed.append(part.file)
         done += part.size
@@ -157,24 +155,6 @@ def _swapped(record: Record, target: Path, draft: Path) -> str:
         f"The draft {draft.name} is larger than the target {target.name}, so it costs more than it "
         f"can save. If the two are swapped: localspec add {record.name} {files} --replace"
     )
-
-
-def verify_files(
-    record: Record, progress: Callable[[int, int], None] = lambda done, size: None
-) -> list[FileReport]:
-    """The files of a record that is not stored: hashed where their names state their hash.
-
-    Of others header and weights were looked at when the record was made; more is not known of them.
-    """
-    reports, done = [], 0
-    for role, model in (("target", record.target), ("draft", record.draft)):
-        for part in model.parts if model else ():
-            told = partial(lambda start, read: progress(start + read, record.size), done)
-            wrong = part.sha256 and sha256_of(Path(part.path), progress=told) != part.sha256
-            problem = f"{part.file} is damaged: its SHA-256 is not its name." if wrong else ""
-            reports.append(FileReport(role, part.file, problem, hashed=bool(part.sha256)))
-            done += part.size
-    return reports
 
 
 def _exists(store: Store, name: str) -> bool:

@@ -67,8 +67,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     asked: str = ""
 
     @property
+    def by_role(self) -> tuple[tuple[str, StoredModel], ...]:
+        """Each model after its role: "target", "draft"."""
+        both = (("target", self.target), ("draft", self.draft))
+        return tuple((role, model) for role, model in both if model)
+
+    @property
     def models(self) -> tuple[StoredModel, ...]:
-        return (self.target, self.draft) if self.draft else (self.target,)
+        return tuple(model for _, model in self.by_role)
 
     @property
     def parts(self) -> tuple[Part, ...]:
