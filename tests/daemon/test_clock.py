@@ -21,7 +21,6 @@ sys.exit(main())
 # Where the wall clock is read, and why it does no harm there.
 WALL_CLOCK = {
     "daemon/completion/answer.py": "`created` of an answer",
-    "daemon/history/store.py": "when something was said",
     "daemon/history/turn.py": "when something was said",
     "daemon/handlers/models.py": "`created` of a model",
     "engine/prompt/template_child.py": "the date that a chat template may ask for",
