@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from localspec.cli.options import SAMPLING
+from localspec.cli.options import fields
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, UsageError
@@ -28,9 +28,6 @@ EXAMPLE = """\
 """
 # A question this long did not come from a keyboard: say how much of it would fit.
 _LONG = 2000  # characters
-
-# Options that are fields of the request by another name or the same.
-_FIELDS = {"tokens": "max_tokens", **{each.name: each.name for each in SAMPLING}}
 
 
 def run(options: dict[str, Any]) -> int:
@@ -178,9 +175,7 @@ def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": _clean(options["system"])})
-    request: dict[str, Any] = {
-        field: options[name] for name, field in _FIELDS.items() if options[name] is not None
-    }
+    request = fields(options)
     request["messages"] = messages
     if options["model"]:
         from localspec.cli import inputs

@@ -98,6 +98,12 @@ _IN_CHAT = (
 CHAT = tuple(option for option in ASK if option.name in _IN_CHAT)
 
 
+def fields(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that were given as options, by the same name or, for --tokens, OpenAI's."""
+    named = {"max_tokens": "tokens", **{each.name: each.name for each in SAMPLING}}
+    return {field: values[name] for field, name in named.items() if values.get(name) is not None}
+
+
 def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
     return {
         option.name: [] if option.many else False if option.kind is bool else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from localspec.cli import ask, inputs
+from localspec.cli.options import fields
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import NotFound
@@ -82,8 +83,7 @@ class Talk:
                 render.error(ours["news"])
 
     def _request(self, question: str) -> dict[str, Any]:
-        given = {"max_tokens": self._options["tokens"], "temperature": self._options["temperature"]}
-        request: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+        request = fields(self._options)
         if self.model:
             request["model"] = inputs.pair(self.model)
         if self._options["show_draft"]:
