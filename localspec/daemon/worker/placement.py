@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 # Of the watchdog's time: what a pass of a slow engine may take by its measured costs.
 PASS_SHARE = 0.25
-# What the engine takes where nothing is asked (engine.pair.DEFAULT_CONTEXT).
+# What the engine takes where nothing is asked (engine.pair.load.DEFAULT_CONTEXT).
 USUAL_CONTEXT = 8192
 # Of a Mac's memory its GPU may take about this share (Metal's recommended working set).
 MAC_SHARE = 0.7
