@@ -22,6 +22,8 @@ from localspec.protocol.pairs import PullRequest
 if TYPE_CHECKING:
     from localspec.registry.pulls.running import Pull
 
+# What is hashed fast changes hundreds of times a second; nobody reads as fast.
+_PAUSE = 0.1  # seconds between two states
 _CANCEL_SECONDS = 5.0  # how long whoever cancels waits to be told that it is over
 
 
@@ -98,6 +100,7 @@ async def _states(pull: Pull, emit: Emit) -> None:
             if state.state not in RUNNING:
                 return
             await changed.wait()
+            await asyncio.sleep(_PAUSE)
 
 
 async def _pull(request: Request) -> Pull:
