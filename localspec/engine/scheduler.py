@@ -15,6 +15,7 @@ from localspec.engine.sequence import Sequence, Status, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
+from localspec.engine.speculation.drafters.model import ModelDrafter
 from localspec.engine.speculation.verification import Verifier, needs_no_logits, rejects
 from localspec.errors import ContextExceeded
 
@@ -125,7 +126,8 @@ class Scheduler:
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         slot.conversation = request.conversation
         sampler, matcher = tokenized.sampler, tokenized.matcher
-        reject = rejects(request, sampler, matcher, pair.drafter is not None)
+        drawn = pair.drafter is not None and ModelDrafter.asked_for(request.speculative)
+        reject = rejects(request, sampler, matcher, drawn)
         given = Resources(
             request.speculative, reject, matcher, tokenized.lookup, pair.drafter, lane.slots
         )

@@ -21,7 +21,7 @@ from localspec.engine.sampling.penalties import Breakers, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.sequence import TokenizedRequest
-from localspec.engine.speculation.drafters.ngram import NgramIndex
+from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from localspec.errors import ContextExceeded, InvalidRequest
 from localspec.protocol.frames import (
     ApplyTemplate,
@@ -86,7 +86,7 @@ class Preparer:
 
     def _ngram_index(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
         """What drafts are looked up in. Of a prediction, as much as an answer can be long."""
-        if not asked.enabled or asked.kind == "draft":
+        if not asked.enabled or not NgramDrafter.asked_for(asked):
             return NgramIndex()
         room = self._pair.n_ctx
         text = (asked.prediction or "")[: room * LONG_TOKEN]

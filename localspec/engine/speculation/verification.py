@@ -173,10 +173,10 @@ def _sampled(context: Context, row: int) -> int:
 def rejects(request: Generate, sampler: Sampler, matcher: Matcher | None, model: bool) -> bool:
     """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding.
 
-    model: there is a draft model, whose drafts can be drawn.
+    model: the request may use a draft model, whose drafts can be drawn.
     """
     settings, rule = sampler.settings, request.speculative.verification
-    if settings.greedy or not model or request.speculative.kind == "ngram":
+    if settings.greedy or not model:
         return False
     if rule != "auto":
         return rule == "rejection"

@@ -84,6 +84,11 @@ class Drafter(ABC):
         Drafter.kinds.sort(key=lambda kind: kind.rank)
 
     @classmethod
+    def asked_for(cls, asked: Speculative) -> bool:
+        """Does a request leave the choice of drafts to us, or name this kind?"""
+        return asked.kind in ("auto", cls.kind)
+
+    @classmethod
     @abstractmethod
     def serves(cls, given: Resources) -> bool:
         """May it draft for this request?"""

@@ -33,7 +33,7 @@ class ModelDrafter(Drafter):
 
     @classmethod
     def serves(cls, given: Resources) -> bool:
-        return given.asked.kind in ("auto", cls.kind) and given.model is not None
+        return cls.asked_for(given.asked) and given.model is not None
 
     def __init__(self, given: Resources, belief: Belief) -> None:
         super().__init__(given, belief)
@@ -42,7 +42,7 @@ class ModelDrafter(Drafter):
         self._unprobed = 0  # tokens written since drafts were last tried or probed
 
     def offer(self, request: DraftRequest) -> Candidate | None:
-        spread = max(min(request.left, 96) / 4, 1.0)  # rounds that a first reading is spread over
+        spread = max(min(request.left, 96) / 4, 1.0)  # rounds that a first prefill is spread over
         entry_ms = self._model.prefill_ms(request.slot) / spread
         return Candidate(self.belief, request.limit, self._model.step_ms(), entry_ms)
 

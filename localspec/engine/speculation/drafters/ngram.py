@@ -78,7 +78,7 @@ class NgramDrafter(Drafter):
 
     @classmethod
     def serves(cls, given: Resources) -> bool:
-        return given.asked.kind in ("auto", cls.kind) and not given.reject
+        return cls.asked_for(given.asked) and not given.reject
 
     def __init__(self, given: Resources, belief: Belief) -> None:
         super().__init__(given, belief)
