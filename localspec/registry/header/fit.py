@@ -24,6 +24,8 @@ USUAL_CONTEXT = 32_768
 RUNTIME = 128 << 20  # a worker's own memory, backends loaded
 MIB = 1 << 20
 
+Fits = Literal["yes", "partly", "no"]
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
@@ -62,7 +64,7 @@ class Fit:
     beyond: str = ""
 
 
-def fits(needed: int, free: Memory) -> Literal["yes", "partly", "no"]:
+def fits(needed: int, free: Memory) -> Fits:
     """Whether `free` holds so many bytes. "partly": not the GPU's memory, but with main memory."""
     if needed <= (free.vram or free.ram):
         return "yes"

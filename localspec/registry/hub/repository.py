@@ -10,17 +10,15 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
-from typing import Literal
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
 
 from localspec.errors import BadGguf, InvalidRequest, NotOnHub
 from localspec.registry.catalogue import FILE, REPO, REVISION
+from localspec.registry.header.fit import Fits
 from localspec.registry.header.model import shard_names
 from localspec.registry.hub.hub import Listed
-
-Fits = Literal["yes", "partly", "no"]
 
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OTHER_KINDS = ("datasets", "spaces", "api", "collections", "papers")

@@ -27,7 +27,6 @@ from localspec.registry.hub.cache import list_in_cache
 from localspec.registry.hub.hub import Listed
 from localspec.registry.hub.repository import (
     Choice,
-    Fits,
     Offer,
     Reference,
     best,
@@ -157,8 +156,20 @@ class _Deciding:
         guess = best(found, self._fits(None))
         return best(found, self._fits(self._look(wanted, guess).model))
 
-    def _fits(self, like: Model | None) -> _Room:
-        return _Room(self._planner.memory() if self._planner.memory else None, like)
+    def _fits(self, like: Model | None) -> Callable[[Choice], fit.Fits]:
+        """Whether memory holds a model, by its size and the header of one of another quantization."""
+        free = self._planner.memory() if self._planner.memory else None
+
+        def fits(choice: Choice) -> fit.Fits:
+            if free is None:
+                return "yes"
+            needed = choice.size * 11 // 10  # caches and buffers, before a header says how large
+            if like:
+                need = fit.need(like, min(fit.USUAL_CONTEXT, like.context))
+                needed = choice.size + need.cache + need.compute + fit.RUNTIME
+            return fit.fits(needed, free)
+
+        return fits
 
     def _look(self, wanted: Reference, chosen: Choice) -> PlannedModel:
         return self._read(_weights(wanted, chosen))
@@ -248,24 +259,6 @@ class _Deciding:
                 continue
         for _, found in sorted(sized, key=lambda each: (each[0], each[1].name)):
             yield found.path, f"{found.name} ({found.origin})"
-
-
-class _Room:
-    """Whether memory holds a model, by its size and the header of one of another quantization."""
-
-    def __init__(self, free: fit.Memory | None, like: Model | None) -> None:
-        self._free, self._like = free, like
-
-    def __call__(self, choice: Choice) -> Fits:
-        if self._free is None:
-            return "yes"
-        needed = choice.size * 11 // 10  # caches and buffers, before a header says how large
-        if self._like:
-            need = fit.need(self._like, min(fit.USUAL_CONTEXT, self._like.context))
-            needed = choice.size + need.cache + need.compute + fit.RUNTIME
-        if needed <= (self._free.vram or self._free.ram):
-            return "yes"
-        return "partly" if needed <= self._free.vram + self._free.ram else "no"
 
 
 def as_weights(planner: Planner, stored: StoredModel) -> Weights:
