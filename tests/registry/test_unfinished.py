@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from localspec.errors import NotFound
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.pull import Puller
@@ -148,3 +149,26 @@ def test_a_failure_that_passes_is_still_wanted_by_its_name(
     assert pull.wait(30)
     assert (pull.state.state, pull.state.code) == ("failed", "bad_gguf")
     assert pulls.wanted("p") is None
+
+
+def test_of_pulls_that_are_over_the_latest_can_be_asked_about(
+    puller: Puller, hub: TestHub, faults: Faults, pair: Pair
+) -> None:
+    pulls = pulls_of(puller)
+    begun(pulls, hub, pair)  # one that is under way is never forgotten
+    for number in range(40):  # of a repository that the hub has not
+        pulls.start(wanted(f"gone{number}", pair=PAIR)).wait(30)
+    names = [state.name for state in pulls.states()]
+    assert names == ["p", *(f"gone{number}" for number in range(9, 40))]
+    assert pulls.get("gone39").state.state == "failed"
+    with pytest.raises(NotFound, match="no pull of 'gone0'"):
+        pulls.get("gone0")
+    pulls.close()
+
+
+def test_a_pull_is_found_by_what_was_written_for_its_repository(puller: Puller) -> None:
+    pulls = pulls_of(puller)
+    pulls.start(wanted("c", pair=PAIR)).wait(30)
+    assert pulls.of_repository("c") is pulls.get("c")
+    with pytest.raises(NotFound):
+        pulls.of_repository("https://example.org/not a repository")
