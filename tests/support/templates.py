@@ -4,7 +4,8 @@
 marks, roles and notations of tools that the family's models were trained with, and with the demands that
 they make (turns that alternate, calls one by one, ids of nine characters). Real models' own templates each
 have their model's licence, so they are not carried; those that lie in `shared/templates` beside the
-checkout are used too.
+checkout are used too. After a change here, record what transformers makes of them anew:
+`python scripts/record_templates.py tests/support/chat_templates tests/engine/recorded_families.json.gz`.
 """
 
 from __future__ import annotations
