@@ -65,6 +65,10 @@ class Engine:
     def active(self) -> bool:
         return self._scheduler.active
 
+    def _started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
+        cached, source = sequence.tally.cached, sequence.slot.source
+        self._emit(Started(sequence.id, sequence.n_prompt, cached, tokenized.tail, source))
+
     # ------------------------------------------------------------------------ one step
 
     def step(self) -> None:
@@ -81,10 +85,6 @@ class Engine:
             except Exception as error:  # whose fault it is cannot be told
                 for sequence in list(lane.active):
                     self._endings.failed(lane, sequence, error)
-
-    def _started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
-        cached, source = sequence.tally.cached, sequence.slot.source
-        self._emit(Started(sequence.id, sequence.n_prompt, cached, tokenized.tail, source))
 
     def _round(self, lane: Lane) -> None:
         start, busy = self._clock(), self.pair.busy_s()
@@ -131,22 +131,6 @@ class Engine:
                         self._endings.finish(lane, last)
                     return False
 
-    def _one_by_one(
-        self, lane: Lane, sequences: list[Sequence], error: Exception
-    ) -> list[Sequence]:
-        """A pass that could not be made has one sequence at fault, if any: each has one of its own."""
-        if len(sequences) == 1:
-            self._endings.failed(lane, sequences[0], error)
-            return []
-        traceback.print_exception(error)
-        for sequence in sequences:  # what was drafted is not verified any more
-            self._endings.guard(lambda lane, each: lane.slots.commit(each.slot, 0), lane, sequence)
-        done: list[Sequence] = []
-        for sequence in sequences:
-            if sequence in lane.active:
-                done += self._decode_and_verify(lane, [self._scheduler.alone(lane, sequence)])
-        return done
-
     def _verify(self, lane: Lane, sequence: Sequence) -> None:
         """Keep what the target agrees with, roll both memories back to it, and show the text.
 
@@ -173,6 +157,22 @@ class Engine:
         lane.slots.commit(slot, len(step.read) + min(count, len(kept) - 1))
         if delta is not None:
             self._emit(delta)
+
+    def _one_by_one(
+        self, lane: Lane, sequences: list[Sequence], error: Exception
+    ) -> list[Sequence]:
+        """A pass that could not be made has one sequence at fault, if any: each has one of its own."""
+        if len(sequences) == 1:
+            self._endings.failed(lane, sequences[0], error)
+            return []
+        traceback.print_exception(error)
+        for sequence in sequences:  # what was drafted is not verified any more
+            self._endings.guard(lambda lane, each: lane.slots.commit(each.slot, 0), lane, sequence)
+        done: list[Sequence] = []
+        for sequence in sequences:
+            if sequence in lane.active:
+                done += self._decode_and_verify(lane, [self._scheduler.alone(lane, sequence)])
+        return done
 
     # ------------------------------------------------------------------------ the end of a round
 
