@@ -80,7 +80,7 @@ class Daemon:
         conversations = Conversations(
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )
-        self._state = State(config, paths, supervisor, registry, conversations, self.drain)
+        self._state = State(paths, supervisor, registry, conversations, self.drain)
         self._server = _Server(
             uvicorn.Config(
                 routes.application(self._state),

@@ -31,7 +31,6 @@ _ERRANDS = 4
 class State:
     """The parts of a running daemon. `stop` begins the drain."""
 
-    config: Config
     paths: Paths
     supervisor: Supervisor
     registry: Registry
@@ -46,6 +45,11 @@ class State:
     problem: str = ""  # why config.toml as it is now is not in use
     tcp: TcpAuth | None = None  # where TCP is served
     started: float = field(default_factory=time.monotonic)
+
+    @property
+    def config(self) -> Config:
+        """As it is in use now: an edit of the file replaces it."""
+        return self.supervisor.loaded.config
 
     async def pair(self, name: str, receive: Receive) -> PairFiles:
         """The files of a pair, checked unless it is loaded already; see pairs.resolve.

@@ -108,5 +108,4 @@ def _read_config(state: State) -> None:
         state.problem = f"{error.message} The last good configuration stays in use."
         return
     state.problem = ""
-    state.config = config
     state.supervisor.configure(config)
