@@ -109,15 +109,25 @@ def test_what_was_decided_is_not_decided_anew(files: TestHub, puller: Puller) ->
     assert not files.requests
 
 
+def blob(part: Part) -> Path:
+    return Path("/blobs", part.sha256)
+
+
 def test_a_pair_that_has_left_the_catalogue_is_pulled_from_where_it_came() -> None:
     """So that what is damaged of it can be mended."""
     part = Part(file="big.gguf", size=1, sha256="0" * 64)
     stored = StoredModel(parts=(part,), architecture="llama", repo="own/big")
-    record = Record(name="tiny", target=stored)
-    found = read_wanted("Tiny", Catalogue({}, {}), {"tiny": record}.get)
+    # A draft that was a file of the store already, for another pair.
+    shared = StoredModel(
+        parts=(Part(file="small.gguf", size=1, sha256="1" * 64),), architecture="llama"
+    )
+    record = Record(name="tiny", target=stored, draft=shared)
+    found = read_wanted("Tiny", Catalogue({}, {}), {"tiny": record}.get, blob)
     assert found.name == "tiny"
     assert found.pair is not None
+    assert found.pair.draft is not None
     assert (found.pair.target.repo, found.pair.target.file) == ("own/big", "big.gguf")
+    assert (found.pair.draft.repo, found.pair.draft.file) == ("", f"/blobs/{'1' * 64}")
     own = msgspec.structs.replace(record, source="own")
     with pytest.raises(ModelNotFound):
-        read_wanted("tiny", Catalogue({}, {}), {"tiny": own}.get)
+        read_wanted("tiny", Catalogue({}, {}), {"tiny": own}.get, blob)

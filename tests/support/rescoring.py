@@ -20,8 +20,9 @@ from localspec.protocol.frames import TokenLogprob
 # (measured with kernels for AVX2 and AVX-512: up to 2.3e-4), with room for kinds not measured.
 NEAR_TIE = 2e-3
 # The shipped pair's: eight-bit weights, and activations rounded by the row, so that other widths move a
-# logit by up to about 0.05 (measured: 0.044 at most over the prompts of its own test).
-SHIPPED_NEAR_TIE = 0.1
+# logit by up to about 0.05, and two of them in opposite directions (measured: 0.104 at most, between
+# sixty-four streams). A wrong token is off by whole units.
+SHIPPED_NEAR_TIE = 0.2
 
 
 def rows_alone(path: str, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:

@@ -72,6 +72,7 @@ def _wanted(registry: Registry, request: PullRequest, endpoint: str, whole_disk:
         request.name,
         registry.catalogue,
         registry.whole_record,
+        registry.store.part_path,
         draft=request.draft,
         no_draft=request.no_draft,
         pair=request.pair,

@@ -37,8 +37,8 @@ from localspec.registry.hub.repository import (
 )
 from localspec.registry.hub.retry import patiently
 from localspec.registry.pulls.plan import PlannedModel, Planner
-from localspec.registry.pulls.wanted import Wanted
-from localspec.registry.store.records import Record, StoredModel
+from localspec.registry.pulls.wanted import Wanted, as_weights
+from localspec.registry.store.records import Record
 
 # A draft of more than a third of the target's weights takes about as long as it saves.
 _LEAST_RATIO = 3
@@ -102,7 +102,7 @@ class _Deciding:
         elif wanted.draft:
             pair = _with(pair, draft=self._draft(wanted.draft))
         elif self._here and self._here.draft:
-            pair = _with(pair, draft=as_weights(self._planner, self._here.draft))
+            pair = _with(pair, draft=as_weights(self._here.draft, self._planner.store.part_path))
         else:
             pair, said = self._proposed(pair, listed)
         return Decision(pair, self._known, self._offers, (said,) if said else ())
@@ -259,13 +259,6 @@ class _Deciding:
                 continue
         for _, found in sorted(sized, key=lambda each: (each[0], each[1].name)):
             yield found.path, f"{found.name} ({found.origin})"
-
-
-def as_weights(planner: Planner, stored: StoredModel) -> Weights:
-    """A model of a record as something to pull: from its repository, or the file here."""
-    if stored.repo:
-        return Weights(repo=stored.repo, file=stored.file)
-    return Weights(repo="", file=str(planner.store.part_path(stored.parts[0])))
 
 
 def _here(planner: Planner, wanted: Wanted) -> Record | None:

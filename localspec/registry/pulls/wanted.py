@@ -19,7 +19,7 @@ from localspec.registry.catalogue import NAME, Catalogue, Pair, Weights
 from localspec.registry.hub.cache import list_in_cache, resolve_in_cache
 from localspec.registry.hub.repository import Reference, pair_name, parts_of, reference
 from localspec.registry.store.files import make_folder, write_whole
-from localspec.registry.store.records import Record, StoredModel
+from localspec.registry.store.records import Part, Record, StoredModel
 
 VERSION = 1  # of the file
 
@@ -69,6 +69,7 @@ def wanted(
     text: str,
     catalogue: Catalogue,
     here: Callable[[str], Record | None],
+    part_path: Callable[[Part], Path],
     *,
     draft: str | None = None,
     no_draft: bool = False,
@@ -79,7 +80,8 @@ def wanted(
 ) -> Wanted:
     """What `text` asks for: a repository; a pair that was pulled from one, again; a catalogue's pair.
 
-    `here` gives the record of a pair; `pair` is the name to give it, else the usual one.
+    `here` gives the record of a pair, `part_path` where a file of one lies; `pair` is the name to give
+    it, else the usual one.
 
     Raises:
         InvalidRequest: something that is no repository; a name that cannot be, or the catalogue's.
@@ -98,7 +100,7 @@ def wanted(
     if target is None:
         again = here(text.strip().lower())
         if again and not (draft or no_draft or pair) and _is_of_hub(again, catalogue):
-            return _again(again, endpoint, limit_rate)
+            return _again(again, part_path, endpoint, limit_rate)
         own, found = catalogue.find(text)
     else:
         own = pair_name(target)
@@ -142,12 +144,14 @@ def _is_of_hub(record: Record, catalogue: Catalogue) -> bool:
     return record.source == "hub" and bool(record.asked or record.name not in catalogue.pairs)
 
 
-def _again(record: Record, endpoint: str, limit_rate: int) -> Wanted:
+def _again(
+    record: Record, part_path: Callable[[Part], Path], endpoint: str, limit_rate: int
+) -> Wanted:
     """The same files as before, as the hub has them now."""
     pair = Pair(
         summary=record.summary,
-        target=_weights(record.target),
-        draft=_weights(record.draft) if record.draft else None,
+        target=as_weights(record.target, part_path),
+        draft=as_weights(record.draft, part_path) if record.draft else None,
         licence=record.licence,
         roles=tuple(role for role in ("chat", "fim") if role in record.roles),
     )
@@ -161,11 +165,11 @@ def _again(record: Record, endpoint: str, limit_rate: int) -> Wanted:
     )
 
 
-def _weights(model: StoredModel) -> Weights:
-    """Of a repository; without one a file lies here, by its path."""
-    if not model.repo:
-        return Weights(repo="", file=model.parts[0].path)
-    return Weights(repo=model.repo, file=model.file)
+def as_weights(stored: StoredModel, part_path: Callable[[Part], Path]) -> Weights:
+    """A model of a record as something to pull: from its repository, or the file here."""
+    if stored.repo:
+        return Weights(repo=stored.repo, file=stored.file)
+    return Weights(repo="", file=str(part_path(stored.parts[0])))
 
 
 class _Kept(msgspec.Struct):
