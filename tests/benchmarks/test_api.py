@@ -12,7 +12,18 @@ from benchmarks.measuring.runs import BenchError
 from benchmarks.servers.api_parts import Reissued, Together, Turn, joint_speed
 from benchmarks.servers.daemon import timed
 
-SMALL = ["--size", "tiny", "--length", "100", "--turns", "2", "--keystrokes", "5", "--tokens", "48"]
+SMALL = [
+    "--size",
+    "tiny",
+    "--length",
+    "100",
+    "--turns",
+    "2",
+    "--keystrokes",
+    "5",
+    "--tokens",
+    "400",
+]
 
 
 @pytest.mark.slow

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.llama import BadBatch, Batch, Context, ContextSettings, Model, NoKvSlot
+import localspec
+from localspec.engine.llama import (
+    BadBatch,
+    Batch,
+    Context,
+    ContextSettings,
+    Model,
+    NoKvSlot,
+    Vocab,
+)
 from localspec.errors import InvalidRequest, LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import architectures
@@ -130,11 +139,19 @@ def test_a_context_that_cannot_be_made_is_an_error_with_its_reason(model: Model)
 # ---------------------------------------------------------------------------- vocabulary
 
 
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[Vocab]:
+    path = Path(localspec.__file__).parent / "builtin" / "target.gguf"
+    with Model(str(path)) as loaded:
+        yield loaded.vocab
+
+
 @given(st.text(max_size=60))
-def test_text_comes_back_from_its_tokens(model: Model, text: str) -> None:
-    vocab = model.vocab
-    tokens = vocab.tokenize(text, add_special=False, parse_special=False)
-    assert b"".join(vocab.piece(token) for token in tokens).decode() == text
+def test_text_comes_back_from_its_tokens(model: Model, shipped: Vocab, text: str) -> None:
+    # Of the synthetic words " w12" the beginning is a merge and no token: llama.cpp loses it.
+    for vocab, said in ((model.vocab, text.replace(" w", " v")), (shipped, text)):
+        tokens = vocab.tokenize(said, add_special=False, parse_special=False)
+        assert b"".join(vocab.piece(token) for token in tokens).decode() == said
 
 
 def test_special_tokens_are_parsed_only_where_asked(model: Model) -> None:
