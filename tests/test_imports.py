@@ -321,7 +321,13 @@ def test_what_setup_imports_needs_the_standard_library_alone(place: str) -> None
 UNLOADED = {
     # What `localspec ask` imports before its first word.
     "localspec.cli.ask": ["asyncio", "numpy", "rich", "starlette", "httpx2", "llama_cpp"],
-    "localspec.daemon.lifecycle": ["numpy", "llama_cpp", "huggingface_hub", "localspec.engine"],
+    "localspec.daemon.lifecycle": [
+        "numpy",
+        "llama_cpp",
+        "huggingface_hub",
+        "importlib.metadata",
+        "localspec.engine",
+    ],
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import shlex
 import sys
@@ -78,6 +77,8 @@ def rebuild(plan: Plan | None = None) -> str:
     """The command that builds the installed llama.cpp anew, as planned; without a plan, as pip does."""
     if CHECKOUT:
         return "scripts/setup --again"
+    import importlib.metadata  # 10 ms, which every start of the daemon would wait for
+
     try:
         pinned = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
     except importlib.metadata.PackageNotFoundError:

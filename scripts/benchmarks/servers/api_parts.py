@@ -236,7 +236,8 @@ def write_together(
     return Together(
         clients,
         repetition,
-        joint_speed([answer.stamps for answer in answers]),
+        # A run for warming up is too short for all to meet, and nobody reads its speed.
+        joint_speed([answer.stamps for answer in answers]) if repetition >= 0 else 0.0,
         sum(int(answer.timings["draft_n"]) for answer in answers),
         all(a.text == text for a, text in zip(answers, expected, strict=True)),
     )
