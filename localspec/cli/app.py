@@ -10,42 +10,48 @@ import localspec
 
 # name → (module, what it does). A command is imported when it is run or asked for help.
 COMMANDS = {
-    "ask": ("localspec.cli.commands.ask", "Ask one question; stdin comes first."),
-    "chat": ("localspec.cli.commands.chat", "Talk, with history and commands."),
-    "list": ("localspec.cli.commands.models.list", "List the pairs that are here."),
+    "ask": ("localspec.cli.commands.ask", "Ask one question."),
+    "chat": ("localspec.cli.commands.chat", "Chat in the terminal."),
+    "list": ("localspec.cli.commands.models.list", "List installed pairs."),
     "catalogue": (
         "localspec.cli.commands.models.catalogue",
-        "List what can be pulled and fits here.",
+        "List pairs available to pull.",
     ),
-    "pull": ("localspec.cli.commands.models.pull", "Fetch a pair."),
-    "pulls": ("localspec.cli.commands.models.pulls", "Show or cancel the pulls that run."),
-    "show": ("localspec.cli.commands.models.show", "Show all about one pair."),
-    "verify": ("localspec.cli.commands.models.verify", "Check a pair's files by their hashes."),
-    "rm": ("localspec.cli.commands.models.rm", "Remove a pair."),
+    "pull": ("localspec.cli.commands.models.pull", "Download a pair."),
+    "pulls": ("localspec.cli.commands.models.pulls", "Show or cancel pulls."),
+    "show": ("localspec.cli.commands.models.show", "Show details of a pair."),
+    "verify": ("localspec.cli.commands.models.verify", "Verify the checksums of a pair's files."),
+    "rm": ("localspec.cli.commands.models.rm", "Remove pairs."),
     "gc": ("localspec.cli.commands.models.gc", "Delete files that no pair needs."),
-    "add": ("localspec.cli.commands.models.add", "Make a pair of your own files."),
+    "add": ("localspec.cli.commands.models.add", "Create a pair from your own files."),
     "import": (
         "localspec.cli.commands.models.import_",
-        "Find models that are here, make pairs of them.",
+        "Find models on this disk and create pairs from them.",
     ),
-    "drafts": ("localspec.cli.commands.models.drafts", "Find drafts for a target on this disk."),
-    "unload": ("localspec.cli.commands.daemon.unload", "Give the loaded pair's memory back."),
+    "drafts": (
+        "localspec.cli.commands.models.drafts",
+        "Find draft models for a target on this disk.",
+    ),
+    "unload": ("localspec.cli.commands.daemon.unload", "Unload the pair and free its memory."),
     "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
-    "service": ("localspec.cli.commands.daemon.service", "Let the system start the daemon."),
-    "complete": ("localspec.cli.commands.complete", "Fill in code at a place in a file."),
-    "history": ("localspec.cli.commands.history", "What was asked and answered."),
+    "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
+    "complete": ("localspec.cli.commands.complete", "Complete code at a position in a file."),
+    "history": ("localspec.cli.commands.history", "List, show, search and remove conversations."),
     "config": ("localspec.cli.commands.config", "Show and change the configuration."),
     "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
-    "status": ("localspec.cli.commands.daemon.status", "Show what the daemon is doing."),
+    "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),
     "stop": (
         "localspec.cli.commands.daemon.stop",
-        "End the daemon when it has finished its answers.",
+        "Stop the daemon.",
     ),
     "doctor": (
         "localspec.cli.commands.daemon.doctor",
-        "Find what keeps it from working well here.",
+        "Diagnose problems.",
     ),
-    "completion": ("localspec.cli.commands.completion", "Complete commands in bash, zsh or fish."),
+    "completion": (
+        "localspec.cli.commands.completion",
+        "Print the completion script for bash, zsh or fish.",
+    ),
 }
 
 
@@ -79,12 +85,12 @@ class Commands(click.Group):
 
 @click.group(
     cls=Commands,
-    help="A local assistant that decodes speculatively and says what it did.",
+    help="A local assistant with speculative decoding.",
     epilog='Example: localspec ask "What does shutil.copytree do?"',
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(localspec.__version__, prog_name="localspec", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Show a traceback with an error.")
+@click.option("--debug", is_flag=True, help="Show a traceback on errors.")
 def app(debug: bool) -> None:
     del debug  # `cli.main` looks for it before click does
 

@@ -43,7 +43,8 @@ command = click.Command(
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
         *map(click_option, options.ASK),
     ],
-    help="Ask one question. What comes on stdin and in files precedes the words. The answer alone "
-    "goes to stdout; Markdown is drawn on a terminal and left as it is in a pipe.",
+    help="Ask one question. Text from stdin and from files (-f) goes before the question. "
+    "Only the answer goes to stdout; Markdown is rendered on a terminal and left as it "
+    "is in a pipe.",
     epilog=f"Examples:\n\n\b\n{ask.EXAMPLE}",
 )

@@ -18,8 +18,8 @@ command = click.Command(
     "chat",
     callback=_run,
     params=list(map(click_option, options.CHAT)),
-    help='Talk with a pair: several lines with Alt-Enter or """, commands with /, completion with '
-    "Tab. Ctrl-C stops the answer, Ctrl-D ends the chat.",
+    help='Chat with a pair. Alt-Enter adds a line, """ begins and ends a multi-line message, '
+    "/ starts a command, Tab completes. Ctrl-C stops the answer, Ctrl-D ends the chat.",
     epilog="Examples:\n\n\b\n  localspec chat\n  localspec chat -m coder-7b -s 'Be brief.'\n"
     "  localspec chat -c",
 )

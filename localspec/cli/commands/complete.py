@@ -17,8 +17,8 @@ _TOKENS = 64  # an editor shows a few lines
 
 
 @click.command(
-    help="Fill in what is missing at a place in a file, as editors do it. Lines and columns count "
-    "from 1; without a column the end of the line is meant.",
+    help="Complete code at a position in a file, as an editor does. Lines and columns count "
+    "from 1; without a column, the end of the line is used.",
     epilog="Examples:\n\n\b\n  localspec complete src/cache.py:42\n"
     "  localspec complete src/cache.py:42:17 -m coder-7b -n 128",
 )
@@ -28,12 +28,10 @@ _TOKENS = 64  # an editor shows a few lines
     "--model",
     metavar="PAIR",
     shell_complete=suggest.pairs,
-    help="This pair, not the configured one.",
+    help="Use this pair instead of the configured one.",
 )
-@click.option(
-    "-n", "--tokens", type=click.IntRange(min=1), default=_TOKENS, help="At most so many."
-)
-@click.option("-u", "--usage", is_flag=True, help="Statistics on stderr.")
+@click.option("-n", "--tokens", type=click.IntRange(min=1), default=_TOKENS, help="Maximum number.")
+@click.option("-u", "--usage", is_flag=True, help="Print statistics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")
 def command(place: str, model: str | None, tokens: int, usage: bool, as_json: bool) -> int:
     before, after = around(place)

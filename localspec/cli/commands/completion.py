@@ -8,7 +8,7 @@ from localspec.cli.terminal import render
 
 
 @click.command(
-    help="Print what makes a shell complete commands and options.",
+    help="Print the completion script for a shell.",
     epilog='Examples:\n\n\b\n  eval "$(localspec completion bash)"      # in ~/.bashrc\n'
     '  eval "$(localspec completion zsh)"       # in ~/.zshrc\n'
     "  localspec completion fish | source        # in config.fish",

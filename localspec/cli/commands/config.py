@@ -11,7 +11,7 @@ from localspec.paths import default_paths
 
 @click.group(
     invoke_without_command=True,
-    help="Show the configuration and where each value comes from; change it.",
+    help="Show or change the configuration.",
     epilog="Examples:\n\n\b\n  localspec config\n  localspec config set pair coder-7b\n"
     "  localspec config set idle_unload 0",
 )
@@ -22,17 +22,20 @@ def command(context: click.Context) -> int:
     return 0
 
 
-@command.command(help="Where the file is.", epilog='Example: cat "$(localspec config path)"')
+@command.command(
+    help="Print the path of the configuration file.",
+    epilog='Example: cat "$(localspec config path)"',
+)
 def path() -> int:
     render.path(default_paths().config_file)
     return 0
 
 
 @command.command(
-    help="Every value and where it comes from: default, file or environment.",
+    help="Show every value and its source: default, file or environment.",
     epilog="Examples:\n\n\b\n  localspec config show\n  localspec config show --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def show(as_json: bool) -> int:
     settings.show(as_json=as_json)
     return 0
@@ -40,7 +43,7 @@ def show(as_json: bool) -> int:
 
 @command.command(
     "set",
-    help="Set a value in the file; without a value, go back to the default. The daemon sees it.",
+    help="Set a value in the configuration file; without a value, restore the default.",
     epilog="Examples:\n\n\b\n  localspec config set context 16384\n  localspec config set context",
 )
 @click.argument("key", shell_complete=suggest.keys)
@@ -51,7 +54,7 @@ def set_(key: str, value: str | None) -> int:
 
 
 @command.command(
-    help="Open the file in $EDITOR; what is wrong in it is refused and can be edited again.",
+    help="Edit the configuration file in $EDITOR; it is checked before it is saved.",
     epilog="Example: localspec config edit",
 )
 def edit() -> int:

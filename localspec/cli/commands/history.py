@@ -8,12 +8,12 @@ from localspec.cli import suggest
 from localspec.cli.terminal import history, render
 from localspec.client.conversations import ConversationsClient
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+_JSON = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 
 
 @click.group(
     invoke_without_command=True,
-    help="List what was asked, the newest first; show, search, remove and export it.",
+    help="List past conversations, newest first; show, search, remove and export them.",
     epilog="Examples:\n\n\b\n  localspec history\n  localspec history show last\n"
     "  localspec history search copytree\n  localspec history rm 1f3a",
 )
@@ -37,28 +37,28 @@ def _listed(limit: int, search: str, *, as_json: bool) -> int:
 
 @command.command(
     "list",
-    help="The newest conversations.",
+    help="List the newest conversations.",
     epilog="Example: localspec history list -n 100",
 )
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="At most so many.")
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="Maximum number.")
 @_JSON
 def listed(limit: int, as_json: bool) -> int:
     return _listed(limit, "", as_json=as_json)
 
 
 @command.command(
-    help="Conversations where something was said, in any case.",
+    help="Search conversations for a text, ignoring case.",
     epilog="Example: localspec history search copytree",
 )
 @click.argument("text")
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="At most so many.")
+@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="Maximum number.")
 @_JSON
 def search(text: str, limit: int, as_json: bool) -> int:
     return _listed(limit, text, as_json=as_json)
 
 
 @command.command(
-    help="One conversation: its id, the beginning of it, or last.",
+    help="Show one conversation, named by its ID, a prefix of it, or 'last'.",
     epilog="Example: localspec history show last",
 )
 @click.argument("name", default="last", shell_complete=suggest.conversations)
@@ -70,14 +70,14 @@ def show(name: str, as_json: bool) -> int:
 
 
 @command.command(
-    help="Remove conversations for good.",
+    help="Remove conversations permanently.",
     epilog="Examples:\n\n\b\n  localspec history rm 1f3a\n  localspec history rm --all",
 )
 @click.argument("names", nargs=-1, metavar="ID...", shell_complete=suggest.conversations)
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--all", "everything", is_flag=True, help="Remove all conversations.")
 def rm(names: tuple[str, ...], everything: bool) -> int:
     if everything == bool(names):
-        raise click.UsageError("Name conversations, or say --all.")
+        raise click.UsageError("Name conversations to remove, or use --all.")
     client = ConversationsClient()
     if everything:
         render.line(f"{client.forget_all()} removed.")
@@ -87,7 +87,7 @@ def rm(names: tuple[str, ...], everything: bool) -> int:
 
 
 @command.command(
-    help="Everything, one conversation as JSON a line.",
+    help="Export all conversations as JSON, one per line.",
     epilog="Example: localspec history export > history.jsonl",
 )
 def export() -> int:

@@ -17,13 +17,13 @@ _LOOK = 0.2  # seconds
 
 
 @click.command(
-    help="Show the end of the daemon's log. There are no prompts in it, unless `log_prompts` is set.",
+    help="Show the end of the daemon's log. It contains no prompts unless `log_prompts` is set.",
     epilog="Examples:\n\n\b\n  localspec logs -n 50\n  localspec logs --follow\n"
     "  localspec logs --path",
 )
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=20, help="So many lines.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as it grows.")
-@click.option("--path", "only_path", is_flag=True, help="Print where it is.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), default=20, help="Number of lines.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the log.")
+@click.option("--path", "only_path", is_flag=True, help="Print the path of the log.")
 def command(lines: int, follow: bool, only_path: bool) -> int:
     log = default_paths().log
     if only_path:

@@ -14,7 +14,7 @@ from localspec.paths import default_paths
 
 
 @click.group(
-    help="Let the system start the daemon: systemd by its socket, launchd at login.",
+    help="Run the daemon as a user service: systemd starts it on demand, launchd at login.",
     epilog="Examples:\n\n\b\n  localspec service install\n  localspec service install --print\n"
     "  localspec service uninstall",
 )
@@ -29,10 +29,12 @@ def _manager() -> services.Manager:
 
 
 @command.command(
-    help="Install and start it. A daemon that runs is ended first, as `stop` does.",
+    help="Install and start the service. A running daemon is stopped first.",
     epilog="Example: localspec service install",
 )
-@click.option("--print", "only_print", is_flag=True, help="Show what would be written, no more.")
+@click.option(
+    "--print", "only_print", is_flag=True, help="Only print the files that would be written."
+)
 def install(only_print: bool) -> int:
     chosen = _manager()
     if only_print:
@@ -52,7 +54,7 @@ def install(only_print: bool) -> int:
 
 
 @command.command(
-    help="Stop and remove it; models, history and configuration stay.",
+    help="Stop and remove the service. Models, history and configuration are kept.",
     epilog="Example: localspec service uninstall",
 )
 def uninstall() -> int:
@@ -62,7 +64,7 @@ def uninstall() -> int:
 
 
 @command.command(
-    help="Show whether it is installed and active.",
+    help="Show whether the service is installed and active.",
     epilog="Example: localspec service status",
 )
 def status() -> int:

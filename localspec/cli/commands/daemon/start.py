@@ -13,16 +13,18 @@ from localspec.paths import default_paths
 
 
 @click.command(
-    help="Start the daemon, unless it is running.",
+    help="Start the daemon if it is not running.",
     epilog="Examples:\n\n\b\n  localspec start\n  localspec start --listen 127.0.0.1:8080",
 )
-@click.option("--reset", is_flag=True, help="Try again a pair that was set aside after crashes.")
+@click.option("--reset", is_flag=True, help="Retry a pair that was set aside after crashes.")
 @click.option(
     "--listen",
     metavar="ADDRESS:PORT",
-    help="Serve TCP there too, with a bearer token; `listen` in config.toml keeps it so.",
+    help="Also serve TCP, with a bearer token; to keep it, set `listen` in config.toml.",
 )
-@click.option("--listen-anywhere", is_flag=True, help="Allow an address that other machines reach.")
+@click.option(
+    "--listen-anywhere", is_flag=True, help="Allow an address that other machines can reach."
+)
 def command(reset: bool, listen: str | None, listen_anywhere: bool) -> int:
     client = Client()
     if listen:

@@ -16,12 +16,12 @@ _EVERY = 1.0  # seconds
 
 
 @click.command(
-    help="Show what the daemon is doing. Exit code 3 when none is running.",
+    help="Show the daemon's status. Exits with 3 if it is not running.",
     epilog="Examples:\n\n\b\n  localspec status\n  localspec status --watch\n"
     "  localspec status --json",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
-@click.option("-w", "--watch", is_flag=True, help="Again every second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def command(as_json: bool, watch: bool) -> int:
     client = Client(autostart=False)
     if watch:

@@ -13,7 +13,7 @@ from localspec.errors import NoDaemon
 
 
 @click.command(
-    help="End the daemon. Answers that are being written are finished first, for a few seconds.",
+    help="Stop the daemon. Answers in progress get a few seconds to finish.",
     epilog="Example: localspec stop",
 )
 def command() -> int:

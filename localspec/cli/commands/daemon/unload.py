@@ -9,7 +9,7 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Give the memory of the loaded pair back now; the next question loads it again.",
+    help="Unload the pair and free its memory; the next question loads it again.",
     epilog="Example: localspec unload",
 )
 def command() -> int:

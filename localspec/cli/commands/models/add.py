@@ -13,7 +13,7 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Make a pair of your own files, checked like a pull and used where they lie.",
+    help="Create a pair from your own files. They are checked like a pull and stay where they are.",
     epilog="Examples:\n\n\b\n  localspec add mine --target big.gguf --draft small.gguf\n"
     "  localspec add qwen --target qwen2.5:7b --draft qwen2.5:0.5b",
 )
@@ -23,13 +23,13 @@ from localspec.client.pairs import PairsClient
     required=True,
     metavar="FILE",
     shell_complete=suggest.files,
-    help="The large model: a file, or its name in Ollama.",
+    help="Target model: a file, or the name of a model in Ollama.",
 )
 @click.option(
     "--draft",
     metavar="FILE",
     shell_complete=suggest.files,
-    help="The small one; without it decoding is plain.",
+    help="Draft model; without one, drafts come from the text itself (n-gram).",
 )
 @click.option(
     "--role",
@@ -37,9 +37,9 @@ from localspec.client.pairs import PairsClient
     multiple=True,
     type=click.Choice(["chat", "fim"]),
     default=["chat"],
-    help="What it is good for: chat, fim (filling in), or both.",
+    help="What the pair is for: chat or fim (fill in the middle); repeatable.",
 )
-@click.option("--replace", is_flag=True, help="Take the place of a pair of that name.")
+@click.option("--replace", is_flag=True, help="Replace an existing pair of that name.")
 def command(
     name: str, target: str, draft: str | None, roles: tuple[str, ...], replace: bool
 ) -> int:

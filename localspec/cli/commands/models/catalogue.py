@@ -9,14 +9,14 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="List what can be pulled, and which of it this machine's free memory holds: 'partly' "
-    "means that the GPU's memory is too small and main memory helps out. What drafts is a model "
-    "of its own, or the text itself (n-gram). (MTP): the target has heads that predict several "
-    "tokens; they are not run yet.",
+    help="List pairs available to pull, and whether each fits into this machine's free "
+    "memory; 'partly' means that it needs main memory besides the GPU's. Drafts come "
+    "from a draft model or from the text itself (n-gram). (MTP): the target has heads "
+    "that predict several tokens; they are not supported yet.",
     epilog="Example: localspec catalogue --fits",
 )
-@click.option("--fits", is_flag=True, help="Only what fits here.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+@click.option("--fits", is_flag=True, help="Only list pairs that fit.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(fits: bool, as_json: bool) -> int:
     listed = PairsClient().pairs(everything=True)
     listed["pairs"] = [

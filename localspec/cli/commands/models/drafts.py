@@ -13,8 +13,8 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Look through every model on this disk (the store, the Hugging Face cache, LM Studio, "
-    "Ollama, FOLDERs) for drafts that match TARGET, a file or a pair.",
+    help="Search the models on this disk (the store, the Hugging Face cache, LM Studio, "
+    "Ollama, and any FOLDERs) for draft models that match TARGET, a file or a pair.",
     epilog="Examples:\n\n\b\n  localspec drafts big.gguf ~/models\n"
     "  localspec drafts coder-7b --measure",
 )
@@ -23,9 +23,9 @@ from localspec.client.pairs import PairsClient
 @click.option(
     "--measure",
     is_flag=True,
-    help="Load each with TARGET and measure what it gains; the best first.",
+    help="Load each draft with TARGET and measure the speed-up; best first.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
     client = PairsClient()
     wanted, where = inputs.pair(target), [inputs.absolute(each) for each in folders]

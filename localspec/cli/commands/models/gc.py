@@ -10,11 +10,11 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Delete files that no pair and no conversation needs, those of cancelled pulls among them.",
+    help="Delete files that no pair or conversation needs, including those of cancelled pulls.",
     epilog="Example: localspec gc --dry-run",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one line of JSON.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(dry_run: bool, as_json: bool) -> int:
     found = PairsClient().collect(dry_run=dry_run)
     if as_json:

@@ -16,16 +16,14 @@ from localspec.errors import LocalspecError
 
 
 @click.command(
-    help="Find the models that are on this disk already: those of the Hugging Face cache, llama.cpp, "
-    "LM Studio, Ollama, Jan and GPT4All, and in FOLDERs. It says which can draft for which, and how "
-    "to make pairs of them; they stay where they are.",
+    help="Find models already on this disk: those of the Hugging Face cache, llama.cpp, LM "
+    "Studio, Ollama, Jan and GPT4All, and in any FOLDERs. Shows which can draft for "
+    "which and how to create pairs from them. The files stay where they are.",
     epilog="Examples:\n\n\b\n  localspec import\n  localspec import ~/models --add",
 )
 @click.argument("folders", nargs=-1, metavar="[FOLDER]...", shell_complete=suggest.files)
-@click.option(
-    "--add", "adding", is_flag=True, help="Make these pairs; on a terminal it asks first."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as one line of JSON.")
+@click.option("--add", "adding", is_flag=True, help="Create these pairs; on a terminal, ask first.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(folders: tuple[str, ...], adding: bool, as_json: bool) -> int:
     found = look(folders)
     if as_json and not adding:

@@ -9,14 +9,14 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="List the pairs that are here.",
+    help="List installed pairs.",
     epilog="Examples:\n\n\b\n  localspec list\n  localspec list --all",
 )
-@click.option("-a", "--all", "everything", is_flag=True, help="Those that can be pulled, too.")
+@click.option("-a", "--all", "everything", is_flag=True, help="Also list pairs available to pull.")
 @click.option(
-    "--disk", is_flag=True, help="Models other programs keep here; as `localspec import`."
+    "--disk", is_flag=True, help="List models of other programs, like `localspec import`."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(everything: bool, disk: bool, as_json: bool) -> int:
     if disk:
         from localspec.cli.commands.models import import_

@@ -38,20 +38,25 @@ class _Rate(click.ParamType[int]):
 
 
 @click.command(
-    help="Fetch pairs of the catalogue, or any model of the hub: OWNER/REPO, with :QUANT or "
-    ":FILE.gguf if one is meant, also as its address. Checked before, whole and verified after. "
-    "It goes on in the daemon when you leave; a pull that was cut off goes on where it was.",
+    help="Download pairs from the catalogue, or any model from the Hugging Face hub: "
+    "OWNER/REPO, OWNER/REPO:QUANT, OWNER/REPO:FILE.gguf, or its URL. Files are checked "
+    "before the download and verified after it. The pull continues in the daemon if you "
+    "leave, and an interrupted pull resumes where it stopped.",
     epilog="Examples:\n\n\b\n  localspec pull coder-7b\n  localspec pull coder-14b --no-wait\n"
     "  localspec pull unsloth/Qwen3-4B-GGUF:Q4_K_M\n"
     "  localspec pull qwen3-8b --draft unsloth/Qwen3-0.6B-GGUF:Q8_0 --name mine",
 )
 @click.argument("names", nargs=-1, required=True, shell_complete=suggest.catalogue)
-@click.option("--draft", metavar="OWNER/REPO[:QUANT]", help="The draft; else one is proposed.")
-@click.option("--no-draft", is_flag=True, help="No draft model: drafts from the text itself.")
-@click.option("--name", "pair", metavar="NAME", help="What to call the pair.")
-@click.option("--limit-rate", type=_Rate(), metavar="RATE", help="Bytes per second, e.g. 10M.")
-@click.option("--no-wait", is_flag=True, help="Return at once; `localspec pulls` shows it.")
-@click.option("--json", "as_json", is_flag=True, help="Print its states as lines of JSON.")
+@click.option(
+    "--draft", metavar="OWNER/REPO[:QUANT]", help="Draft model; by default, one is chosen."
+)
+@click.option("--no-draft", is_flag=True, help="Use no draft model; draft from the text itself.")
+@click.option("--name", "pair", metavar="NAME", help="Name for the pair.")
+@click.option(
+    "--limit-rate", type=_Rate(), metavar="RATE", help="Maximum bytes per second, e.g. 10M."
+)
+@click.option("--no-wait", is_flag=True, help="Return at once; see `localspec pulls`.")
+@click.option("--json", "as_json", is_flag=True, help="Output progress as lines of JSON.")
 def command(
     names: tuple[str, ...],
     draft: str | None,

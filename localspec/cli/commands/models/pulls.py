@@ -11,11 +11,11 @@ from localspec.client.pairs import PairsClient
 
 @click.group(
     invoke_without_command=True,
-    help="Show the pulls that run or ended lately, or cancel one. Those that the end of the daemon "
-    "interrupts go on by themselves when it starts again.",
+    help="Show running and recent pulls, or cancel one. Pulls interrupted by stopping the "
+    "daemon resume when it starts again.",
     epilog="Examples:\n\n\b\n  localspec pulls\n  localspec pulls cancel coder-7b",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> int:
     if context.invoked_subcommand:
@@ -31,7 +31,7 @@ def command(context: click.Context, as_json: bool) -> int:
 
 
 @command.command(
-    help="Stop a pull, and forget it. What was fetched is kept for the next one.",
+    help="Cancel a pull. What was downloaded is kept for the next one.",
     epilog="Example: localspec pulls cancel coder-7b",
 )
 @click.argument("name", shell_complete=suggest.catalogue)

@@ -12,7 +12,7 @@ from localspec.errors import LocalspecError, NoDaemon
 
 
 @click.command(
-    help="Remove pairs. Files that another pair needs stay, and so do your own files.",
+    help="Remove pairs. Files that another pair needs are kept, and so are your own files.",
     epilog="Example: localspec rm coder-7b",
 )
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=suggest.pairs)

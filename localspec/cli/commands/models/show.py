@@ -10,14 +10,19 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Show a pair: its models, whether they match, the memory they need.",
+    help="Show a pair: its models, whether they match, and the memory they need.",
     epilog="Examples:\n\n\b\n  localspec show builtin\n  localspec show coder-7b --context 16384\n"
     "  localspec show coder-7b --template",
 )
 @click.argument("name", shell_complete=suggest.pairs)
-@click.option("--context", type=click.IntRange(min=0), default=0, help="Count for so many tokens.")
-@click.option("--template", is_flag=True, help="Print the target's chat template and nothing else.")
-@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+@click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Compute memory for this many tokens of context.",
+)
+@click.option("--template", is_flag=True, help="Print only the target's chat template.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(name: str, context: int, template: bool, as_json: bool) -> int:
     view = PairsClient().pair(inputs.pair(name), context)
     if template:

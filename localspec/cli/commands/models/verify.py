@@ -13,11 +13,11 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Hash every file of a pair and compare. Exit code 1 when one is damaged or missing.",
+    help="Verify the checksums of a pair's files. Exits with 1 if a file is damaged or missing.",
     epilog="Example: localspec verify coder-7b",
 )
 @click.argument("name", shell_complete=suggest.pairs)
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(name: str, as_json: bool) -> int:
     event: dict[str, Any] = {}
     with Progress(name) as progress:
