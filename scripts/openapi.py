@@ -2,18 +2,22 @@
 """Write the schemas of localspec/openapi.yaml anew from the structs that the daemon uses.
 
 What stands above the marker in that file is written by hand; the schemas below it are made here, so
-that they say what the daemon checks and sends. Run it after changing a struct; a test compares.
+that they say what the daemon checks and sends. An endpoint that is not described yet gets a description
+made of its function's docstring, to be written out. Run it after changing a struct or adding an
+endpoint; a test compares.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import yaml
 
+from localspec.daemon import routes
 from localspec.protocol import answers, conversations, disk, pairs, requests
 from localspec.registry.pulls.state import PullState
 
@@ -87,9 +91,42 @@ def schemas() -> dict[str, Any]:
     return dict(sorted(every.items()))
 
 
+def outline(method: str, path: str, name: str) -> str:
+    """The description of an endpoint as far as its row and its docstring tell."""
+    summary = (inspect.getdoc(routes.handler(name)) or name).splitlines()[0].rstrip(".")
+    operation: dict[str, Any] = {
+        "tags": ["localspec"],
+        "operationId": name.replace(".", "_"),
+        "summary": summary,
+    }
+    if named := re.findall(r"{(\w+)}", path):
+        operation["parameters"] = [
+            {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
+            for each in named
+        ]
+    answered = {"description": summary, "content": {"application/json": {"schema": {}}}}
+    refused = {"$ref": "#/components/responses/Refused"}
+    operation["responses"] = {"200": answered, "400": refused}
+    lines = yaml.safe_dump({method.lower(): operation}, sort_keys=False).splitlines()
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def described(by_hand: str) -> str:
+    """The part that is written by hand, with an outline of each endpoint that it lacks."""
+    known: dict[str, Any] = yaml.safe_load(by_hand)["paths"]
+    for method, path, name in routes.ROUTES:
+        head = f"  {path}:\n"
+        if path not in known:
+            known[path] = {}
+            by_hand = by_hand.replace("\ncomponents:\n", f"{head}\ncomponents:\n")
+        if method.lower() not in known[path]:
+            by_hand = by_hand.replace(head, head + outline(method, path, name))
+    return by_hand
+
+
 def text() -> str:
     """The whole file as it should be."""
-    by_hand = FILE.read_text(encoding="utf-8").partition(MARKER)[0]
+    by_hand = described(FILE.read_text(encoding="utf-8").partition(MARKER)[0])
     made = yaml.safe_dump(
         schemas(), sort_keys=False, allow_unicode=True, width=90, default_flow_style=None
     )

@@ -327,6 +327,7 @@ UNLOADED = {
         "huggingface_hub",
         "importlib.metadata",
         "localspec.engine",
+        "localspec.machine",
     ],
 }
 

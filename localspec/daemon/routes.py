@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from localspec.daemon.handlers import (
-    completions,
-    control,
-    conversations,
-    description,
-    metrics,
-    models,
-    native,
-    pairs,
-    pulls,
-    tokens,
-)
 from localspec.daemon.http import errors
 from localspec.daemon.http.requests import ClientGone, SameVersion
 from localspec.daemon.http.tcp import TcpAuthMiddleware
@@ -30,53 +21,64 @@ from localspec.daemon.state import State
 from localspec.errors import LocalspecError
 from localspec.protocol.reading import BadBody
 
+# Method, path, and the function in handlers/ that answers.
 ROUTES = (
-    ("POST", "/v1/chat/completions", completions.chat),
-    ("POST", "/v1/completions", completions.complete),
-    ("GET", "/v1/models", models.models),
-    ("POST", "/infill", native.infill),
-    ("POST", "/completion", native.complete),
-    ("GET", "/health", models.health),
-    ("GET", "/props", models.props),
-    ("GET", "/metrics", metrics.show),
-    ("GET", "/openapi.yaml", description.openapi),
-    ("POST", "/tokenize", tokens.tokenize),
-    ("POST", "/detokenize", tokens.detokenize),
-    ("POST", "/apply-template", tokens.apply_template),
-    ("GET", "/localspec/status", control.status),
-    ("POST", "/localspec/shutdown", control.shutdown),
-    ("POST", "/localspec/reset", control.reset),
-    ("POST", "/localspec/load", control.load),
-    ("POST", "/localspec/unload", control.unload),
-    ("GET", "/localspec/pairs", pairs.listed),
-    ("POST", "/localspec/pairs", pairs.add),
-    ("GET", "/localspec/pairs/{name}", pairs.show),
-    ("DELETE", "/localspec/pairs/{name}", pairs.remove),
-    ("POST", "/localspec/pairs/{name}/verify", pairs.verify),
-    ("POST", "/localspec/gc", pairs.collect),
-    ("POST", "/localspec/drafts", pairs.drafts),
-    ("POST", "/localspec/disk", pairs.on_disk),
-    ("GET", "/localspec/conversations", conversations.listed),
-    ("DELETE", "/localspec/conversations", conversations.remove_all),
-    ("GET", "/localspec/conversations/{name}", conversations.show),
-    ("DELETE", "/localspec/conversations/{name}", conversations.remove),
-    ("POST", "/localspec/conversations/{name}/undo", conversations.undo),
-    ("GET", "/localspec/pulls", pulls.listed),
-    ("POST", "/localspec/pulls", pulls.start),
-    ("GET", "/localspec/pulls/{name}/events", pulls.events),
-    ("GET", "/localspec/pulls/{name}", pulls.state),
-    ("DELETE", "/localspec/pulls/{name}", pulls.cancel),
+    ("POST", "/v1/chat/completions", "completions.chat"),
+    ("POST", "/v1/completions", "completions.complete"),
+    ("GET", "/v1/models", "models.models"),
+    ("POST", "/infill", "native.infill"),
+    ("POST", "/completion", "native.complete"),
+    ("GET", "/health", "models.health"),
+    ("GET", "/props", "models.props"),
+    ("GET", "/metrics", "metrics.show"),
+    ("GET", "/openapi.yaml", "description.openapi"),
+    ("POST", "/tokenize", "tokens.tokenize"),
+    ("POST", "/detokenize", "tokens.detokenize"),
+    ("POST", "/apply-template", "tokens.apply_template"),
+    ("GET", "/localspec/status", "control.status"),
+    ("POST", "/localspec/shutdown", "control.shutdown"),
+    ("POST", "/localspec/reset", "control.reset"),
+    ("POST", "/localspec/load", "control.load"),
+    ("POST", "/localspec/unload", "control.unload"),
+    ("GET", "/localspec/pairs", "pairs.listed"),
+    ("POST", "/localspec/pairs", "pairs.add"),
+    ("GET", "/localspec/pairs/{name}", "pairs.show"),
+    ("DELETE", "/localspec/pairs/{name}", "pairs.remove"),
+    ("POST", "/localspec/pairs/{name}/verify", "pairs.verify"),
+    ("POST", "/localspec/gc", "pairs.collect"),
+    ("POST", "/localspec/drafts", "pairs.drafts"),
+    ("POST", "/localspec/disk", "pairs.on_disk"),
+    ("GET", "/localspec/conversations", "conversations.listed"),
+    ("DELETE", "/localspec/conversations", "conversations.remove_all"),
+    ("GET", "/localspec/conversations/{name}", "conversations.show"),
+    ("DELETE", "/localspec/conversations/{name}", "conversations.remove"),
+    ("POST", "/localspec/conversations/{name}/undo", "conversations.undo"),
+    ("GET", "/localspec/pulls", "pulls.listed"),
+    ("POST", "/localspec/pulls", "pulls.start"),
+    ("GET", "/localspec/pulls/{name}/events", "pulls.events"),
+    ("GET", "/localspec/pulls/{name}", "pulls.state"),
+    ("DELETE", "/localspec/pulls/{name}", "pulls.cancel"),
 )
 
 
-def _route(method: str, path: str, handler: Callable[..., Awaitable[Response]]) -> Route:
+def handler(name: str) -> Callable[[Request], Awaitable[Response]]:
+    """The function of handlers/ that a row of ROUTES names."""
+    module, function = name.split(".")
+    found = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), function)
+    return cast(Callable[[Request], Awaitable[Response]], found)
+
+
+def _route(method: str, path: str, name: str) -> Route:
     # Whatever people type for a name, slashes and nothing at all, they are told that there is none.
-    return Route(path.replace("{name}", "{name:path}"), handler, methods=[method])
+    return Route(path.replace("{name}", "{name:path}"), handler(name), methods=[method])
+
+
+_ROUTES = [_route(*each) for each in ROUTES]
 
 
 def application(state: State) -> ASGIApp:
     app = Starlette(
-        routes=[_route(*each) for each in ROUTES],
+        routes=_ROUTES,
         exception_handlers={
             LocalspecError: errors.on_ours,
             BadBody: errors.on_body,

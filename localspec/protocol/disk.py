@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from localspec.protocol.pairs import File
+from localspec.protocol.pairs import AddRequest, File
 from localspec.protocol.reading import OrDefault, Request
 
 
@@ -92,22 +92,14 @@ class DiskModel(Struct):
     drafts: tuple[str, ...] = ()
 
 
-class ProposedPair(Struct):
-    """A pair worth making: what to give `add`. `ratio`: target to draft in bytes of weights."""
-
-    name: str
-    target: str
-    draft: str | None = None
-    ratio: float = 0.0
-
-
 class Disk(Struct):
     """An event of /disk: what is being read, and in the last one all that was found.
 
-    `problems`: a sentence for each place that could not be looked into.
+    `pairs`: those worth making, each as POST /localspec/pairs takes it. `problems`: a sentence for each
+    place that could not be looked into.
     """
 
     looking: str = ""
     models: list[DiskModel] | None = None
-    pairs: list[ProposedPair] = []
+    pairs: list[AddRequest] = []
     problems: list[str] = []

@@ -44,7 +44,7 @@ def test_the_one_rule_and_the_size_decide(tmp_path: Path) -> None:
     pairs = {each.name: each for each in propose(list(judged.values()), (), ["big"], by_name)}
     assert set(pairs) == {"big-2", "near", "other", "mamba"}
     assert pairs["big-2"].draft == "tiny.gguf"
-    assert pairs["big-2"].ratio > 2
+    assert pairs["big-2"].target == "big.gguf"
     assert pairs["other"].draft is None
 
 

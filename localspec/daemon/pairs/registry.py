@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec import machine
 from localspec.daemon.worker.placement import free_memory
 from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
@@ -20,6 +19,7 @@ from localspec.protocol.answers import Hashing
 from localspec.protocol.pairs import CollectedView, RemovedView
 
 if TYPE_CHECKING:
+    from localspec.machine import Host
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
     from localspec.registry.header.fit import Memory
     from localspec.registry.pulls.running import Pulls
@@ -41,7 +41,7 @@ class Registry:
         paths: Paths,
         in_use: Callable[[str], bool],
         worker: Callable[[], int | None],
-        host: machine.Host | None = None,
+        host: Host | None = None,
         *,
         checks: bool = True,
     ) -> None:
@@ -52,7 +52,7 @@ class Registry:
         self._paths = paths
         self.in_use = in_use
         self._worker = worker
-        self._host = host or machine.Host.here()
+        self._host = host
         self._lock = threading.Lock()
         self._checks = checks
         self._checking = threading.Lock()
@@ -115,7 +115,9 @@ class Registry:
 
     def memory(self) -> Memory:
         """What a pair could have if it were loaded instead of the present one."""
-        return free_memory(self._host, self._worker())
+        from localspec.machine import Host
+
+        return free_memory(self._host or Host.here(), self._worker())
 
     # ------------------------------------------------------------------ without loading anything
 

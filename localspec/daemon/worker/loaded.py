@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from localspec import errors, machine
+from localspec import errors
 from localspec.config import Config
 from localspec.daemon.worker import placement
 from localspec.daemon.worker.admission import Admission
@@ -27,11 +27,6 @@ from localspec.protocol.answers import Counts, PairStatus
 log = logging.getLogger("localspec.loaded_pair")
 
 _LOOK = 0.05  # seconds between two looks at a load that is watched
-SAFE_NOTE = (
-    "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
-    "Rebuilding llama-cpp-python for this machine "
-    f"({'scripts/setup' if machine.CHECKOUT else 'localspec doctor says how'}) cures it."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +125,7 @@ class LoadedPair:
 
     def note(self) -> str | None:
         """What a person should know about how the answer came about."""
-        return SAFE_NOTE if self.safe_mode.on else None
+        return self.safe_mode.note()
 
     def status(self, name: str) -> PairStatus:
         """What `name`, the configured pair, or the loaded one is doing."""

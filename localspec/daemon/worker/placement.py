@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from localspec import errors, machine
+from localspec import errors
 from localspec.config import Config
 from localspec.daemon.worker.admission import EDITOR_PLACES
 from localspec.paths import Paths
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 if TYPE_CHECKING:
+    from localspec.machine import Host
     from localspec.registry.header.fit import Fit, Memory
     from localspec.registry.header.model import Model
 
@@ -62,6 +63,8 @@ def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> Engine
 
 def plan_here(pair: PairFiles, settings: EngineSettings) -> Planned:
     """`plan` for this machine as it is now."""
+    from localspec import machine
+
     return plan(pair, settings, free_memory(machine.Host.here()), machine.installed_backend())
 
 
@@ -108,24 +111,25 @@ def _applied(
     return Planned(pair, msgspec.structs.replace(settings, **changes), chosen.notes)
 
 
-def free_memory(host: machine.Host, worker: int | None = None) -> Memory:
+def free_memory(host: Host, worker: int | None = None) -> Memory:
     """What is free, counting what the engine worker of this pid holds: it would be unloaded first."""
+    from localspec.machine import memory_bytes
     from localspec.registry.header.fit import Memory
 
     if host.system == "Darwin":
-        return Memory(int(machine.memory_bytes() * MAC_SHARE), 0)
+        return Memory(int(memory_bytes() * MAC_SHARE), 0)
     found = re.search(r"^MemAvailable:\s*(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
-    ram = int(found[1]) << 10 if found else machine.memory_bytes()
+    ram = int(found[1]) << 10 if found else memory_bytes()
     return Memory(ram + (_held(host, worker) if worker else 0), _vram(host, worker))
 
 
-def _held(host: machine.Host, worker: int) -> int:
+def _held(host: Host, worker: int) -> int:
     """Caches and buffers of the worker; mapped weights count as available already."""
     found = re.search(r"^RssAnon:\s*(\d+) kB", host.read(f"/proc/{worker}/status"), re.MULTILINE)
     return int(found[1]) << 10 if found else 0
 
 
-def _vram(host: machine.Host, worker: int | None) -> int:
+def _vram(host: Host, worker: int | None) -> int:
     """Free memory of the GPUs the worker would see, all together."""
     if not host.which("nvidia-smi"):
         return 0
@@ -135,7 +139,7 @@ def _vram(host: machine.Host, worker: int | None) -> int:
     return (sum(row[0] for row in free) + ours) * MIB
 
 
-def _query(host: machine.Host, what: str) -> list[list[int]]:
+def _query(host: Host, what: str) -> list[list[int]]:
     """Rows of numbers; rows with anything else ("[N/A]") are left out."""
     asked = host.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
     if asked.code != 0:

@@ -47,6 +47,18 @@ class SafeMode:
     def on(self) -> bool:
         return self._reason is not None
 
+    def note(self) -> str | None:
+        """What a person should know about answers that come about so."""
+        if not self.on:
+            return None
+        from localspec.machine import CHECKOUT
+
+        how = "scripts/setup" if CHECKOUT else "localspec doctor says how"
+        return (
+            "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
+            f"Rebuilding llama-cpp-python for this machine ({how}) cures it."
+        )
+
     def recall(self) -> str | None:
         """Begin as the last run ended: on where it had to be. Why it is on, None where it is off."""
         if not self._recalled:

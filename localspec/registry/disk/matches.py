@@ -11,7 +11,8 @@ from pathlib import Path
 
 from localspec.compatibility import Compatibility, Tokenizer, compare
 from localspec.errors import LocalspecError
-from localspec.protocol.disk import DiskModel, ProposedPair
+from localspec.protocol.disk import DiskModel
+from localspec.protocol.pairs import AddRequest
 from localspec.registry.catalogue import reserved
 from localspec.registry.disk.discovery import Found
 from localspec.registry.header.architectures import rollback_sentence
@@ -108,7 +109,7 @@ def propose(
     paired: Container[str],
     taken: Iterable[str],
     call: Callable[[str, Path], str],
-) -> list[ProposedPair]:
+) -> list[AddRequest]:
     """The pairs worth making of models that are in none: each with its best draft, and those that
     have none and are nobody's draft alone. `paired`: paths of models that are in one. `taken`: names that
     mean something already. `call`: what to call the file of that name and path.
@@ -116,7 +117,7 @@ def propose(
     known = {each.path: each for each in models}
     helpers = {draft for each in models for draft in each.drafts}
     names = set(taken)
-    made: list[ProposedPair] = []
+    made: list[AddRequest] = []
     for each in models:
         if each.problem or each.path in paired:
             continue
@@ -125,9 +126,14 @@ def propose(
         draft = known[each.drafts[0]] if each.drafts else None
         name = free_name(each.name, names)
         names.add(name)
-        ratio = each.size / max(1, draft.size) if draft else 0.0
-        theirs = call(draft.name, Path(draft.path)) if draft else None
-        made.append(ProposedPair(name, call(each.name, Path(each.path)), theirs, ratio))
+        made.append(
+            AddRequest(
+                name=name,
+                target=call(each.name, Path(each.path)),
+                draft=call(draft.name, Path(draft.path)) if draft else None,
+                hash_now=False,  # a pair that is made here may never be used
+            )
+        )
     return made
 
 
