@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -23,6 +24,57 @@ KEPT = (
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _KINDS = {option.name: option.kind for option in table.ASK}
 _WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+# The prompts of `localspec cmd`, `commit` and `explain`, as the files that override them would hold them.
+BUILTIN = {
+    "cmd": """\
+# What `localspec cmd` asks. $input: what the command is to do; $shell: bash, zsh, fish or sh;
+# $system: the operating system.
+system = "You write shell commands. You answer with one command in a code block and nothing else."
+prompt = '''
+Write one $shell command for $system that does the following. Use only common programs. Prefer one line.
+
+$input'''
+temperature = 0
+tokens = 2048
+""",
+    "cmd-explain": """\
+# What the x key of `localspec cmd` asks. $input: the command; $shell, $system: as in cmd.
+system = "You explain shell commands briefly and exactly."
+prompt = '''
+Explain this $shell command for $system: one short list item for each part of it, in order. Then say in one
+sentence what it changes, if anything.
+
+$input'''
+temperature = 0
+tokens = 2048
+""",
+    "commit": """\
+# What `localspec commit` asks. $input: the staged changes, as a diff; $recent: the last subjects.
+system = "You write git commit messages. You answer with the message alone."
+prompt = '''
+Write the commit message for the changes at the end. The first line says in at most 72 characters what the
+change does, in the imperative, as in "Add a retry to the upload". If the reason is not obvious, add an
+empty line and one short paragraph with it. Do not repeat the diff.
+
+Recent subject lines in this repository, for their style only:
+$recent
+
+$input'''
+temperature = 0
+tokens = 2048
+""",
+    "explain": """\
+# What `localspec explain` asks. $input: the failed command and its exit code, or an error message;
+# $shell, $system: as in cmd.
+system = "You help with failed commands and error messages on $system. Be brief and concrete."
+prompt = '''
+Explain the most likely cause of this failure in a few sentences. Then show how to fix it, with the exact
+command in a code block if a command helps.
+
+$input'''
+temperature = 0
+""",
+}
 
 
 def folder() -> Path:
@@ -30,7 +82,7 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    return sorted(each.stem for each in folder().glob("*.toml"))
+    return sorted({*BUILTIN, *(each.stem for each in folder().glob("*.toml"))})
 
 
 def save(options: dict[str, Any]) -> None:
@@ -69,18 +121,20 @@ def _lasting(key: str, value: str) -> str:
     return value if value.lstrip().startswith("{") else inputs.absolute(value)
 
 
-def applied(options: dict[str, Any], given: str) -> tuple[dict[str, Any], str]:
+def applied(
+    options: dict[str, Any], given: str, known: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], str]:
     """The options with the template's where none was given, and the question.
 
     `given` is what came on stdin and in files; with the words it is `$input`, which a prompt that
-    does not name it is followed by.
+    does not name it is followed by. `known`: variables that have a value by themselves, used or not.
 
     Raises:
         UsageError: there is no such template, it is wrong, or a variable of it has no value.
     """
     name = options["template"]
     template = _load(name)
-    values = _values(options["values"])
+    values = {**(known or {}), **_values(options["values"])}
     words = " ".join(options["words"])
     text = "\n\n".join(part for part in (given, words) if part.strip())
     values.setdefault("input", text)
@@ -104,11 +158,13 @@ def _load(name: str) -> dict[str, Any]:
     try:
         if not _NAME.fullmatch(name):
             raise FileNotFoundError
-        template = tomllib.loads(paths.read_file(file).decode())
+        builtin = name in BUILTIN and not file.exists()
+        text = BUILTIN[name] if builtin else paths.read_file(file).decode()
+        template = tomllib.loads(text)
     except FileNotFoundError:
-        known = f"there are {', '.join(names())}" if names() else "there is none yet"
         raise UsageError(
-            f"There is no template '{name}'; {known}. To make it: localspec ask --save {name} …"
+            f"There is no template '{name}'; there are {', '.join(names())}. To make it: "
+            f"localspec ask --save {name} …"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: {error}.") from error

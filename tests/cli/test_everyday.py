@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from localspec.cli import settings
+from localspec.cli import settings, templates
 from localspec.cli.app import COMMANDS, app
 from tests.support.daemons import Home
 from tests.support.terminal import ESCAPES, terminal
@@ -204,11 +204,11 @@ def offered(home: Home, *words: str) -> list[str]:
 
 def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
     name = json.loads(warm.run("ask", "--json", "say hi").stdout)["localspec"]["conversation"]
-    warm.run("ask", "--save", "explain", "Explain $input")
+    warm.run("ask", "--save", "excerpt", "Summarize $input")
     assert offered(warm, "ask", "-m", "bui") == ["plain,builtin"]
     assert offered(warm, "chat", "-m", "bui") == ["plain,builtin"]
     assert "plain,coder-7b" in offered(warm, "pull", "coder-7")
-    assert offered(warm, "ask", "-t", "ex") == ["plain,explain"]
+    assert offered(warm, "ask", "-t", "ex") == ["plain,excerpt", "plain,explain"]
     assert f"plain,{name}" in offered(warm, "history", "show", name[:6])
     assert offered(warm, "ask", "--cid", "las") == ["plain,last"]
     assert offered(warm, "config", "set", "wat") == ["plain,watchdog"]
@@ -219,7 +219,7 @@ def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
     ("words", "says"),
     [
         (["--save", "fix"], "There is nothing to save; as in: localspec ask --save fix"),
-        (["-t", "none", "hi"], "There is no template 'none'; there are broken, short. To make it"),
+        (["-t", "none", "hi"], "There is no template 'none'; there are broken, cmd, cmd-explain, "),
         (["-t", "../short", "hi"], "There is no template '../short'"),
         (["-t", "short"], "There is nothing to ask; as in: localspec ask -t short WORDS"),
         (["-t", "broken", "hi"], "broken.toml: "),
@@ -233,6 +233,20 @@ def test_a_template_that_cannot_be_used_is_named(home: Home, words: list[str], s
     assert (run.returncode, run.stdout) == (2, "")
     assert says in run.stderr
     assert not home.socket.exists()
+
+
+@pytest.mark.parametrize("name", templates.BUILTIN)
+def test_a_template_that_comes_with_localspec_is_whole_and_a_file_overrides_it(
+    warm: Home, name: str
+) -> None:
+    known = {"shell": "bash", "system": "Linux", "recent": "Add a"}
+    values = [word for each in known.items() for word in ("-p", "=".join(each))]
+    assert warm.run("ask", "-t", name, *values, "$(x)").stdout.endswith("\n\n$(x)\n")
+    file = warm.root / "config" / "templates" / f"{name}.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('prompt = "say mine $input"')
+    assert warm.run("ask", "-t", name, *values, "$(x)").stdout == "mine $(x)\n"
+    file.unlink()
 
 
 def test_completing_starts_no_daemon_and_fails_never(home: Home) -> None:
