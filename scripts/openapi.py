@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from localspec.daemon import routes
-from localspec.protocol import answers, conversations, disk, pairs, requests
+from localspec.protocol import answers, conversations, disk, pairs, requests, statistics
 from localspec.registry.pulls.state import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
@@ -73,6 +73,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     conversations.Conversation,
     conversations.Undone,
     conversations.Forgotten,
+    statistics.Statistics,
 )
 
 

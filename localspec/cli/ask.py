@@ -198,7 +198,7 @@ def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
                 "--no-log keeps nothing, so there is nothing to go on with; leave it out."
             )
     else:
-        request["localspec"] = {"conversation": conversation or "new"}
+        request["localspec"] = {"conversation": conversation or "new", "kind": "ask"}
     return request
 
 

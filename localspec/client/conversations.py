@@ -11,7 +11,10 @@ _BASE = "/localspec/conversations"
 
 
 class ConversationsClient(Client):
-    """The daemon's /localspec/conversations. `name`: an id, the beginning of one, or "last"."""
+    """The daemon's /localspec/conversations and /localspec/statistics.
+
+    `name`: an id, the beginning of one, or "last".
+    """
 
     def conversations(self, limit: int = 50, search: str = "") -> list[dict[str, Any]]:
         """The newest first."""
@@ -29,6 +32,11 @@ class ConversationsClient(Client):
     def forget_all(self) -> int:
         """How many there were."""
         return int(self._json("DELETE", _BASE)["removed"])
+
+    def statistics(self, days: int, pair: str = "") -> dict[str, Any]:
+        """Kept answers of the `days` that end today added up; with `pair` of that pair alone."""
+        target = f"/localspec/statistics?days={days}&pair={quote(pair, safe='')}"
+        return self._json("GET", target)
 
     def undo(self, name: str) -> str:
         """Take back the last question and what followed; the question."""

@@ -53,6 +53,7 @@ ROUTES = (
     ("GET", "/localspec/conversations/{name}", "conversations.show"),
     ("DELETE", "/localspec/conversations/{name}", "conversations.remove"),
     ("POST", "/localspec/conversations/{name}/undo", "conversations.undo"),
+    ("GET", "/localspec/statistics", "conversations.statistics"),
     ("GET", "/localspec/pulls", "pulls.listed"),
     ("POST", "/localspec/pulls", "pulls.start"),
     ("GET", "/localspec/pulls/{name}/events", "pulls.events"),

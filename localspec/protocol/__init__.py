@@ -7,6 +7,7 @@ answers.py        what they get: completions, errors, status
 pairs.py          pairs and pulls; the registry answers in these forms too
 disk.py           models on this disk: which there are, and which could draft for which
 conversations.py  what is kept of conversations
+statistics.py     kept answers added up
 reading.py        a JSON body into its struct, or one sentence that refuses it; what that may cost
 calls_as_text.py  tool calls as text, where a template has no place for them
 """

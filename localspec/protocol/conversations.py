@@ -8,7 +8,8 @@ from msgspec import Struct
 
 
 class StoredMessage(Struct, omit_defaults=True):
-    """`finish` of an answer: stop, length, tool_calls, interrupted (its reader left) or failed.
+    """`finish` of an answer: stop, length, tool_calls, interrupted (its reader left) or failed;
+    `seconds` from its first token to its last; `kind` what it was for (requests.Kind).
 
     `reasoning_content`, `tool_calls`, `tool_call_id` and `name` are as in a request's messages.
     """
@@ -27,6 +28,8 @@ class StoredMessage(Struct, omit_defaults=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     name: str | None = None
+    kind: str | None = None
+    seconds: float | None = None
 
 
 class ConversationEntry(Struct):

@@ -108,10 +108,18 @@ class SpeculativeOptions(Request):
     verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
 
 
+# What an answer is for, as statistics tell it.
+Kind = Literal["ask", "chat", "complete", "edit", "json", "cmd", "commit", "explain", "other"]
+
+
 class LocalspecOptions(Request):
-    """Ours. `conversation`: "new", "last" or an id: question and answer are kept there."""
+    """Ours. `conversation`, of a chat: "new", "last" or an id: question and answer are kept there.
+    `kind` says what the answer is for: it is kept with the answer, or, where no conversation is, with
+    the answer's figures alone (tokens, times, drafts) and none of its text.
+    """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    kind: Kind | None = None
 
 
 class GenerationRequest(Sampled, Request):
@@ -136,6 +144,7 @@ class GenerationRequest(Sampled, Request):
     exact: bool | None = None
     cache_prompt: OrDefault[bool] = True
     reveal_draft: OrDefault[bool] = False
+    localspec: LocalspecOptions | None = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -152,7 +161,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
-    localspec: LocalspecOptions | None = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):

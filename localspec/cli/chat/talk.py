@@ -91,7 +91,7 @@ class Talk:
         messages = [{"role": "user", "content": question}]
         kept = not self.keeps_nothing
         if kept:
-            request["localspec"] = {"conversation": self.id}
+            request["localspec"] = {"conversation": self.id, "kind": "chat"}
         else:
             messages = [*self.messages, *messages]
         if self.system and (not kept or self.system != self._said_system):

@@ -31,9 +31,12 @@ _TOKENS = 64  # an editor shows a few lines
     help="Use this pair instead of the configured one.",
 )
 @click.option("-n", "--tokens", type=click.IntRange(min=1), default=_TOKENS, help="Maximum number.")
+@click.option("--no-log", is_flag=True, help="Do not count it in `localspec stats`.")
 @click.option("-u", "--usage", is_flag=True, help="Print statistics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")
-def command(place: str, model: str | None, tokens: int, usage: bool, as_json: bool) -> int:
+def command(
+    place: str, model: str | None, tokens: int, no_log: bool, usage: bool, as_json: bool
+) -> int:
     before, after = around(place)
     above, newline, line = before.rpartition("\n")
     request: dict[str, Any] = {
@@ -43,6 +46,8 @@ def command(place: str, model: str | None, tokens: int, usage: bool, as_json: bo
         "n_predict": tokens,
         "temperature": 0,
     }
+    if not no_log:
+        request["localspec"] = {"kind": "complete"}
     if model:
         request["model"] = inputs.pair(model)
     answer = Client().infill(request)

@@ -14,7 +14,7 @@ from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.request import chat_frames, completion_frames, uses_tools
 from localspec.daemon.completion.run import Run
 from localspec.daemon.completion.text import TextShape
-from localspec.daemon.history.turn import begin
+from localspec.daemon.history.turn import begin, figures
 from localspec.daemon.http.requests import read, unless_gone
 from localspec.daemon.state import state_of
 from localspec.protocol.requests import ChatRequest, CompletionRequest
@@ -32,8 +32,9 @@ async def chat(request: Request) -> Response:
     kept_in = turn.id if turn else None
     wanted, parser = chat_frames(body, template, kept_in)
     pair = pair or await daemon.pair(body.model, request.receive)
+    ended = turn.keep if turn else figures(daemon.conversations, body, pair.name)
     shape = ChatShape(
-        Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=turn.keep if turn else None),
+        Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=ended),
         body.stream_options,
         note=daemon.supervisor.loaded.note,
         news=partial(daemon.registry.news, pair.name),
@@ -48,8 +49,9 @@ async def complete(request: Request) -> Response:
     daemon = state_of(request)
     wanted = completion_frames(body)
     pair = await daemon.pair(body.model, request.receive)
+    ended = figures(daemon.conversations, body, pair.name)
     shape = TextShape(
-        Answer(pair.name, wanted, n=body.n or 1),
+        Answer(pair.name, wanted, n=body.n or 1, ended=ended),
         body.stream_options,
         note=daemon.supervisor.loaded.note,
         news=partial(daemon.registry.news, pair.name),

@@ -1,4 +1,4 @@
-"""/localspec/conversations: list, search, show, forget, take back."""
+"""/localspec/conversations: list, search, show, forget, take back; /localspec/statistics adds them up."""
 
 from __future__ import annotations
 
@@ -15,13 +15,26 @@ _MOST = 10_000
 
 async def listed(request: Request) -> Response:
     """?limit=N of the newest, ?search=TEXT those with that text."""
-    limit = request.query_params.get("limit", "50")
-    short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
-    if not (short and 1 <= int(limit) <= _MOST):
-        raise InvalidRequest(f"'limit' must be a whole number from 1 to {_MOST}.", param="limit")
+    limit = _number(request, "limit", 50)
     search = request.query_params.get("search", "")
     store = state_of(request).conversations
-    return answer(ConversationList(await store.run(lambda each: each.listing(int(limit), search))))
+    return answer(ConversationList(await store.run(lambda each: each.listing(limit, search))))
+
+
+async def statistics(request: Request) -> Response:
+    """?days=N that end today, ?pair=NAME of that pair alone."""
+    days = _number(request, "days", 30)
+    pair = request.query_params.get("pair", "")
+    store = state_of(request).conversations
+    return answer(await store.run(lambda each: each.statistics(days, pair)))
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name, str(default))
+    short = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))
+    if not (short and 1 <= int(text) <= _MOST):
+        raise InvalidRequest(f"'{name}' must be a whole number from 1 to {_MOST}.", param=name)
+    return int(text)
 
 
 async def show(request: Request) -> Response:

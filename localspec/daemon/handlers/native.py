@@ -11,6 +11,7 @@ from localspec.daemon.completion import llama_server
 from localspec.daemon.completion.answer import Answer
 from localspec.daemon.completion.run import Run
 from localspec.daemon.completion.takeover import Place, place_of
+from localspec.daemon.history.turn import figures
 from localspec.daemon.http.requests import OUR_CLIENT, read
 from localspec.daemon.state import state_of
 from localspec.errors import ModelNotFound
@@ -37,7 +38,12 @@ async def _respond(
     loaded = daemon.supervisor.loaded
     pair = await _pair(request, body.model, strict=OUR_CLIENT in request.headers)
     shape = llama_server.LlamaServerShape(
-        Answer(pair.name, wanted, n=body.n or 1),
+        Answer(
+            pair.name,
+            wanted,
+            n=body.n or 1,
+            ended=figures(daemon.conversations, body, pair.name),
+        ),
         body,
         n_ctx=lambda: loaded.info.n_ctx if loaded.info else 0,
         note=loaded.note,

@@ -23,7 +23,7 @@ import msgspec
 
 from localspec.daemon import logs
 from localspec.daemon.completion.reply.parser import split_thoughts
-from localspec.daemon.history import typed
+from localspec.daemon.history import statistics, typed
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
 from localspec.paths import open_file, remove_tree
 from localspec.protocol.conversations import (
@@ -32,6 +32,7 @@ from localspec.protocol.conversations import (
     StoredMessage,
     Undone,
 )
+from localspec.protocol.statistics import Statistics
 
 if TYPE_CHECKING:
     import sqlite3
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("localspec.daemon")
 Result = TypeVar("Result")
 
-VERSION = 2
+VERSION = 3
 # The file's application_id while no page of it holds remains of what was deleted.
 _CLEAN = 0x4C535043
 LAST = "last"
-_TABLES = """
+_TABLES = f"""
 CREATE TABLE conversations (
     id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
     model TEXT NOT NULL, title TEXT NOT NULL
@@ -54,10 +55,10 @@ CREATE TABLE messages (
     position INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, created REAL NOT NULL,
     finish TEXT, model TEXT, tokens INTEGER, tokens_per_second REAL, drafted INTEGER,
     accepted INTEGER, speed_up REAL, reasoning_content TEXT, tool_calls TEXT, tool_call_id TEXT,
-    name TEXT,
+    name TEXT, kind TEXT, seconds REAL,
     PRIMARY KEY (conversation, position)
 ) STRICT;
-"""
+{statistics.TABLE}"""
 _ENTRY = (
     "SELECT id, title, model, created, updated,"
     " (SELECT count(*) FROM messages WHERE conversation = id AND role != 'system')"
@@ -65,8 +66,8 @@ _ENTRY = (
 )
 _MESSAGE = (
     "SELECT role, content, created, finish, model, tokens, tokens_per_second, drafted, accepted,"
-    " speed_up, reasoning_content, tool_calls, tool_call_id, name"
-    " FROM messages WHERE conversation = ? ORDER BY position"
+    " speed_up, reasoning_content, tool_calls, tool_call_id, name, kind,"
+    " seconds FROM messages WHERE conversation = ? ORDER BY position"
 )
 
 
@@ -199,7 +200,22 @@ class Conversations:
             raise InvalidRequest(f"More than one conversation begins with '{name}'.")
         return ConversationEntry(*rows[0])
 
+    def statistics(self, days: int, pair: str) -> Statistics:
+        """Kept answers of the `days` that end today added up; with `pair` of that pair alone."""
+        return statistics.statistics(self._db if self._file.exists() else None, days, pair)
+
     # ------------------------------------------------------------------ writing
+
+    def add_figures(self, answer: StoredMessage) -> None:
+        """Keep an answer's figures alone."""
+        with self._db as db:
+            db.execute(
+                "INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(answer.created, answer.model, answer.kind, answer.tokens, answer.seconds),
+                    *(answer.drafted, answer.accepted, answer.speed_up),
+                ),
+            )
 
     def add(self, said: Conversation, *, new: bool) -> None:
         """Store messages of a conversation, whose model is from now on that of `said`.
@@ -258,6 +274,7 @@ class Conversations:
             if self._file.exists():
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
+                    db.execute("DELETE FROM figures")
         return count
 
     def remove_states(self, name: str | None) -> None:
@@ -365,7 +382,9 @@ class Conversations:
                     f"PRAGMA application_id = {_CLEAN};COMMIT;"
                 )
             if version == 1:
-                _upgrade(db)
+                _split_thoughts(db)
+            if version in (1, 2):
+                _add_figures(db)
             if db.execute("PRAGMA application_id").fetchone() != (_CLEAN,):
                 with contextlib.suppress(Conflict):
                     self._clean(db)
@@ -390,7 +409,7 @@ def _from_row(row: Sequence[Any]) -> StoredMessage:
     return message
 
 
-def _upgrade(db: sqlite3.Connection) -> None:
+def _split_thoughts(db: sqlite3.Connection) -> None:
     """From version 1, which kept answers as the model wrote them, thoughts and all in one text."""
     db.execute("BEGIN IMMEDIATE")
     with db:
@@ -405,3 +424,17 @@ def _upgrade(db: sqlite3.Connection) -> None:
                     (text, reasoning, row),
                 )
         db.execute("PRAGMA user_version = 2")
+
+
+def _add_figures(db: sqlite3.Connection) -> None:
+    """From version 2, which kept no kind of an answer, and of its time the rate."""
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ALTER TABLE messages ADD COLUMN kind TEXT")
+        db.execute("ALTER TABLE messages ADD COLUMN seconds REAL")
+        db.execute(
+            "UPDATE messages SET seconds = (tokens - 1) / tokens_per_second"
+            " WHERE tokens > 0 AND tokens_per_second > 0"
+        )
+        db.execute(statistics.TABLE)
+        db.execute(f"PRAGMA user_version = {VERSION}")

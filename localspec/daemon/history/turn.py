@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from localspec.daemon.completion.answer import Choice
 from localspec.daemon.completion.request import continued
 from localspec.daemon.history.store import Conversations
 from localspec.protocol.conversations import Conversation, StoredMessage
-from localspec.protocol.requests import ChatMessage, ChatRequest
+from localspec.protocol.requests import ChatMessage, ChatRequest, GenerationRequest, Kind
 
 NEW = "new"
 _TITLE = 80  # characters of the first question
@@ -26,6 +27,7 @@ class Turn:
     store: Conversations
     id: str
     model: str
+    kind: Kind
     asked: list[ChatMessage]
     kept: list[ChatMessage] = field(default_factory=list)
     continues: bool = False  # a conversation that was there
@@ -55,7 +57,8 @@ class Turn:
         """Store what was asked and what the client got of the answer, which has ended somehow."""
         if not choice.begun:  # a request that was refused leaves nothing
             return
-        asked, answer = [_stored(each, self.began) for each in self.asked], self._answer(choice)
+        asked = [_stored(each, self.began) for each in self.asked]
+        answer = _answer(choice, self.model, self.kind)
         if self.begun and asked:  # stored with its beginning, where the client sent that
             begun = asked.pop()
             answer.content = begun.content + answer.content
@@ -66,26 +69,55 @@ class Turn:
         )
         self.store.soon(lambda store: store.add(added, new=not self.continues))
 
-    def _answer(self, choice: Choice) -> StoredMessage:
-        message = StoredMessage(
-            "assistant",
-            choice.content,
-            time.time(),
-            model=self.model,
-            reasoning_content=choice.reasoning or None,
-            tool_calls=[msgspec.to_builtins(call) for call in choice.calls] or None,
-        )
-        done = choice.done
-        if done is None or done.finish_reason == "cancelled":
-            message.finish = "failed" if choice.failed else "interrupted"
-            return message
-        message.finish = choice.finish
-        message.tokens = done.completion_tokens
-        message.tokens_per_second = done.timings.predicted_per_second
-        message.drafted = done.speculation.drafted
-        message.accepted = done.speculation.accepted
-        message.speed_up = done.speculation.speed_up
+
+def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
+    message = StoredMessage(
+        "assistant",
+        choice.content,
+        time.time(),
+        model=model,
+        reasoning_content=choice.reasoning or None,
+        tool_calls=[msgspec.to_builtins(call) for call in choice.calls] or None,
+        kind=kind,
+    )
+    done = choice.done
+    if done is None or done.finish_reason == "cancelled":
+        message.finish = "failed" if choice.failed else "interrupted"
         return message
+    message.finish = choice.finish
+    message.tokens = done.completion_tokens
+    message.seconds = done.timings.predicted_ms / 1000
+    message.tokens_per_second = done.timings.predicted_per_second
+    message.drafted = done.speculation.drafted
+    message.accepted = done.speculation.accepted
+    message.speed_up = done.speculation.speed_up
+    return message
+
+
+def figures(
+    store: Conversations, request: GenerationRequest, model: str
+) -> Callable[[Choice], None] | None:
+    """What keeps the answer's figures when it has ended; None where that was not asked for."""
+    if request.localspec is None or request.localspec.kind is None:
+        return None
+    kind = kind_of(request)
+
+    def keep(choice: Choice) -> None:
+        answer = _answer(choice, model, kind)
+        if answer.tokens is not None:
+            store.soon(lambda store: store.add_figures(answer))
+
+    return keep
+
+
+def kind_of(request: GenerationRequest) -> Kind:
+    """What an answer is for: JSON where that is its form, whoever asks for it."""
+    shape = request.response_format
+    if request.json_schema is not None or (shape and shape.type != "text"):
+        return "json"
+    if request.localspec and request.localspec.kind:
+        return request.localspec.kind
+    return "edit" if request.prediction else "other"
 
 
 async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn | None:
@@ -103,13 +135,15 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
         return None
     asked = [_one_name(each) for each in request.messages]
     goes_on = bool(continued(request))
+    kind = kind_of(request)
     if wanted == NEW:
-        return Turn(store, secrets.token_hex(4), request.model or model, asked, begun=goes_on)
+        name = secrets.token_hex(4)
+        return Turn(store, name, request.model or model, kind, asked, begun=goes_on)
     await store.settled(wanted)
     found = await store.run(lambda each: each.get(wanted))
     request.model = request.model or found.model
     kept = [_to_send(each) for each in found.messages]
-    turn = Turn(store, found.id, request.model, asked, kept, continues=True, begun=goes_on)
+    turn = Turn(store, found.id, request.model, kind, asked, kept, continues=True, begun=goes_on)
     request.messages = turn.messages
     return turn
 
