@@ -136,10 +136,11 @@ def private_directory(path: Path) -> Path:
         UnsafePath: it is a symbolic link, not a directory, another user's, or open to others.
     """
     try:
-        # 0700 for the parent too: it may be XDG_RUNTIME_DIR, and a more open one is not accepted.
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
+        # 0700 for every one above it too, whatever the umask: one of them may be XDG_RUNTIME_DIR, and
+        # where a more open one is found, platformdirs leads the next process to another folder.
+        for each in reversed([each for each in (path, *path.parents) if not each.is_dir()]):
+            with contextlib.suppress(FileExistsError):
+                each.mkdir(mode=0o700)
         info = os.lstat(path)
     except OSError as error:
         raise UnsafePath(

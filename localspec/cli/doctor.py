@@ -211,8 +211,8 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
         )
     pair = status["pair"]
     if pair["state"] == "set_aside":
-        what = f"The pair {pair['name']} is set aside: {pair.get('note') or 'it crashed'}"
-        yield Finding("pair", "bad", what, "localspec stop && localspec start, or another pair")
+        what = f"The pair {pair['name']} is set aside: its engine crashed again and again."
+        yield Finding("pair", "bad", what, "localspec start --reset")
     if status["safe_mode"]:
         what = "The engine runs in safe mode: it crashed at its first decode with the faster code."
         # What pip built took no flags for this machine; scripts/setup has tried what it built.

@@ -47,6 +47,21 @@ def test_a_usable_runtime_directory_is_used_by_both(
     assert transport.socket_path() == str(paths.default_paths().socket)
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_a_runtime_directory_that_is_missing_is_the_same_before_and_after_it_is_made(
+    umask: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("LOCALSPEC_HOME", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing" / "too"))
+    before = os.umask(umask)
+    try:
+        found = paths.default_paths().runtime
+        paths.private_directory(found)
+    finally:
+        os.umask(before)
+    assert paths.default_paths().runtime == found == tmp_path / "missing" / "too" / "localspec"
+
+
 def test_a_path_that_is_too_long_is_refused_with_its_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

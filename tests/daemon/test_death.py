@@ -6,8 +6,9 @@ import signal
 
 import pytest
 
-from localspec.daemon.worker.death import CrashHistory, Death, blame
+from localspec.daemon.worker.death import MAX_CAUSES, CrashHistory, Death, blame
 from localspec.errors import PairSetAside, WorkerDied, WorkerOutOfMemory, WorkerTimeout
+from localspec.protocol.frames import PairFiles
 
 
 @pytest.mark.parametrize(
@@ -68,14 +69,27 @@ def test_a_death_is_blamed_on_what_can_have_caused_it(
     assert blame(death, **{name: name in facts for name in names}) == cause
 
 
-def test_three_crashes_within_ten_minutes_set_a_pair_aside() -> None:
+def test_three_crashes_within_ten_minutes_set_a_cause_aside() -> None:
     history = CrashHistory()
+    pair = PairFiles("a", "/a.gguf")
     for now in (0.0, 300.0, 601.0):  # the first is forgotten by then
-        history.record("a", now, "why")
-        history.check("a")
-    history.record("a", 700.0, "why")
+        history.record(pair, b"1", now, "why")
+        history.check(b"1")
+    history.record(pair, b"2", 650.0, "why")  # other settings count for themselves
+    history.check(b"2")
+    history.record(pair, b"1", 700.0, "why")
     with pytest.raises(PairSetAside, match=r"'a' is set aside.*why.*start --reset"):
-        history.check("a")
-    history.check("b")
+        history.check(b"1")
+    history.check(b"2")
+    assert history.aside("a") == [(b"1", pair)]
+    assert history.aside("b") == []
     history.reset()
-    history.check("a")
+    history.check(b"1")
+
+
+def test_no_more_causes_are_remembered_than_anybody_has() -> None:
+    history = CrashHistory()
+    for number in range(1000):
+        for now in range(3):
+            history.record(PairFiles("a", "/a.gguf"), bytes(str(number), "ascii"), now, "why")
+    assert len(history.aside("a")) == MAX_CAUSES

@@ -135,6 +135,19 @@ def test_a_pair_that_crashed_three_times_is_set_aside_until_reset(
     assert home.chat("say hello").text == "hello"
 
 
+def test_a_pair_that_was_set_aside_is_tried_at_once_when_its_file_is_another(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    for _ in range(3):
+        assert home.chat("die SIGABRT").status == 500
+    assert home.chat("say hello").error["code"] == "pair_set_aside"
+    home.model.write_bytes(b"another")
+    assert home.status()["pair"]["state"] == "unloaded"
+    assert home.chat("say hello").text == "hello"
+    home.model.write_bytes(b"")
+    assert home.chat("say hello").text == "hello"  # a file's time is another even so
+
+
 def test_no_memory_is_said_and_not_tried_again(home: Home, daemon: RunningDaemon) -> None:
     answer = home.chat("starve")
     assert answer.status == 500

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import signal
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,6 +33,7 @@ KERNEL_SIGNALS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
 # How a text can end the process that turns it into tokens: the stack's end, or an assertion.
 TEXT_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 MAX_TEXTS = 256  # remembered; a hash each
+MAX_CAUSES = 64  # of crashes; more settings than anybody tries
 
 Ending = Literal["crash", "watchdog", "unload"]
 Mark = tuple[int, int] | None  # size in bytes, time of the last change in ns; None: not there
@@ -138,33 +138,44 @@ def blame(
 
 
 class CrashHistory:
-    """Crashes per pair. After LIMIT of them within WINDOW a pair is not tried until reset."""
+    """Crashes per cause: a pair's files and settings, see `cause`.
+
+    After LIMIT of them within WINDOW a cause is not tried until reset. Whoever changes a setting, or a
+    file, has another one, and gets the pair at once; whoever changes it back is told again.
+    """
 
     def __init__(self) -> None:
-        self._crashes: dict[str, list[float]] = defaultdict(list)
-        self._aside: dict[str, str] = {}
+        self._crashes: dict[bytes, list[float]] = {}
+        self._aside: dict[bytes, tuple[frames.PairFiles, str]] = {}
 
-    def record(self, pair: str, now: float, reason: str) -> None:
+    def record(self, pair: frames.PairFiles, cause: bytes, now: float, reason: str) -> None:
         """Note a crash at monotonic time `now`."""
-        recent = [at for at in self._crashes[pair] if now - at < WINDOW] + [now]
-        self._crashes[pair] = recent
+        while len(self._crashes) >= MAX_CAUSES:
+            del self._crashes[next(iter(self._crashes))]
+        recent = [at for at in self._crashes.pop(cause, []) if now - at < WINDOW] + [now]
+        self._crashes[cause] = recent
         if len(recent) >= LIMIT:
-            self._aside[pair] = reason
+            while len(self._aside) >= MAX_CAUSES:
+                del self._aside[next(iter(self._aside))]
+            self._aside[cause] = pair, reason
 
-    def is_set_aside(self, pair: str) -> bool:
-        return pair in self._aside
+    def aside(self, pair: str) -> list[tuple[bytes, frames.PairFiles]]:
+        """The causes for which `pair` was set aside, each with its files."""
+        found = self._aside.items()
+        return [(cause, files) for cause, (files, _) in found if files.name == pair]
 
-    def check(self, pair: str) -> None:
-        """Whether `pair` may be tried.
+    def check(self, cause: bytes) -> None:
+        """Whether it may be tried.
 
         Raises:
             PairSetAside: it crashed too often.
         """
-        if pair in self._aside:
+        if cause in self._aside:
+            files, reason = self._aside[cause]
             raise PairSetAside(
-                f"The pair '{pair}' is set aside: its engine crashed {LIMIT} times within "
-                f"{WINDOW / 60:.0f} minutes (the last time: {self._aside[pair]}). "
-                "To try it again: localspec start --reset"
+                f"The pair '{files.name}' is set aside: its engine crashed {LIMIT} times within "
+                f"{WINDOW / 60:.0f} minutes with these settings and files (the last time: {reason}). "
+                "Change a setting back (localspec config), or try it again: localspec start --reset"
             )
 
     def reset(self) -> None:
@@ -181,18 +192,19 @@ class DeadlyTexts:
     def __init__(self) -> None:
         self.hashes: dict[bytes, str] = {}  # to how the engine ended
 
-    def add(self, pair: str, frame: frames.Frame, death: Death) -> None:
+    def add(self, cause: bytes, frame: frames.Frame, death: Death) -> None:
+        """`cause`: of the engine, see `cause`."""
         while len(self.hashes) >= MAX_TEXTS:
             del self.hashes[next(iter(self.hashes))]
-        self.hashes[_text_hash(pair, frame)] = death.how
+        self.hashes[_text_hash(cause, frame)] = death.how
 
-    def check(self, pair: str, frame: frames.Frame) -> None:
+    def check(self, cause: bytes, frame: frames.Frame) -> None:
         """Whether a request may be sent.
 
         Raises:
-            InvalidRequest: its text has ended an engine of this pair.
+            InvalidRequest: its text has ended an engine of this pair, with these settings and files.
         """
-        if how := self.hashes.get(_text_hash(pair, frame)):
+        if how := self.hashes.get(_text_hash(cause, frame)):
             raise deadly(how)
 
     def reset(self) -> None:
@@ -208,12 +220,12 @@ def deadly(how: str) -> InvalidRequest:
     )
 
 
-def _text_hash(pair: str, frame: frames.Frame) -> bytes:
+def _text_hash(cause: bytes, frame: frames.Frame) -> bytes:
     """Of all that becomes tokens; other fields may differ between two tries."""
     texts: object = msgspec.structs.replace(frame, id=0)
     if isinstance(frame, frames.Generate):
         texts = [frame.prompt, frame.speculative.prediction, frame.constraint, frame.shown]
-    return hashlib.sha256(msgspec.msgpack.encode([pair, texts])).digest()
+    return hashlib.sha256(msgspec.msgpack.encode([cause, texts])).digest()
 
 
 # --- what there is to see of it beside the exit status
@@ -234,11 +246,17 @@ class Mapped:
         for name in (pair.target, pair.draft):
             with contextlib.suppress(BadGguf):  # the load will say it
                 files += shard_paths(Path(name)) if name else []
-        self._marks = {file: _mark(file) for file in files}
+        self.marks = {file: _mark(file) for file in files}
 
     def changed(self) -> Path | None:
         """The first that is not what it was."""
-        return next((file for file, mark in self._marks.items() if _mark(file) != mark), None)
+        return next((file for file, mark in self.marks.items() if _mark(file) != mark), None)
+
+
+def cause(pair: frames.PairFiles, mapped: Mapped, settings: frames.EngineSettings) -> bytes:
+    """What an engine's crash is remembered by: which files it read, and how it was told to load them."""
+    marks = [(str(file), mark) for file, mark in mapped.marks.items()]
+    return hashlib.sha256(msgspec.msgpack.encode([pair, marks, settings])).digest()
 
 
 def _mark(file: Path) -> Mark:

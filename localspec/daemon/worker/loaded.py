@@ -17,7 +17,15 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon.worker import placement
 from localspec.daemon.worker.admission import Admission
-from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, Death, Mapped, blame, deadly
+from localspec.daemon.worker.death import (
+    CrashHistory,
+    DeadlyTexts,
+    Death,
+    Mapped,
+    blame,
+    cause,
+    deadly,
+)
 from localspec.daemon.worker.process import Again, Running, Worker, spawn
 from localspec.daemon.worker.safe_mode import SafeMode
 from localspec.paths import Paths
@@ -131,7 +139,7 @@ class LoadedPair:
         """What `name`, the configured pair, or the loaded one is doing."""
         state, note = self.state, self.note()
         name = state.engine.pair.name if state.engine else name
-        if self._crashes.is_set_aside(name):
+        if any(self.cause(files) == aside for aside, files in self._crashes.aside(name)):
             return PairStatus(name, "set_aside", note="localspec start --reset tries it again")
         match state:
             case Unloaded():
@@ -166,7 +174,8 @@ class LoadedPair:
             if not isinstance(state, Loading):
                 if isinstance(state, Ready) and self._serves(state.engine, pair):
                     return state
-                self._crashes.check(pair.name)
+                if self._crashes.aside(pair.name):
+                    self._crashes.check(self.cause(pair))
                 if state.engine and state.engine.worker.busy:
                     await self._turn_of(pair, state.engine.worker)
                     continue
@@ -218,6 +227,13 @@ class LoadedPair:
 
     def _settings(self, config: Config) -> frames.EngineSettings:
         return placement.settings(config, self._paths, safe_mode=self.safe_mode.on)
+
+    def cause(self, pair: frames.PairFiles) -> bytes:
+        """By what a crash of `pair`, loaded as it would be now, is remembered."""
+        return cause(pair, Mapped(pair), placement.settings(self.config, self._paths))
+
+    def _cause_of(self, engine: Engine) -> bytes:
+        return cause(engine.pair, engine.mapped, placement.settings(engine.config, self._paths))
 
     async def _turn_of(self, pair: frames.PairFiles, worker: Worker) -> None:
         """Wait until what runs on the present pair has finished: two pairs may not fit in memory.
@@ -342,14 +358,14 @@ class LoadedPair:
         log.error("worker %d died: %s", worker.pid, death)
         changed = engine.mapped.changed() if death.by_kernels else None
         suspects = worker.at("preparing")
-        cause = blame(
+        blamed = blame(
             death,
             file_changed=changed is not None,
             preparing=bool(suspects),
             decoded=worker.decoded,
             safe_mode=self.safe_mode.on,
         )
-        match cause:
+        match blamed:
             case "file":
                 assert changed is not None
                 worker.fail(death.of_changed_file(changed))
@@ -362,7 +378,9 @@ class LoadedPair:
             case "pair":
                 if not worker.decoded:
                     self.safe_mode.end()  # it did not help, so it is not the cure
-                self._crashes.record(engine.pair.name, time.monotonic(), death.summary)
+                self._crashes.record(
+                    engine.pair, self._cause_of(engine), time.monotonic(), death.summary
+                )
                 worker.fail(death.error(self.config.watchdog))
 
     def _died_of_text(self, engine: Engine, suspects: list[Running], death: Death) -> None:
@@ -372,7 +390,7 @@ class LoadedPair:
         """
         worker = engine.worker
         if len(suspects) == 1 and (worker.decoded or not worker.at("prepared")):
-            self.deadly_texts.add(engine.pair.name, suspects[0].request, death)
+            self.deadly_texts.add(self._cause_of(engine), suspects[0].request, death)
 
         def outcome(running: Running) -> Exception:
             if running in suspects:

@@ -107,7 +107,7 @@ class Supervisor:
     async def _worker_for(self, pair: frames.PairFiles, request: Request) -> Worker:
         worker = (await self.loaded.ready(pair)).engine.worker
         if (deadly := self.loaded.deadly_texts).hashes:
-            deadly.check(pair.name, request)
+            deadly.check(self.loaded.cause(pair), request)
         return worker
 
     def abort(self, error: errors.LocalspecError) -> None:
