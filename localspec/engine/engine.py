@@ -97,6 +97,8 @@ class Engine:
 
     def _draft(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
         """Give each the drafts that are worth verifying; those that are still there."""
+        if not any(sequence.step.drafts.limit > 0 for sequence in sequences):
+            return sequences
         self._controller.next([sequence.step for sequence in sequences], lane.pass_ms)
         for sequence in sequences:
             if sequence.step.error is not None:

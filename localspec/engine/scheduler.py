@@ -11,12 +11,12 @@ import msgspec
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
-from localspec.engine.sequence import Sequence, Status, TokenizedRequest
+from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.drafters.model import ModelDrafter
-from localspec.engine.speculation.verification import Verifier, needs_no_logits, rejects
+from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
 
 # Tokens that each is left to write before one may have to give way to the others: giving way costs
@@ -126,11 +126,10 @@ class Scheduler:
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         slot.conversation = request.conversation
         sampler, matcher = tokenized.sampler, tokenized.matcher
-        drawn = pair.drafter is not None and ModelDrafter.asked_for(request.speculative)
-        reject = rejects(request, sampler, matcher, drawn)
-        given = Resources(
-            request.speculative, reject, matcher, tokenized.lookup, pair.drafter, lane.slots
-        )
+        asked, scored = request.speculative, request.top_logprobs is not None
+        drawn = pair.drafter is not None and ModelDrafter.asked_for(asked)
+        reject = rejects(asked, sampler, matcher, drawn=drawn, scored=scored)
+        given = Resources(asked, reject, matcher, tokenized.lookup, pair.drafter, lane.slots)
         sequence = Sequence(
             tokenized,
             slot,
@@ -158,10 +157,10 @@ class Scheduler:
         self._enter(lane, sequence)
 
     def _enter(self, lane: Lane, sequence: Sequence) -> None:
-        verifier = sequence.verifier
+        verifier, scored = sequence.verifier, sequence.request.top_logprobs is not None
         on_device = self._pair.chooses_on_device and not lane.exact
         verifier.on_device = lane.context.choose_on_device(
-            sequence.slot.id, on_device and needs_no_logits(sequence.request, verifier)
+            sequence.slot.id, on_device and verifier.needs_no_logits(scored=scored)
         )
         lane.active.append(sequence)
 
@@ -279,7 +278,6 @@ class Scheduler:
         """Leave the slot, which keeps its text as any idle one does, as long as there is room."""
         lane.active.remove(sequence)
         lane.slots.release(sequence.slot)
-        sequence.status = Status.WAITING
         self._waiting.appendleft(sequence)
 
     def leave(self, lane: Lane, sequence: Sequence) -> None:

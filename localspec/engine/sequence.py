@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Vocab
-from localspec.engine.output.lines import LineRules
-from localspec.engine.output.text import Chunk, TextStream
+from localspec.engine.output import Chunk, LineRules, TextStream
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.grammar import Matcher
 from localspec.engine.sampling.sampler import Sampler
@@ -32,14 +30,6 @@ class TokenizedRequest:
     shown: frozenset[int] = frozenset()  # control tokens whose text belongs to the answer
     tail: str = ""  # the last characters of a chat's prompt
     saved: Prefix | None = None  # what was saved of its conversation
-
-
-class Status(Enum):
-    """Where a sequence is: waiting for a slot again, in one, or at its end."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    FINISHED = "finished"
 
 
 class Sequence:
@@ -74,7 +64,7 @@ class Sequence:
         self._cut_short = asked is None or asked > room
         self.n_prompt = len(tokenized.tokens)
         self.tally = Tally(self.n_prompt, cached=slot.n_past)
-        self.status = Status.RUNNING
+        self.finished = False
         self.finish_reason = "stop"
         self._vocab = vocab
         self._stream = TextStream(self.request.stop)
@@ -100,19 +90,14 @@ class Sequence:
         """Tokens that may still be generated."""
         return self.limit - self.generated
 
-    @property
-    def finished(self) -> bool:
-        return self.status is Status.FINISHED
-
     def finish(self, reason: str) -> None:
         """Nothing more is generated: "stop", "length", "cancelled"."""
-        self.status, self.finish_reason = Status.FINISHED, reason
+        self.finished, self.finish_reason = True, reason
 
     def go_on_in(self, slot: Slot) -> None:
         """Take another slot, which was given this text."""
         self.slot = slot
         slot.tokens = self.tokens
-        self.status = Status.RUNNING
 
     def append(self, tokens: list[int], began: float) -> tuple[int, Delta | None]:
         """Append what a round kept, up to the end of the answer; all but the last came from a draft.

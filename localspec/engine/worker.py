@@ -22,7 +22,7 @@ import msgspec
 from localspec.engine import llama
 from localspec.engine.engine import Engine
 from localspec.engine.pair.load import load_pair
-from localspec.engine.preparers import Preparers
+from localspec.engine.prompt.prepare import Preparers
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled, LocalspecError

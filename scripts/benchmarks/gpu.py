@@ -190,9 +190,16 @@ def _free_memory() -> list[int]:
 
 
 def _widths(runner: Runner) -> Widths:
+    from localspec.engine.llama import Batch
     from localspec.engine.pair.measuring import measure
+    from localspec.engine.pair.models import runner as passes
 
-    target, draft = runner.pair.passes()
+    pair, shared = runner.pair, runner.pair.shared
+    shared.slots.clear(next(iter(shared.slots)))  # the passes are over this one's sequence
+    target, draft = passes(shared.context, shared.batch), None
+    if pair.drafter is not None:
+        batch = Batch(pair.settings.n_batch)
+        draft = passes(pair.drafter.context, batch, last_only=True)
     deadline = time.monotonic() + 60
     ours = measure(target, range(1, WIDEST + 1), deadline).ms
     theirs = measure(draft, range(1, DRAFT_WIDEST + 1), deadline).ms if draft else {}

@@ -12,7 +12,7 @@ import pytest
 
 import localspec
 from localspec.engine.llama import Model
-from localspec.engine.prompt.prepare import infill_tokens
+from localspec.engine.prompt.infill import infill_tokens
 from localspec.protocol.frames import InfillPrompt
 from tests.support.daemons import Answer, Home, RunningDaemon, UnixConnection, temporary_home
 from tests.support.daemons import wait_for as until

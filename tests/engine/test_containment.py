@@ -255,16 +255,16 @@ def test_a_round_that_fails_as_a_whole_ends_those_in_it_and_no_later_one(
 ) -> None:
     engine = load(contextual_files, parallel=2)
     truth = engine.ask([7, 8, 9], 30).tokens
-    controller = engine.engine._controller
-    plan, fuse = controller.next, Fuse(2, ValueError("a bug"))
-    fuse.into(controller, "next")
+    scheduler = engine.engine._scheduler
+    plan, fuse = scheduler.schedule, Fuse(2, ValueError("a bug"))
+    fuse.into(scheduler, "schedule")
     ids = [engine.start([7, 8, first], 30) for first in (9, 10, 11)]
     engine.finish()
     codes = [each.code for each in (engine.answers[ids[0]].failed, engine.answers[ids[1]].failed)]
     assert codes == ["internal_error", "internal_error"]
     assert "a bug" in capfd.readouterr().err
     assert not any(slot.busy for slot in engine.pair.shared.slots)
-    controller.next = plan  # type: ignore[method-assign]
+    scheduler.schedule = plan  # type: ignore[method-assign]
     assert engine.answers[ids[2]].ending is not None  # it waited, and came to its end as well
     assert engine.ask([7, 8, 9], 30).tokens == truth
 

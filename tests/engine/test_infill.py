@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from localspec.engine.llama import FimTokens
-from localspec.engine.prompt.prepare import infill_tokens
+from localspec.engine.prompt.infill import infill_tokens
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localspec.engine.preparers import Preparers, Small
+from localspec.engine.prompt.prepare import Preparers, Small
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled

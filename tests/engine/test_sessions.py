@@ -61,7 +61,7 @@ def disk(tmp_path: Path) -> Disk:
 
 def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
     disk.save("ab12")
-    found = Disk(disk.folder).states.load("ab12", TEXT)
+    found = Disk(disk.folder).states.load("ab12")
     assert found is not None
     assert (list(found.tokens), found.n_draft, found.source) == (TEXT, 7, "disk")
     assert found.least == 5
@@ -79,10 +79,10 @@ def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
 
 def test_a_conversation_in_memory_is_not_read_from_the_disk(disk: Disk) -> None:
     disk.save("ab12")
-    assert disk.states.load("ab12", TEXT) is None
+    assert disk.states.load("ab12") is None
     other = Disk(disk.folder).states
-    assert other.load("ab12", TEXT) is not None
-    assert other.load("ab12", TEXT) is None
+    assert other.load("ab12") is not None
+    assert other.load("ab12") is None
 
 
 def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
@@ -105,7 +105,7 @@ def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
         disk.save(name, size=300_000)
         os.utime(disk.file(name), (at, at)) if name != "cc" else None
     assert disk.names() == ["bb", "cc"]  # 375 000 bytes each, of 1 048 576
-    assert Disk(disk.folder).states.load("bb", TEXT) is not None  # used now
+    assert Disk(disk.folder).states.load("bb") is not None  # used now
     os.utime(disk.file("cc"), (5, 5))
     disk.save("dd", size=300_000)
     assert disk.names() == ["bb", "dd"]
@@ -115,11 +115,11 @@ def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
 
 def test_other_files_or_settings_do_not_find_it(disk: Disk) -> None:
     disk.save("ab12")
-    assert Disk(disk.folder, "other").states.load("ab12", TEXT) is None
+    assert Disk(disk.folder, "other").states.load("ab12") is None
     path = disk.file("ab12")
     path.rename(path.with_name("other.state"))
     other = Disk(disk.folder, "other")
-    assert other.states.load("ab12", TEXT) is None
+    assert other.states.load("ab12") is None
     assert "other files or settings" in other.said[0]
 
 
@@ -128,7 +128,7 @@ def refused(disk: Disk, content: bytes) -> str:
     path = disk.file("ab12")
     path.write_bytes(content)
     reader = Disk(disk.folder)
-    assert reader.states.load("ab12", TEXT) is None
+    assert reader.states.load("ab12") is None
     assert path.read_bytes() == content
     [said] = reader.said
     return said
@@ -161,7 +161,7 @@ def test_a_link_is_not_followed(disk: Disk, tmp_path: Path) -> None:
     path = disk.file("ab12")
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert Disk(disk.folder).states.load("ab12", TEXT) is None
+    assert Disk(disk.folder).states.load("ab12") is None
 
 
 @pytest.mark.parametrize("place", ["folder", "file"])
@@ -175,7 +175,7 @@ def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
         path.unlink()
     os.mkfifo(path)
     reader = Disk(disk.folder)
-    assert reader.states.load("ab12", TEXT) is None
+    assert reader.states.load("ab12") is None
     assert reader.said
     gone = threading.Event()
     reader.states.forget(None, gone.set)
@@ -186,7 +186,7 @@ def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
 @pytest.mark.parametrize("name", ["", "..", "../../etc", "ab/cd", "AB", "a" * 65])
 def test_only_an_id_becomes_a_path(disk: Disk, name: str) -> None:
     disk.save(name)
-    assert disk.states.load(name, TEXT) is None
+    assert disk.states.load(name) is None
     disk.states.forget(name)
     disk.states.close()
     assert not disk.folder.exists()

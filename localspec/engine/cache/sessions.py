@@ -13,7 +13,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -60,8 +60,8 @@ class SessionStore:
 
     # ------------------------------------------------------------------ reading
 
-    def load(self, conversation: str, tokens: Sequence[int]) -> Prefix | None:
-        """What is saved of a conversation, unless it is in memory or does not begin like `tokens`."""
+    def load(self, conversation: str) -> Prefix | None:
+        """What is saved of a conversation, unless it is in memory."""
         if self._folder is None or not _CONVERSATION.fullmatch(conversation):
             return None
         with self._lock:
@@ -78,8 +78,6 @@ class SessionStore:
             return None
         with self._lock:
             self._held[conversation] = len(prefix.tokens)
-        if not tokens or prefix.tokens[0] != tokens[0]:
-            return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the one used longest ago is given up first
         return replace(prefix, conversation=conversation, source="disk")

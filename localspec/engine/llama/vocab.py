@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp.llama_cpp as C
 
 from localspec.compatibility import Tokenizer
-from localspec.engine.llama.words import Cutter
+from localspec.engine.llama.words import CHARACTER, LOOPS, Cutter, Result
 from localspec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ class Vocab:
             repo=int(C.llama_vocab_fim_rep(self._handle)),
             separator=int(C.llama_vocab_fim_sep(self._handle)),
         )
-        # only vocabularies of this kind are cut by expressions
-        bpe = self.kind == C.LLAMA_VOCAB_TYPE_BPE
+        # only vocabularies of this kind are cut by expressions, and of them only some
         pre_tokenizer = model.metadata("tokenizer.ggml.pre") or ""
-        self.cutter = Cutter(pre_tokenizer if bpe else None, self._specials)
+        by_expressions = self.kind == C.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in LOOPS
+        self._cutter = Cutter(pre_tokenizer, self._specials) if by_expressions else None
         self._callback: Any = None  # llguidance's way to `tokenize`
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
@@ -119,13 +119,22 @@ class Vocab:
                 )
             )
 
-        count = self.cutter.run(text, fill)
+        count = self._cut(text, fill)
         if count < 0:  # the buffer was too small; -count is what it takes
             buffer = (C.llama_token * -count)()
-            count = self.cutter.run(text, fill)
+            count = self._cut(text, fill)
             if count < 0:
                 raise InvalidRequest("The text could not be tokenized.")
         return buffer[:count]
+
+    def _cut(self, text: str, work: Callable[[], Result]) -> Result:
+        """`work`, which cuts `text` into words. Raises InvalidRequest where that cannot be done."""
+        return work() if self._cutter is None else self._cutter.run(text, work)
+
+    def seconds(self, text: str, cuts: int = 0) -> float:
+        """What tokenizing `text` may take; `cuts`: special tokens beside those in it."""
+        apart = 0.0 if self._cutter is None else self._cutter.seconds(text, cuts)
+        return len(text) * CHARACTER + apart
 
     def tokenize_piece(self, raw: bytes) -> list[int]:
         """Tokens of at most some hundred bytes, which may begin or end within a character."""
@@ -267,7 +276,7 @@ class Vocab:
             )
 
         try:
-            return self.cutter.run(ctypes.string_at(raw, size).decode("utf-8", "replace"), fill)
+            return self._cut(ctypes.string_at(raw, size).decode("utf-8", "replace"), fill)
         except InvalidRequest:
             return 0  # nothing is forced; the mask still holds the answer to its grammar
 

@@ -1,9 +1,9 @@
 """What it costs llama.cpp to cut a text into words, which it does before it looks for tokens.
 
-Most pre-tokenizers are loops. The others go through `std::regex` (src/unicode.cpp,
-unicode_regex_split_stl), whose matcher calls itself for every character of a word: 335 bytes of stack
-each with GCC on x86-64, so 25 000 dashes end a thread of 8 MiB and the process with it. Such texts get
-a thread with a stack that holds them, and what no stack holds is refused.
+Most pre-tokenizers are loops and cost nothing beside the length. The others go through `std::regex`
+(src/unicode.cpp, unicode_regex_split_stl), whose matcher calls itself for every character of a word:
+335 bytes of stack each with GCC on x86-64, so 25 000 dashes end a thread of 8 MiB and the process with
+it. Such texts get a thread with a stack that holds them, and what no stack holds is refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SHALLOW = 1000  # characters that fit on every thread's stack
 # Estimates on a slow core, in seconds: of a character, of a special token (the expressions are
 # compiled anew for the text after each), of a square of the characters in a row that some
 # expressions look at from each of them to the last.
-_CHARACTER, _SPECIAL, _SQUARE = 3e-6, 4e-3, 1.5e-7
+CHARACTER, _SPECIAL, _SQUARE = 3e-6, 4e-3, 1.5e-7
 PATIENCE = 20.0  # seconds that a text may cost beside its length
 # Names of `tokenizer.ggml.pre` that llama.cpp 0.3.36's own loops serve (llm_tokenizer_bpe and
 # unicode_regex_split_custom); any other may be an expression.
-_LOOPS = frozenset(
+LOOPS = frozenset(
     {
         "a.x-4.0", "chatglm-bpe", "codeshell", "command-r", "dbrx", "deepseek-r1-qwen", "exaone",
         "f2llmv2", "falcon-h1", "falcon3", "gemma4", "gigachat", "glm4", "glm5", "gpt-2",
@@ -54,16 +54,12 @@ _starting = threading.Lock()  # the size of new threads' stacks is the process's
 
 
 class Cutter:
-    """The cost of cutting texts for one vocabulary."""
+    """The cost of cutting texts for one vocabulary, by expressions."""
 
-    def __init__(self, pre_tokenizer: str | None, specials: Callable[[], Iterable[str]]) -> None:
-        """pre_tokenizer: the file's name for it, None for a vocabulary that needs none.
-
-        specials: the texts of tokens that cut a text.
-        """
+    def __init__(self, pre_tokenizer: str, specials: Callable[[], Iterable[str]]) -> None:
+        """pre_tokenizer: the file's name for it. specials: the texts of tokens that cut a text."""
         self._name = pre_tokenizer
         self._specials = specials
-        self._loops = pre_tokenizer is None or pre_tokenizer in _LOOPS
 
     @cached_property
     def _cuts(self) -> list[str]:
@@ -75,15 +71,14 @@ class Cutter:
 
     def depth(self, text: str) -> int:
         """How many characters one word of `text` may have, at most."""
-        if self._loops or len(text) <= SHALLOW:
-            return min(len(text), SHALLOW)
+        if len(text) <= SHALLOW:
+            return len(text)
         words = _LINES if self._name in _WHOLE_LINES else _WORDS
         return max(_longest(words, text) + _longest(_BREAKS, text), _longest(_SPACES, text))
 
     def seconds(self, text: str, cuts: int = 0) -> float:
-        """What `text` may cost; `cuts`: special tokens beside those in it."""
-        apart = 0.0 if self._loops else cuts * _SPECIAL
-        return len(text) * _CHARACTER + apart + self._extra(text, exact=False)
+        """What `text` may cost beside its length; `cuts`: special tokens beside those in it."""
+        return cuts * _SPECIAL + self._extra(text, exact=False)
 
     def run(self, text: str, work: Callable[[], Result]) -> Result:
         """`work`, which cuts `text`, on a stack that is deep enough.
@@ -108,12 +103,10 @@ class Cutter:
 
     def _extra(self, text: str, exact: bool) -> float:
         """Seconds beside those for the length; not `exact`: whatever may begin a special token does."""
-        if self._loops:
-            return 0.0
         cuts = sum(map(text.count, self._first))
         if exact and cuts * _SPECIAL > PATIENCE:
             cuts = sum(map(text.count, self._cuts))
-        rows = _SQUARES.get(self._name or "")
+        rows = _SQUARES.get(self._name)
         squares = sum(len(row) ** 2 for row in rows.findall(text)) if rows else 0
         return cuts * _SPECIAL + squares * _SQUARE
 

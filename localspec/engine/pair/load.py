@@ -130,7 +130,6 @@ class _Load:
         pair = Pair(
             files=self._files,
             models=models,
-            draft_context=draft,
             shared=Lane(context, batch, slots, costs, pass_s=self._settings.pass_s),
             exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width),
             drafter=drafter,

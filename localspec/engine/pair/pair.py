@@ -8,10 +8,10 @@ from functools import cached_property, partial
 
 from localspec.engine.cache.prefixes import Prefix, Prefixes
 from localspec.engine.cache.sessions import SessionStore
-from localspec.engine.llama import Batch, Context, Vocab, backend
+from localspec.engine.llama import Vocab, backend
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.models import Models, runner
+from localspec.engine.pair.models import Models
 from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.sampling.settings import model_defaults
 from localspec.engine.speculation.drafters.model import DraftModel
@@ -31,7 +31,6 @@ class Pair:
 
     files: PairFiles
     models: Models
-    draft_context: Context | None
     shared: Lane
     exact: ExactMode
     drafter: DraftModel | None
@@ -66,17 +65,6 @@ class Pair:
     def defaults(self) -> dict[str, float]:
         """How the target's own file wants to be sampled."""
         return model_defaults(self.models.target.metadata)
-
-    def passes(self) -> tuple[Callable[[int], None], Callable[[int], None] | None]:
-        """A pass of a given width over an empty sequence, by target and draft: for measuring.
-
-        Only while nothing runs; what sequence 0 of either held is forgotten.
-        """
-        self.shared.slots.clear(next(iter(self.shared.slots)))
-        target = runner(self.shared.context, self.shared.batch)
-        if self.draft_context is None:
-            return target, None
-        return target, runner(self.draft_context, Batch(self.settings.n_batch), last_only=True)
 
     def busy_s(self) -> float:
         """Seconds spent inside llama.cpp's passes so far."""

@@ -1,11 +1,15 @@
 """From a request as asked to one that can run: tokens, sampler, compiled grammar.
 
-Runs in a thread beside the step loop, so that a slow template or a large grammar stalls nobody.
+Two threads beside the step loop do that, so that a slow template or a large grammar stalls no answer:
+one has the requests that take long, so that they stall no short one either.
 """
 
 from __future__ import annotations
 
 import math
+import queue
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +17,7 @@ from functools import partial
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair.pair import Pair
+from localspec.engine.prompt.infill import infill_tokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Grammars
@@ -22,14 +27,27 @@ from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
-from localspec.errors import ContextExceeded, InvalidRequest
+from localspec.errors import (
+    Cancelled,
+    ContextExceeded,
+    InvalidRequest,
+    LocalspecError,
+    Unavailable,
+)
 from localspec.protocol.frames import (
+    MOST_PIECES,
+    MOST_TEXT,
+    MOST_TOKENS,
     ApplyTemplate,
     ChatPrompt,
     Detokenize,
+    Failed,
+    Frame,
     Generate,
     InfillPrompt,
+    Preparing,
     Prompt,
+    Reply,
     Sampling,
     Speculative,
     TextPrompt,
@@ -37,11 +55,12 @@ from localspec.protocol.frames import (
     TokenPrompt,
 )
 
-DEFAULT_PREDICT = 128  # tokens kept free for an infill where the request does not say
+QUICK = 0.3  # seconds of preparing that others may wait for
 LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 TAIL = 64  # characters; enough for a marker that the template left open
-_SNIPPET = "\n\n--- snippet ---\n\n"
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
+
+Small = Tokenize | Detokenize | ApplyTemplate  # answered by a preparer itself
 
 
 class Preparer:
@@ -55,10 +74,9 @@ class Preparer:
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
 
-    def seconds(self, request: Generate | Tokenize | Detokenize | ApplyTemplate) -> float:
+    def seconds(self, request: Generate | Small) -> float:
         """What preparing the request may cost, found in a hundredth of that."""
-        cutter = self._pair.vocab.cutter
-        return cutter.seconds("\n".join(_texts(request)), cuts=_messages(request))
+        return self._pair.vocab.seconds("\n".join(_texts(request)), cuts=_messages(request))
 
     def prepare(self, request: Generate) -> TokenizedRequest:
         """Ready for `Engine.submit`.
@@ -81,7 +99,7 @@ class Preparer:
             self._ngram_index(request.speculative, tokens),
             frozenset(self._control(request.shown)),
             self._rendered[-TAIL:],
-            self._saved(request, tokens),
+            self._saved(request),
         )
 
     def _ngram_index(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
@@ -116,11 +134,11 @@ class Preparer:
         vocab = self._pair.vocab
         return partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
 
-    def _saved(self, request: Generate, tokens: list[int]) -> Prefix | None:
+    def _saved(self, request: Generate) -> Prefix | None:
         """What an earlier run of the daemon left on disk of this conversation."""
         if request.conversation is None or not request.cache_prompt:
             return None
-        return self._pair.sessions.load(request.conversation, tokens)
+        return self._pair.sessions.load(request.conversation)
 
     def _control(self, texts: Sequence[str]) -> Iterator[int]:
         """Those of `texts` that are one token of this vocabulary."""
@@ -180,7 +198,7 @@ class Preparer:
         return text + prompt.answer_prefix
 
 
-def _texts(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> Iterator[str]:
+def _texts(request: Generate | Small) -> Iterator[str]:
     """The texts that become tokens."""
     match request:
         case Tokenize():
@@ -198,56 +216,135 @@ def _texts(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> Iterato
                     yield from (message.content or "" for message in messages)
 
 
-def _messages(request: Generate | Tokenize | Detokenize | ApplyTemplate) -> int:
+def _messages(request: Generate | Small) -> int:
     """How many messages a chat has: templates put special tokens around each."""
     prompt = request.prompt if isinstance(request, Generate) else None
     return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
 
 
-# ------------------------------------------------------------------------ fill-in-the-middle
+# ------------------------------------------------------------------------ the threads
 
 
-def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int) -> list[int]:
-    """[repository context] [BOS] <prefix> prefix prompt <suffix> suffix <middle>.
+class Preparers:
+    """The two threads, and the requests that are with them.
 
-    The repository context comes first, so that it stays in the prefix cache while somebody types.
-    Text near the cursor matters most: what does not fit into the context is cut from the far ends of
-    prefix and suffix (three quarters to the prefix), then from the repository context's beginning.
-
-    Raises:
-        InvalidRequest: the model has no fill-in-the-middle tokens.
+    send: to the daemon, from any thread. ready: given each request that can run.
     """
-    fim = vocab.fim
-    if min(fim.prefix, fim.suffix, fim.middle) < 0:
-        raise InvalidRequest("This model has no fill-in-the-middle tokens.", param="input_prefix")
 
-    def plain(text: str) -> list[int]:
-        return vocab.tokenize(text, add_special=False, parse_special=False)
+    def __init__(
+        self, send: Callable[[Frame], None], ready: Callable[[TokenizedRequest], None]
+    ) -> None:
+        self._send = send
+        self._ready = ready
+        self._waiting: queue.SimpleQueue[Generate | Small] = queue.SimpleQueue()
+        self._slow: queue.SimpleQueue[Generate | Small] = queue.SimpleQueue()
+        self._held: set[int] = set()  # requests between reader and engine
+        self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
+        self._pair: tuple[Vocab, Preparer, Preparer] | None = None  # for quick ones, for slow ones
 
-    room = n_ctx - (prompt.n_predict or DEFAULT_PREDICT) - 8
-    line = plain(prompt.prompt)[-max(room // 4, 1) :]
-    room -= len(line)
-    prefix, suffix = plain(prompt.prefix), plain(prompt.suffix)
-    prefix_room = max(room * 3 // 4, room - len(suffix))
-    prefix = prefix[-prefix_room:] if prefix_room > 0 else []
-    suffix = suffix[: max(room - len(prefix), 0)]
-    room -= len(prefix) + len(suffix)
-    extra = _repository(vocab, prompt, plain)[-room:] if room > 0 else []
-    bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
-    return [*extra, *bos, fim.prefix, *prefix, *line, fim.suffix, *suffix, fim.middle]
+    def start(self) -> None:
+        threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
+        threading.Thread(target=self._prepare_slow, name="slow preparer", daemon=True).start()
+
+    def use(self, pair: Pair, renderer: TemplateRenderer) -> None:
+        """Prepare for this pair from now on."""
+        self._pair = pair.vocab, Preparer(pair, renderer), Preparer(pair, renderer)
+
+    def close(self) -> None:
+        """No pair is loaded any more."""
+        self._pair = None
+
+    def put(self, request: Generate | Small) -> None:
+        if isinstance(request, Generate):
+            self._held.add(request.id)
+        self._waiting.put(request)
+
+    def cancel(self, request: int) -> None:
+        """Nobody waits for it any more, if it is here."""
+        if request in self._held:
+            self._cancelled.add(request)
+
+    def taken(self, request: int) -> None:
+        """It has come to the engine.
+
+        Raises:
+            Cancelled: nobody waits for it any more.
+        """
+        self._held.discard(request)
+        if request in self._cancelled:
+            self._cancelled.discard(request)
+            raise Cancelled("The request was cancelled.")
+
+    def _prepare_quick(self) -> None:
+        while True:
+            request = self._waiting.get()
+            pair = self._pair
+            if pair is not None and pair[1].seconds(request) > QUICK:
+                self._slow.put(request)
+            else:
+                self._prepare(request, pair and (pair[0], pair[1]))
+
+    def _prepare_slow(self) -> None:
+        while True:
+            request = self._slow.get()
+            pair = self._pair
+            self._prepare(request, pair and (pair[0], pair[2]))
+
+    def _prepare(self, request: Generate | Small, pair: tuple[Vocab, Preparer] | None) -> None:
+        self._send(Preparing(request.id, begins=True))
+        try:
+            if pair is None:
+                raise Unavailable("No pair is loaded.")
+            if request.id in self._cancelled:
+                raise Cancelled("The request was cancelled.")
+            vocab, preparer = pair
+            if isinstance(request, Generate):
+                self._ready(preparer.prepare(request))
+            else:
+                self._send(Reply(request.id, _answer(vocab, preparer, request)))
+        except LocalspecError as error:
+            self._forget(request.id)
+            sizes = error.n_prompt_tokens, error.n_ctx
+            self._send(Failed(request.id, error.code, error.message, error.param, *sizes))
+        except Exception as error:  # a bug of ours must not end the thread and hang all requests
+            traceback.print_exc()
+            self._forget(request.id)
+            message = f"Internal error while preparing the request: {error!r}."
+            self._send(Failed(request.id, "internal_error", message))
+        finally:
+            self._send(Preparing(request.id, begins=False))
+
+    def _forget(self, request: int) -> None:
+        self._held.discard(request)
+        self._cancelled.discard(request)
 
 
-def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Callable[[str], list[int]]) -> list[int]:
-    """Other files: <repo> name, then <sep> file name and text for each; plain text without such tokens."""
-    fim = vocab.fim
-    tokens: list[int] = []
-    if fim.repo >= 0:
-        tokens += [fim.repo, *plain("myproject\n")]
-    for name, text in prompt.extra:
-        if fim.separator >= 0:
-            tokens += [fim.separator, *plain(f"{name}\n"), *plain(text)]
-        else:
-            tokens += [*plain(_SNIPPET), *plain(text)]
-    if fim.separator >= 0:
-        tokens += [fim.separator, *plain("filename\n")]
-    return tokens
+def _answer(vocab: Vocab, preparer: Preparer, request: Small) -> dict[str, object]:
+    match request:
+        case Tokenize():
+            tokens = vocab.tokenize(
+                request.text,
+                add_special=request.add_special,
+                parse_special=request.parse_special,
+            )
+            most = MOST_PIECES if request.pieces else MOST_TOKENS
+            if len(tokens) > most:
+                raise InvalidRequest(
+                    f"The text has {len(tokens)} tokens; at most {most} are given"
+                    f"{' with their pieces' if request.pieces else ''}.",
+                    param="content",
+                )
+            if not request.pieces:
+                return {"tokens": tokens}
+            return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
+        case Detokenize():
+            pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
+            if len(pieces) > MOST_TEXT:
+                raise InvalidRequest(
+                    f"The text of these tokens has {len(pieces)} bytes; at most {MOST_TEXT} are "
+                    "given at once.",
+                    param="tokens",
+                )
+            return {"content": pieces.decode("utf-8", "replace")}
+        case ApplyTemplate():
+            return {"prompt": preparer.render(request.prompt)}

@@ -129,8 +129,6 @@ class Controller:
             DecodeFatal: a context is lost.
         """
         wanting = [step for step in steps if step.drafts.limit > 0]
-        if not wanting:
-            return
         rows = sum(len(step.read) for step in steps)
         choosing = []
         for step in wanting:

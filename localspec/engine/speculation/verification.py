@@ -17,7 +17,7 @@ from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Matcher
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.protocol.frames import Generate
+from localspec.protocol.frames import Speculative
 
 # Row i, adjusted for the tokens kept so far in this round (penalties, grammar).
 Rows = Callable[[int, list[int]], Logits]
@@ -152,6 +152,15 @@ class Verifier:
             self.matcher.consume(token)
         self._consumed = len(kept)
 
+    def needs_no_logits(self, *, scored: bool) -> bool:
+        """Does the highest logit of each row decide, and nobody look at the row itself?
+
+        scored: log-probabilities are wanted.
+        """
+        settings = self.sampler.settings
+        touched = settings.penalised or settings.infill or bool(settings.logit_bias)
+        return settings.greedy and not touched and not scored and self.matcher is None
+
     def take_back(self) -> None:
         """The round that failed is not kept: the grammar is where it was before."""
         if self.matcher is not None and self._consumed:
@@ -170,23 +179,18 @@ def _sampled(context: Context, row: int) -> int:
 # ------------------------------------------------------------------------------- which rule
 
 
-def rejects(request: Generate, sampler: Sampler, matcher: Matcher | None, model: bool) -> bool:
+def rejects(
+    asked: Speculative, sampler: Sampler, matcher: Matcher | None, *, drawn: bool, scored: bool
+) -> bool:
     """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding.
 
-    model: the request may use a draft model, whose drafts can be drawn.
+    drawn: a draft model may serve the request, whose drafts can be drawn. scored: it wants tokens'
+    log-probabilities.
     """
-    settings, rule = sampler.settings, request.speculative.verification
-    if settings.greedy or not model:
+    settings, rule = sampler.settings, asked.verification
+    if settings.greedy or not drawn:
         return False
     if rule != "auto":
         return rule == "rejection"
     fixed = settings.seed is not None or matcher is not None or settings.penalised
-    return not fixed and request.top_logprobs is None and not request.speculative.prediction
-
-
-def needs_no_logits(request: Generate, verifier: Verifier) -> bool:
-    """Does the highest logit of each row decide, and nobody look at the row itself?"""
-    settings = verifier.sampler.settings
-    touched = settings.penalised or settings.infill or bool(settings.logit_bias)
-    touched = touched or verifier.matcher is not None
-    return settings.greedy and not touched and request.top_logprobs is None
+    return not fixed and not scored and not asked.prediction

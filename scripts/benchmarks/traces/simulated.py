@@ -184,7 +184,6 @@ class SimulatedPair(Pair):
         super().__init__(
             files=PairFiles("simulated", ""),
             models=models,
-            draft_context=draft,
             shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
             exact=ExactMode(models, draft, table, prefixes, None),
             drafter=DraftModel(
@@ -203,5 +202,6 @@ class SimulatedPair(Pair):
     @property
     def looks(self) -> int:
         """How often the draft model looked in at text written without it."""
-        assert isinstance(self.draft_context, SimulatedContext)
-        return self.draft_context.passes[_SCRATCH]
+        assert self.drafter is not None
+        assert isinstance(self.drafter.context, SimulatedContext)
+        return self.drafter.context.passes[_SCRATCH]

@@ -116,7 +116,7 @@ def test_a_look_costs_the_same_however_long_the_text_and_leaves_nothing_behind(
 ) -> None:
     engine = load(contextual_pair(models / "contextual"))
     drafting = Drafting(engine)
-    context = drafting.model._context
+    context = drafting.model.context
     for length in (2, 9, 40, 400):
         belief = Belief(Calibration())
         rows = drafting.model._batch

@@ -97,7 +97,7 @@ class DraftModel:
         self._clock = clock
         self._pass_s = pass_s
         self._scratch = scratch
-        self._context = context
+        self.context = context
         self._batch = batch
         self._costs = costs
         self.busy_s = 0.0  # time inside llama.cpp
@@ -148,13 +148,13 @@ class DraftModel:
             active = [request for request in active if request.more(request)]
 
     def _proposals(self, row: int) -> Logits:
-        return self._shared.proposals(self._context.finite(row))
+        return self._shared.proposals(self.context.finite(row))
 
     def _mark(self, slot: Slot) -> None:
         """Keep a state that cannot be cut, for Slots to return to after a rejection."""
-        model = self._context.model
+        model = self.context.model
         if (model.recurrent or model.hybrid) and slot.n_past_draft:
-            slot.draft_mark = slot.n_past_draft, self._context.save(slot.draft_id, partial=True)
+            slot.draft_mark = slot.n_past_draft, self.context.save(slot.draft_id, partial=True)
 
     def _choose(self, request: DraftRequest, logits: Logits) -> None:
         if request.sampler is None:
@@ -188,7 +188,7 @@ class DraftModel:
         try:
             spent = self._pass(timed=False)
         finally:
-            self._context.remove(self._scratch, 0)
+            self.context.remove(self._scratch, 0)
         self.probe_ms += 0.3 * (spent * 1e3 - self.probe_ms)
         for row, token in rows[first:]:
             logits = self._proposals(row)
@@ -212,12 +212,12 @@ class DraftModel:
         start = self._clock()
         while True:
             try:
-                self._context.decode(self._batch)
+                self.context.decode(self._batch)
                 break
             except NoKvSlot:
                 if not self._make_room():
                     raise
-        self._context.synchronize()
+        self.context.synchronize()
         spent = self._clock() - start
         self.busy_s += spent
         if timed:
