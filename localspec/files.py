@@ -35,9 +35,11 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(handle)
         new.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk's names no file, others that of the new one
+            error.filename, error.filename2 = str(path), None
         raise
     if sync:
         sync_folder(path.parent)

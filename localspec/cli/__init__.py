@@ -16,6 +16,7 @@ suggest.py    what Tab offers
 settings.py   config.toml, read and changed with its comments kept
 doctor.py     what keeps localspec from working well here
 services.py   the daemon as a service of the system
+streams.py    stdin, stdout and stderr, whatever the shell made of them
 
 It speaks to a daemon by `localspec.client` alone. Here only the files import `terminal/`; `commands/`
 and `chat/` import both.
@@ -24,6 +25,8 @@ and `chat/` import both.
 from __future__ import annotations
 
 import sys
+
+from localspec.cli import streams
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ INTERRUPTED = 130
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit code is 0, 1, 2 (usage), 3 (no daemon) or 130 (interrupted)."""
+    streams.prepare()
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
     return _guarded(lambda: _dispatch(arguments), debug=debug)
@@ -60,45 +64,36 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _guarded(command: Callable[[], int], *, debug: bool) -> int:
     """`command`'s exit code; errors become one sentence, an interrupt or a closed pipe nothing."""
-    from localspec.errors import LocalspecError
-
     try:
         code = command()
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        # `| head -1` has what it wants. Python would complain once more when it flushes at exit.
-        import os
-
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
-    except LocalspecError as error:
+    except (Exception, KeyboardInterrupt) as error:
         from localspec.cli.terminal import render
 
-        if debug:
+        code, message = _explained(error)
+        streams.drop_output()
+        if message and debug:
             render.traceback()
-        else:
-            render.error(error.message)
-        return error.exit_code
-    except OSError as error:
-        from localspec.cli.terminal import render
+        elif message:
+            render.error(message)
+        return code
 
-        if debug:
-            render.traceback()
-        else:
-            name = f"{error.filename}: " if error.filename is not None else ""
-            render.error(f"{name}{error.strerror or error}. `localspec doctor` may say more.")
-        return 1
-    except Exception as error:
-        from localspec.cli.terminal import render
 
-        if debug:
-            render.traceback()
-        else:
-            render.error(
-                f"This is a mistake in localspec ({type(error).__name__}: {error}). The same "
-                "command with --debug shows where."
-            )
-        return 1
+def _explained(error: BaseException) -> tuple[int, str]:
+    """The exit code of a command that ended so, and what a person is told."""
+    from localspec.errors import LocalspecError
+
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, ""
+    if isinstance(error, streams.Unread):
+        return 0, ""  # `| head -1` has what it wants
+    if isinstance(error, LocalspecError):
+        return error.exit_code, error.message
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename is not None else ""
+        return 1, f"{name}{error.strerror or error}. `localspec doctor` may say more."
+    return 1, (
+        f"This is a mistake in localspec ({type(error).__name__}: {error}). The same command with "
+        "--debug shows where."
+    )

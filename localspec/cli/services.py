@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from localspec.errors import LocalspecError
-from localspec.paths import write_file
+from localspec.files import write_whole
 
 LABEL = "org.localspec.daemon"
 _COMMAND = (sys.executable, "-m", "localspec.daemon")
@@ -93,7 +93,7 @@ class Systemd:
     def install(self) -> None:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, text)
+            write_whole(path, text.encode())
         self._systemctl("daemon-reload")
         units = ["localspec.socket", *(["localspec.service"] if self.always else [])]
         self._systemctl("enable", "--now", *units)
@@ -148,7 +148,7 @@ class Launchd:
     def install(self) -> None:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, text)
+            write_whole(path, text.encode())
         if self._known:
             _run("launchctl", "bootout", f"{self._domain}/{LABEL}")
         _run("launchctl", "bootstrap", self._domain, str(self.file))

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from localspec.cli.terminal.pairs import retrying, size, span
-from localspec.cli.terminal.render import harmless
+from localspec.cli.terminal.render import harmless, stderr
 
 _BAR = 24
 _QUIET = 1.0  # seconds; what is over sooner needs no lines in a log
@@ -35,7 +35,7 @@ class Progress:
     def clear(self) -> None:
         """Make room for a line of something else."""
         if self._drawn:
-            self._write("\r\x1b[K")
+            stderr("\r\x1b[K")
             self._drawn = False
 
     def show(
@@ -58,18 +58,18 @@ class Progress:
                 full = room * done // total
                 parts.insert(2, "█" * full + "░" * (room - full))
             self._drawn = True
-            self._write(f"\r{'  '.join(parts)[:columns]}\x1b[K")
+            stderr(f"\r{'  '.join(parts)[:columns]}\x1b[K")
             return
         if waiting:
             attempt = (waiting["cause"], waiting["attempt"])
             if attempt != self._attempt:
                 self._attempt = attempt
-                self._write("  ".join(parts) + "\n")
+                stderr("  ".join(parts) + "\n")
             return
         share = 10 * done // total if total else -1  # a line for every tenth
         if (doing, share) != self._said and time.monotonic() - self._began > _QUIET:
             self._said = (doing, share)
-            self._write("  ".join(parts) + "\n")
+            stderr("  ".join(parts) + "\n")
 
     def _parts(
         self, doing: str, done: int, total: int, rate: float, left: float | None
@@ -82,14 +82,6 @@ class Progress:
         if left:
             parts.append(f"{span(left)} left")
         return [harmless(part, lines=False) for part in parts]
-
-    def _write(self, text: str) -> None:
-        try:
-            sys.stderr.write(text)
-        except UnicodeEncodeError:  # a terminal without block characters
-            encoding = sys.stderr.encoding
-            sys.stderr.write(text.encode(encoding, "replace").decode(encoding))
-        sys.stderr.flush()
 
 
 def _columns() -> int:

@@ -86,7 +86,7 @@ def reasoning(piece: str) -> None:
     global _last_thought
     if piece:
         _last_thought = piece[-1]
-        _stderr(f"\x1b[2m{harmless(piece)}\x1b[0m" if sys.stderr.isatty() else piece)
+        stderr(f"\x1b[2m{harmless(piece)}\x1b[0m" if sys.stderr.isatty() else piece)
 
 
 def end_of_thought() -> None:
@@ -94,24 +94,28 @@ def end_of_thought() -> None:
     global _last_thought
     if _last_thought != "\n":
         _last_thought = "\n"
-        _stderr("\n\n" if sys.stderr.isatty() else "\n")
+        stderr("\n\n" if sys.stderr.isatty() else "\n")
 
 
 def dim(message: str) -> None:
     """A line of small importance, for a person at a terminal only."""
     if sys.stderr.isatty():
         sys.stdout.flush()
-        _stderr(f"\x1b[2m{harmless(message)}\x1b[0m\n")
+        stderr(f"\x1b[2m{harmless(message)}\x1b[0m\n")
 
 
 def note(message: str) -> None:
     """A line beside the answer."""
-    _stderr(f"{harmless(message)}\n")
+    stderr(f"{harmless(message)}\n")
 
 
-def _stderr(message: str) -> None:
-    _write(sys.stderr, message)
-    sys.stderr.flush()
+def stderr(message: str) -> None:
+    """As it is, beside the answer. Where that cannot be written nobody can be told either."""
+    try:
+        _write(sys.stderr, message)
+        sys.stderr.flush()
+    except OSError:  # a full disk, a pipe whose reader left; not tried again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
 
 
 def _write(stream: TextIO, text_: str) -> None:
@@ -170,16 +174,16 @@ def path(name: object) -> None:
 
 
 def error(message: str) -> None:
-    _stderr(f"localspec: {harmless(message)}\n")
+    stderr(f"localspec: {harmless(message)}\n")
 
 
 def traceback() -> None:
     """Of the error that is being handled."""
     import traceback as standard
 
-    _stderr(harmless(standard.format_exc()))
+    stderr(harmless(standard.format_exc()))
 
 
 def usage(message: str) -> None:
     """What click says about a command line, as it is but harmless."""
-    _stderr(harmless(message))
+    stderr(harmless(message))

@@ -8,7 +8,7 @@ import threading
 import time
 
 from localspec.cli.terminal.figures import hashing
-from localspec.cli.terminal.render import harmless
+from localspec.cli.terminal.render import harmless, stderr
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
 
@@ -47,12 +47,10 @@ class Spinner:
             if seconds >= 3:
                 said += f" {seconds:.0f} s"
             room = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{said[:room]}")
-            sys.stderr.flush()
+            stderr(f"\r\x1b[K{said[:room]}")
             count += 1
             self._ended.wait(_FRAME)
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
+        stderr("\r\x1b[K")
 
     def _doing(self) -> str:
         try:

@@ -1,0 +1,167 @@
+"""Every command, whatever its streams lead to and whatever its home is: a sentence, the right exit code.
+
+Some at random in every run; LOCALSPEC_TEST_STREAMS=2000 for longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from localspec.cli.app import COMMANDS, Commands, app
+from tests.support.daemons import PATIENCE, Home
+
+ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "40"))
+
+# What a command needs to do something; one that is not here is run as it is.
+WORDS = {
+    "ask": ["say hello"],
+    "complete": ["code.py:1"],
+    "completion": ["bash"],
+    "config set": ["queue", "9"],
+    "history search": ["hello"],
+    "history rm": ["--all"],
+    "import": ["folder"],
+    "add": ["mine", "--target", "none.gguf"],
+    "show": ["builtin"],
+    "verify": ["builtin"],
+    "rm": ["nothing"],
+    "drafts": ["none.gguf"],
+    "pull": ["nothing-of-that-name"],
+    "pulls cancel": ["nothing"],
+    "service install": ["--help"],  # would be one of the machine the tests run on
+    "service uninstall": ["--help"],
+    "start": ["--help"],  # with the limits of this test the daemon would be another's
+    "stop": ["--help"],
+}
+MORE = [
+    ["ask", "--save", "brief", "x"], ["ask", "-x", "say ```\n1\n```"], ["ask", "--json", "say 1"], ["ask"],
+    ["--version"], ["--help"], ["ask", "--help"], ["nonsense"], ["ask", "-u", "say 1"],
+]  # fmt: skip
+
+
+def every_command() -> Iterator[list[str]]:
+    for name in COMMANDS:
+        context = click.Context(app)
+        found = Commands.get_command(app, context, name)
+        inner = found.list_commands(context) if isinstance(found, click.Group) else []
+        for each in ["", *inner]:
+            line = f"{name} {each}".strip()
+            yield [*line.split(), *WORDS.get(line, [])]
+    yield from MORE
+
+
+def unread() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+# What a shell may make of a stream: None closes it.
+OUTPUTS: dict[str, Callable[[], int | None]] = {
+    "as usual": lambda: subprocess.PIPE,
+    "a full disk": lambda: os.open("/dev/full", os.O_WRONLY),
+    "closed": lambda: None,
+    "a pipe nobody reads": unread,
+}
+INPUTS: dict[str, Callable[[], int | None]] = {
+    "nothing": lambda: subprocess.DEVNULL,
+    "closed": lambda: None,
+    "only to be written": lambda: os.open(os.devnull, os.O_WRONLY),
+}
+PLACES = ["as usual", "a full disk", "/proc/localspec", "/dev/null/localspec"]
+
+
+def run(
+    home: Home, line: list[str], stdin: str, out: str, err: str, place: str
+) -> subprocess.CompletedProcess[bytes]:
+    streams = [INPUTS[stdin](), OUTPUTS[out](), OUTPUTS[err]()]
+
+    def prepared() -> None:
+        for number, stream in enumerate(streams):
+            if stream is None:
+                os.close(number)
+        if place == "a full disk":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+    environment = home.environment | {"EDITOR": "true", "VISUAL": "true"}
+    if place.startswith("/"):
+        environment |= {"LOCALSPEC_HOME": place, "HOME": place}
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "localspec", *line],
+            env=environment,
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            preexec_fn=prepared,
+            timeout=PATIENCE,
+            cwd=home.root,
+        )
+    finally:
+        for stream in streams:
+            if stream is not None and stream >= 0:
+                os.close(stream)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has it")
+def test_every_command_with_broken_streams_and_places(warm: Home) -> None:
+    (warm.root / "code.py").write_text("x = \n")
+    (warm.root / "folder").mkdir(exist_ok=True)
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    lines = list(every_command())
+    for _ in range(ROUNDS):
+        line, stdin = chance.choice(lines), chance.choice(list(INPUTS))
+        out, err, place = chance.choice(list(OUTPUTS)), chance.choice(list(OUTPUTS)), "as usual"
+        if chance.random() < 0.3:
+            place = chance.choice(PLACES)
+        case = (seed, line, f"stdin {stdin}, stdout {out}, stderr {err}, home {place}")
+        done = run(warm, line, stdin, out, err, place)
+        said = (done.stderr or b"").decode()
+        shown = (done.stdout or b"").decode()
+        assert done.returncode in (0, 1, 2, 3), (case, said)
+        for wrong in ("Traceback", "in localspec (", "Exception ignored", "NoneType", "Errno"):
+            assert wrong not in said + shown, (case, said, shown)
+        if out in ("a full disk", "closed") and done.returncode == 0:
+            usual = run(warm, line, stdin, "as usual", err, place)
+            assert usual.stdout == b"", (case, "what it wrote is lost and nobody knows")
+        if out in ("a full disk", "closed") and done.returncode == 1 and err == "as usual":
+            assert said.startswith("localspec: "), (case, said)
+
+
+def test_a_result_that_cannot_be_written_is_an_error(home: Home) -> None:
+    for broken, why in (("/dev/full", "No space left on device"), ("&-", "it is closed")):
+        shell = f"{sys.executable} -m localspec config show >{broken}"
+        done = subprocess.run(["sh", "-c", shell], env=home.environment, stderr=subprocess.PIPE)
+        assert done.returncode == 1
+        assert done.stderr.decode() == f"localspec: Standard output cannot be written: {why}.\n"
+
+
+@pytest.mark.parametrize("broken", ["/dev/full", "&-"])
+def test_nobody_is_told_where_nobody_listens_and_the_exit_code_holds(
+    home: Home, broken: str
+) -> None:
+    shell = f"{sys.executable} -m localspec ask </dev/null 2>{broken}"
+    assert subprocess.run(["sh", "-c", shell], env=home.environment).returncode == 2
+
+
+def test_a_reader_that_has_enough_is_no_error(home: Home) -> None:
+    with contextlib.closing(os.fdopen(unread(), "w")) as pipe:
+        for line in (["config", "show"], ["--help"], ["completion", "bash"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "localspec", *line],
+                env=home.environment,
+                stdout=pipe,
+                stderr=subprocess.PIPE,
+            )
+            assert (done.returncode, done.stderr) == (0, b"")
