@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from localspec.engine.llama import FimTokens
-from localspec.engine.prompt.infill import infill_tokens
+import localspec
+from localspec.engine.cache.prefixes import common_prefix
+from localspec.engine.llama import FimTokens, Model
+from localspec.engine.prompt.infill import infill_tokens, prompt_budget
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 
@@ -37,9 +44,15 @@ def markers(**changed: int) -> Any:
     return FimTokens(**{**known, **changed})
 
 
-def shown(prompt: InfillPrompt, n_ctx: int = 4096, add_bos: bool = False, **changed: int) -> str:
+def shown(
+    prompt: InfillPrompt,
+    n_ctx: int = 4096,
+    add_bos: bool = False,
+    budget: int = 1 << 20,
+    **changed: int,
+) -> str:
     vocab = Vocab(markers(**changed), add_bos=add_bos)
-    tokens = infill_tokens(cast(Any, vocab), prompt, n_ctx)
+    tokens = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
     assert len(tokens) <= n_ctx
     return "".join(NAMES.get(token) or chr(token) for token in tokens)
 
@@ -74,3 +87,93 @@ def test_a_small_hole_leaves_room_for_the_end_of_the_repository() -> None:
     text = shown(InfillPrompt("p", "s", [("f", "c" * 5000 + "end")]), n_ctx=600)
     assert text.endswith("cend<F>filename\n<P>p<S>s<M>")
     assert text.count("c") > 300
+
+
+# ------------------------------------------------------------------------ somebody types
+
+
+@pytest.fixture(scope="module")
+def vocab() -> Iterator[Vocab]:
+    with Model(str(Path(localspec.__file__).parent / "builtin" / "target.gguf")) as model:
+        yield cast(Any, model.vocab)
+
+
+SOURCE = Path(argparse.__file__).read_text(encoding="utf-8").splitlines(keepends=True)
+
+
+def at_cursor(
+    above: str, below: str, extra: list[tuple[str, str]], n_predict: int = 128
+) -> InfillPrompt:
+    """As llama.vim cuts a buffer: 256 lines above, the beginning of the line, 64 lines below."""
+    above, newline, line = above.rpartition("\n")
+    before = (above + newline).splitlines(keepends=True)[-256:]
+    after = below.splitlines(keepends=True)[:64]
+    return InfillPrompt("".join(before), "".join(after), extra, line, n_predict)
+
+
+def ring(first: int, count: int) -> list[tuple[str, str]]:
+    return [(f"{at}.py", "".join(SOURCE[at * 50 : at * 50 + 64])) for at in range(first, count)]
+
+
+@pytest.mark.parametrize(("n_ctx", "pieces"), [(1024, 0), (8192, 0), (8192, 4), (8192, 16)])
+@pytest.mark.parametrize("place", [300, 700])
+def test_a_key_reads_what_was_typed_and_what_follows_the_cursor(
+    vocab: Vocab, n_ctx: int, pieces: int, place: int
+) -> None:
+    """Also a new line, and in a large buffer, whose window moves with the cursor."""
+    above, below = "".join(SOURCE[:place]), "".join(SOURCE[place + 20 :])
+    typed = "".join(SOURCE[place : place + 20])
+    extra = ring(0, pieces)
+    before: list[int] = []
+    read = []
+    for count in range(0, len(typed), 5):
+        prompt = at_cursor(above + typed[:count], below, extra)
+        tokens = infill_tokens(cast(Any, vocab), prompt, n_ctx, 2048)
+        assert len(tokens) <= n_ctx - 128
+        read.append(len(tokens) - common_prefix(before, tokens))
+        before = tokens
+    keys = sorted(read[1:])
+    assert keys[len(keys) * 9 // 10] <= 256  # as many as llama-server reads with a batch of 1024
+    assert sum(keys) <= 256 * len(keys)  # now and then the text above begins anew
+
+
+def test_what_is_warmed_up_is_what_the_next_request_begins_with(vocab: Vocab) -> None:
+    above, below, extra = "".join(SOURCE[:500]), "".join(SOURCE[500:]), ring(0, 8)
+    warm, asked = (
+        infill_tokens(cast(Any, vocab), at_cursor(above, below, extra, wanted), 2048, 4096)
+        for wanted in (0, 96)
+    )
+    assert warm == asked
+
+
+@given(
+    st.lists(st.sampled_from(["x = 1\n", "\n", "é\r\n", "def f(a):\n", "long " * 400, "\t}\n"])),
+    st.lists(st.sampled_from(["return 0\n", "\n", "a" * 900, "# end"])),
+    st.lists(st.tuples(st.sampled_from(["a.py", ""]), st.text(max_size=40)), max_size=5),
+    st.text(max_size=30),
+    st.integers(0, 600),
+    st.sampled_from([256, 700, 1024, 4096]),
+    st.sampled_from([2048, 4096]),
+)
+def test_whatever_is_asked_the_prompt_is_around_the_cursor_and_has_room(
+    above: list[str],
+    below: list[str],
+    extra: list[tuple[str, str]],
+    line: str,
+    n_predict: int,
+    n_ctx: int,
+    budget: int,
+) -> None:
+    prompt = InfillPrompt("".join(above), "".join(below), extra, line, min(n_predict, n_ctx // 2))
+    text = shown(prompt, n_ctx, budget=budget)
+    assert len(text) <= n_ctx * 3  # a marker is shown as three
+    before, _, after = text.partition("<P>")[2].removesuffix("<M>").partition("<S>")
+    assert (prompt.prefix + line[-len(before) :]).endswith(before) or before.endswith(line[-32:])
+    assert prompt.suffix.startswith(after)
+    if len(text) < n_ctx // 2 and len(prompt.prefix) < n_ctx // 4:
+        assert before == prompt.prefix + line
+
+
+def test_a_prompt_is_as_long_as_an_editor_can_wait_for() -> None:
+    assert prompt_budget(4.5) == 2048  # no less than plug-ins recommend for slow machines
+    assert prompt_budget(0.1) == prompt_budget(0.11) == 16384

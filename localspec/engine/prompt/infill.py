@@ -1,23 +1,43 @@
-"""Fill-in-the-middle: what stands around an editor's cursor, as tokens for models trained on such texts."""
+"""Prompts for filling in the middle of a text, of a size that an editor can wait for.
+
+[repository] [BOS] <prefix> text before the cursor <suffix> text after it <middle>, as llama-server
+lays it out. An editor asks after every key, so what matters is that the next prompt begins as this one
+did: the text before the cursor begins at a line that stays the same while the cursor moves on, and the
+repository has room in large steps. The same request always has the same prompt.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 
 from localspec.engine.llama import Vocab
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 
-DEFAULT_PREDICT = 128  # tokens kept free for an infill where the request does not say
+PREFILL_S = 2.0  # of reading a whole prompt: as long as an editor may wait for its first suggestion
+# Tokens around the cursor, a quarter of them after it. llama-server takes as many as its batch has:
+# 1024 as editors' plug-ins recommend it for slow machines, 2048 by default.
+LEAST, MOST = 1024, 2048
+DEFAULT_PREDICT = 128  # tokens kept free for the completion where the request does not say
+_MARKERS = 8  # tokens of the layout, and some to spare
+_STEP = 128  # tokens: the repository's room changes by so many
+_LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
+Plain = Callable[[str], list[int]]
 
-def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int) -> list[int]:
-    """[repository context] [BOS] <prefix> prefix prompt <suffix> suffix <middle>.
 
-    The repository context comes first, so that it stays in the prefix cache while somebody types.
-    Text near the cursor matters most: what does not fit into the context is cut from the far ends of
-    prefix and suffix (three quarters to the prefix), then from the repository context's beginning.
+def prompt_budget(per_token_ms: float) -> int:
+    """Tokens of a prompt that are read in PREFILL_S: a power of two, since prompts that differ in
+    length share little, and a measurement differs a little each time.
+    """
+    tokens = int(PREFILL_S * 1e3 / per_token_ms)
+    return max(2 * LEAST, 1 << max(tokens.bit_length() - 1, 0))
+
+
+def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -> list[int]:
+    """The prompt: `budget` tokens at most, and no more than the context has room for.
 
     Raises:
         InvalidRequest: the model has no fill-in-the-middle tokens.
@@ -29,30 +49,81 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int) -> list[int]:
     def plain(text: str) -> list[int]:
         return vocab.tokenize(text, add_special=False, parse_special=False)
 
-    room = n_ctx - (prompt.n_predict or DEFAULT_PREDICT) - 8
-    line = plain(prompt.prompt)[-max(room // 4, 1) :]
-    room -= len(line)
-    prefix, suffix = plain(prompt.prefix), plain(prompt.suffix)
-    prefix_room = max(room * 3 // 4, room - len(suffix))
-    prefix = prefix[-prefix_room:] if prefix_room > 0 else []
-    suffix = suffix[: max(room - len(prefix), 0)]
-    room -= len(prefix) + len(suffix)
-    extra = _repository(vocab, prompt, plain)[-room:] if room > 0 else []
+    room = max(min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _MARKERS, _MARKERS)
+    near = min(max(LEAST, min(budget // 2, MOST)), room * 4 // 5)
+    after = _beginning(prompt.suffix, near // 4 - _MARKERS, plain)
+    line = plain(prompt.prompt)[-(near // 4) :]
+    before, whole = _end(prompt.prefix, near - near // 4, plain)
+    used = len(before) + len(line) + len(after) if whole else near + near // 4
+    extra = _repository(vocab, prompt, plain, room - -(-used // _STEP) * _STEP)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
-    return [*extra, *bos, fim.prefix, *prefix, *line, fim.suffix, *suffix, fim.middle]
+    return [*extra, *bos, fim.prefix, *before, *line, fim.suffix, *after, fim.middle]
 
 
-def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Callable[[str], list[int]]) -> list[int]:
-    """Other files: <repo> name, then <sep> file name and text for each; plain text without such tokens."""
+def _reserve(n_predict: int, n_ctx: int) -> int:
+    """Tokens kept free for the completion.
+
+    Requests that only warm up predict none, and are to read what the next one needs: hence steps.
+    """
+    wanted = n_predict or DEFAULT_PREDICT
+    steps = max(1 << (wanted - 1).bit_length(), DEFAULT_PREDICT)
+    return steps if steps <= n_ctx // 4 else wanted
+
+
+def _end(text: str, limit: int, plain: Plain) -> tuple[list[int], bool]:
+    """Tokens of the end of a text, at most `limit` and mostly more than half of that; is it all of it?
+
+    Of the lines that it may begin with, it is the one with the smallest checksum of itself and those
+    after it. So it stays the same while text comes in at the end, until it is too far away.
+    """
+    tail = text[-limit * _LONG_TOKEN :]
+    lines = tail.splitlines(keepends=True)
+    count, first, choices = 0, len(lines), []
+    while first and (count := count + len(plain(lines[first - 1]))) <= limit:
+        first -= 1
+        if count > limit // 2:
+            choices.append(first)
+    if not first and len(tail) == len(text):
+        return plain(text)[-limit:], True
+    if choices:
+        start = min(choices[::-1], key=lambda at: zlib.crc32("".join(lines[at : at + 4]).encode()))
+        return plain("".join(lines[start:]))[-limit:], False
+    tokens = plain(tail)  # a line that is longer than all there is room for
+    places = range(max(len(tokens) - limit, 0), len(tokens) - limit // 2)
+    start = min(places, key=lambda at: zlib.crc32(repr(tokens[at : at + 4]).encode()), default=0)
+    return tokens[start:], False
+
+
+def _beginning(text: str, limit: int, plain: Plain) -> list[int]:
+    """Tokens of the beginning of a text, at most `limit`; it ends with a line where that is possible."""
+    head = text[: max(limit, 0) * _LONG_TOKEN]
+    count, kept = 0, ""
+    for line in head.splitlines(keepends=True):
+        if (count := count + len(plain(line))) > limit:
+            break
+        kept += line
+    return plain(kept or head)[: max(limit, 0)]
+
+
+def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> list[int]:
+    """Other files: <repo> name, then <sep> file name and text for each; plain text without such tokens.
+
+    Where not all have room it is the last ones, which editors send as the most useful.
+    """
     fim = vocab.fim
-    tokens: list[int] = []
-    if fim.repo >= 0:
-        tokens += [fim.repo, *plain("myproject\n")]
-    for name, text in prompt.extra:
-        if fim.separator >= 0:
-            tokens += [fim.separator, *plain(f"{name}\n"), *plain(text)]
-        else:
-            tokens += [*plain(_SNIPPET), *plain(text)]
-    if fim.separator >= 0:
-        tokens += [fim.separator, *plain("filename\n")]
-    return tokens
+    head = [fim.repo, *plain("myproject\n")] if fim.repo >= 0 else []
+    foot = [fim.separator, *plain("filename\n")] if fim.separator >= 0 else []
+    room -= len(head) + len(foot)
+    if room < 0:
+        return []
+    pieces: list[int] = []
+    for name, text in reversed(prompt.extra):
+        mark = [fim.separator, *plain(f"{name}\n")] if fim.separator >= 0 else plain(_SNIPPET)
+        left = room - len(pieces) - len(mark)
+        if left <= 0:
+            break
+        body = plain(text[-left * _LONG_TOKEN :])
+        if left < min(len(body), _STEP):
+            break
+        pieces = [*mark, *body[-left:], *pieces]
+    return [*head, *pieces, *foot]

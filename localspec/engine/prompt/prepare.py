@@ -16,8 +16,9 @@ from functools import partial
 
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import Vocab, check_tokens
+from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.pair import Pair
-from localspec.engine.prompt.infill import infill_tokens
+from localspec.engine.prompt.infill import infill_tokens, prompt_budget
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Grammars
@@ -73,6 +74,8 @@ class Preparer:
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
+        # As it was measured when the pair was loaded: prompts should not change under an editor.
+        self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
 
     def seconds(self, request: Generate | Small) -> float:
         """What preparing the request may cost, found in a hundredth of that."""
@@ -158,7 +161,7 @@ class Preparer:
                 self._check_length(text)
                 found = vocab.tokenize(text, add_special=True, parse_special=special)
             case InfillPrompt():
-                found = infill_tokens(vocab, prompt, self._pair.n_ctx)
+                found = infill_tokens(vocab, prompt, self._pair.n_ctx, self._infill_budget)
             case ChatPrompt():
                 found = self._chat(vocab, prompt)
         if not found:
