@@ -1,6 +1,6 @@
 """The thin client of the daemon: standard library only, because `ask` waits for every import.
 
-transport.py      the daemon's socket: where it is, and HTTP over it
+transport.py      the daemon's socket: where it is, HTTP over it, and an answer's events
 api.py            a method per endpoint of those that `ask` needs
 pairs.py          pairs and pulls
 conversations.py  what was asked and answered

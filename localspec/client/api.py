@@ -91,18 +91,7 @@ class Client:
     ) -> Generator[dict[str, Any], None, None]:
         """The JSON of each server-sent event up to [DONE]; an error among them is raised."""
         data = b"" if body is None else json.dumps(body).encode()
-        connection, response = self._open(method, target, data)
-        try:
-            for text in transport.events(response.chunks()):
-                if text == "[DONE]":
-                    return
-                chunk: dict[str, Any] = json.loads(text)
-                if "error" in chunk:
-                    raise _error(chunk["error"])
-                yield chunk
-            raise errors.NoDaemon("The daemon's answer ended before it was complete.")
-        finally:
-            connection.close()
+        return transport.answers(lambda: self._open(method, target, data))
 
     def _open(
         self, method: str, target: str, body: bytes, timeout: float | None = None
@@ -133,19 +122,7 @@ class Client:
 
 def _from_body(status: int, body: bytes) -> errors.LocalspecError:
     try:
-        return _error(json.loads(body)["error"])
+        return transport.error_of(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         text = body[:200].decode("utf-8", "replace").strip()
         return errors.BadResponse(f"The daemon answered with HTTP {status}: {text or 'nothing'}")
-
-
-def _error(detail: dict[str, Any]) -> errors.LocalspecError:
-    """The exception behind an OpenAI error object."""
-    code, message = str(detail.get("code")), str(detail.get("message"))
-    return errors.from_code(
-        code,
-        message,
-        param=detail.get("param"),
-        n_prompt_tokens=detail.get("n_prompt_tokens"),
-        n_ctx=detail.get("n_ctx"),
-    )

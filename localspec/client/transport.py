@@ -1,4 +1,4 @@
-"""The daemon's socket: where it is, and HTTP/1.1 over it, as much of it as our own daemon speaks.
+"""The daemon's socket: where it is, and as much of HTTP/1.1 and of events as our own daemon speaks.
 
 http.client costs 40 ms to import on a slow machine, half of what `ask` may add, and pathlib with
 platformdirs 30 ms; this module needs only `socket`. One connection carries one request.
@@ -8,16 +8,18 @@ platformdirs 30 ms; this module needs only `socket`. One connection carries one 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import stat
 import sys
 
-from localspec.errors import BadResponse, LocalspecError, NoAnswer, NoDaemon, UnsafePath
+from localspec.errors import BadResponse, LocalspecError, NoAnswer, NoDaemon, UnsafePath, from_code
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
+    from typing import Any
 
 _MAX_PATH = 103  # paths.MAX_SOCKET_PATH
 MAX_HEAD = 65_536  # bytes of status line and headers; also of a chunk's size line
@@ -191,6 +193,40 @@ def events(chunks: Iterator[bytes]) -> Iterator[str]:
             elif not line and data:
                 yield b"\n".join(data).decode("utf-8", "replace")
                 data = []
+
+
+def answers(
+    opened: Callable[[], tuple[Connection, Response]],
+) -> Generator[dict[str, Any], None, None]:
+    """The JSON of each server-sent event up to [DONE], out of what `opened` gives once one is asked for.
+
+    Raises:
+        LocalspecError: the error among them, as its own class.
+        NoDaemon: they ended without [DONE].
+    """
+    connection, response = opened()
+    try:
+        for text in events(response.chunks()):
+            if text == "[DONE]":
+                return
+            chunk: dict[str, Any] = json.loads(text)
+            if "error" in chunk:
+                raise error_of(chunk["error"])
+            yield chunk
+        raise NoDaemon("The daemon's answer ended before it was complete.")
+    finally:
+        connection.close()
+
+
+def error_of(detail: dict[str, Any]) -> LocalspecError:
+    """The exception behind an OpenAI error object."""
+    return from_code(
+        str(detail.get("code")),
+        str(detail.get("message")),
+        param=detail.get("param"),
+        n_prompt_tokens=detail.get("n_prompt_tokens"),
+        n_ctx=detail.get("n_ctx"),
+    )
 
 
 class Connection:

@@ -3,9 +3,8 @@
 Imports `http` and `worker` of the daemon; it does not know where answers are kept.
 
 request: bodies into frames, the one place where field names of the two worlds meet
-run: the choices of a request to their end, streamed or whole
-answer: what the choices have said, usage and timings; what OpenAI's two shapes share
-chat, text, llama_server: the shapes, each an answer's events as a client reads them
+answer: what the choices have said, and how they run to their end, streamed or whole
+openai, llama_server: the shapes, each an answer's events as a client reads them
 takeover: an editor's newer completion ends its older one
 reply: what a model wrote, taken apart
 """

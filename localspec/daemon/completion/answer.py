@@ -1,41 +1,35 @@
-"""What the choices of a request have said, and what OpenAI's two shapes write of it.
+"""An answer: what a request's choices have said so far, and how they run to their end.
 
-An `Answer` takes the engine's events in. A shape writes them for a client: chunk by chunk, or all in
-one object. Shapes keep nothing of the text themselves.
+A choice takes the engine's events in. A shape writes them for a client: chunk by chunk, or all in one
+object. Shapes keep nothing of the text themselves.
 """
 
 from __future__ import annotations
 
-import secrets
-import time
-from abc import ABC, abstractmethod
+import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
-from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
 
-import localspec
 from localspec.daemon.completion.reply.calls import Arguments, Call
 from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
-from localspec.daemon.http.sse import DONE
+from localspec.daemon.http.requests import ClientGone, answer, unless_gone
+from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.worker.process import Event
+from localspec.daemon.worker.supervisor import Supervisor
+from localspec.errors import LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.answers import (
     CalledFunction,
-    Choices,
-    Completion,
     CompletionTokensDetails,
-    Extra,
     PromptTokensDetails,
     ToolCall,
     Usage,
 )
-from localspec.protocol.requests import StreamOptions
-
-Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
-
-FINGERPRINT = f"localspec-{localspec.__version__}"
 
 
 @dataclass(slots=True)
@@ -167,100 +161,69 @@ class Shape(Protocol):
         """Everything in one object."""
 
 
-class OpenAIShape(ABC):
-    """What chat and text completions share."""
-
-    prefix: str
-    kind: Kind
-    chunk_kind: Kind
-
-    def __init__(
-        self,
-        answer: Answer,
-        options: StreamOptions | None,
-        *,
-        note: Callable[[], str | None],
-        news: Callable[[], str],
-        conversation: str | None = None,
-    ) -> None:
-        """`note` and `news`: what a person should know, asked for at the end; `news` is told once.
-        `conversation`: where the answer is kept.
-        """
-        self.answer = answer
-        self.conversation = conversation or UNSET
-        self._usage = options is not None and options.include_usage
-        self._note = note
-        self._news = news
-        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
-        self._created = int(time.time())
-
-    @abstractmethod
-    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]: ...
-
-    @abstractmethod
-    def choices(self) -> Choices:
-        """Every choice, whole."""
-
-    def chunk(self, choices: Choices) -> Completion:
-        return self._completion(self.chunk_kind, choices)
-
-    def closing(self, choices: Choices, done: frames.Done) -> Completion:
-        """The last chunk of a choice."""
-        return self._ended(self.chunk(choices), [done])
-
-    def end(self) -> Sequence[object]:
-        if not self._usage:
-            return [DONE]
-        chunk = self.chunk([])
-        chunk.usage = self.answer.usage()
-        return [chunk, DONE]
-
-    def whole(self) -> Completion:
-        completion = self._completion(self.kind, self.choices())
-        completion.usage = self.answer.usage()
-        return self._ended(completion, self.answer.done)
-
-    def _completion(self, kind: Kind, choices: Choices) -> Completion:
-        return Completion(self._id, kind, self._created, self.answer.model, FINGERPRINT, choices)
-
-    def _ended(self, completion: Completion, done: list[frames.Done]) -> Completion:
-        """Add timings and our own key. Of several choices, `timings` adds up."""
-        completion.timings = total([end.timings for end in done])
-        completion.localspec = Extra(
-            speculation=done[0].speculation if len(done) == 1 else UNSET,
-            note=self._note() or UNSET,
-            news=self._news() or UNSET,
-            conversation=self.conversation,
-        )
-        return completion
-
-
-def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
-    """One `timings` for several choices: counts and times added up, rates from the sums."""
-    if not parts:
-        return UNSET
-    if len(parts) == 1:
-        return parts[0]
-    result = frames.Timings()
-    for name in ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"):
-        setattr(result, name, sum(getattr(part, name) for part in parts))
-    for name in ("prompt", "predicted"):
-        count = getattr(result, f"{name}_n")
-        milliseconds = sum(getattr(part, f"{name}_ms") for part in parts)
-        setattr(result, f"{name}_ms", milliseconds)
-        setattr(result, f"{name}_per_token_ms", milliseconds / count if count else 0.0)
-        rate = 1000.0 * count / milliseconds if milliseconds else 0.0
-        setattr(result, f"{name}_per_second", rate)
-    return result
-
-
-def with_drafted(chunk: Completion, delta: frames.Delta) -> Completion:
-    """`chunk` with the spans of its text that came from the draft."""
-    if delta.drafted:
-        chunk.localspec = Extra(drafted=delta.drafted)
-    return chunk
-
-
 def text_of(piece: bytes) -> str:
     """A token's bytes as text; those that are part of a character become U+FFFD."""
     return piece.decode("utf-8", "replace")
+
+
+# ------------------------------------------------------------------------ to its end
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What runs, and what becomes of it; `during` is held meanwhile."""
+
+    supervisor: Supervisor
+    pair: frames.PairFiles
+    requests: Sequence[frames.Generate]  # one per choice
+    shape: Shape
+    during: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
+
+    async def respond(self, request: Request, stream: bool) -> Response:
+        """The answer, unless the client leaves first."""
+        if stream:
+            return EventStream(self._streamed, done=False)
+        try:
+            await unless_gone(request.receive, self._run())
+        except ClientGone:
+            return Response(status_code=499)  # nobody reads it; nginx's number for this
+        return answer(self.shape.whole())
+
+    async def _streamed(self, emit: Emit) -> None:
+        await self._run(emit)
+        await emit(*self.shape.end())
+
+    async def _run(self, emit: Emit | None = None) -> None:
+        """All choices to their end. The first error ends all."""
+        failed = False
+        async with self.during:
+            try:
+                if len(self.requests) == 1:
+                    await self._follow(0, emit)
+                else:
+                    await self._follow_all(emit)
+            except LocalspecError:
+                failed = True
+                raise
+            finally:
+                for choice in self.shape.answer.choices:
+                    choice.end(failed=failed)
+
+    async def _follow_all(self, emit: Emit | None) -> None:
+        tasks = [asyncio.create_task(self._follow(i, emit)) for i in range(len(self.requests))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, index: int, emit: Emit | None) -> None:
+        choice = self.shape.answer.choices[index]
+
+        async def take(event: Event) -> None:
+            pieces = choice.take(event)
+            if emit is not None:
+                await emit(*self.shape.chunks(index, event, pieces))
+
+        await self.supervisor.generate(self.pair, self.requests[index], take)

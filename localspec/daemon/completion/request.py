@@ -45,10 +45,12 @@ def chat_frames(
     if top and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     prompt = chat_prompt(request)
-    offer = tools.offer(request, template)
+    offer = tools.NOTHING
     shown = SHOWN if request.reasoning_format != "none" else []
-    prompt.tools = offer.tools or None
-    _tell(prompt, request, offer.form)
+    if uses_tools(request):
+        offer = tools.offer(request, template)
+        prompt.tools = offer.tools or None
+        _tell(prompt, request, offer.form)
     if offer.tools:
         prompt.answer_prefix += offer.answer_prefix
         shown = [*shown, *offer.form.markers]

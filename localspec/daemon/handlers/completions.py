@@ -8,12 +8,10 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import Answer
-from localspec.daemon.completion.chat import ChatShape
+from localspec.daemon.completion.answer import Answer, Run
+from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.request import chat_frames, completion_frames, uses_tools
-from localspec.daemon.completion.run import Run
-from localspec.daemon.completion.text import TextShape
 from localspec.daemon.history.turn import begin, figures
 from localspec.daemon.http.requests import read, unless_gone
 from localspec.daemon.state import state_of
@@ -23,7 +21,8 @@ from localspec.protocol.requests import ChatRequest, CompletionRequest
 async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
     daemon = state_of(request)
-    tools.check(body)
+    if body.tools or body.tool_choice:
+        tools.check(body)
     turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
     pair, template = None, None
     if uses_tools(body):  # how a call is written is the model's own matter

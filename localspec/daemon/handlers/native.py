@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import llama_server
-from localspec.daemon.completion.answer import Answer
-from localspec.daemon.completion.run import Run
+from localspec.daemon.completion.answer import Answer, Run
 from localspec.daemon.completion.takeover import Place, place_of
 from localspec.daemon.history.turn import figures
 from localspec.daemon.http.requests import OUR_CLIENT, read

@@ -86,19 +86,13 @@ class Trials:
             speculative=frames.Speculative(depth=DEPTH, kind="draft"),
             cache_prompt=False,
         )
-        done: frames.Done | None = None
         try:
-            async for event in self._supervisor.generate(files, request):
-                if isinstance(event, frames.Done):
-                    done = event
+            return await self._supervisor.generate(files, request)
         except LocalspecError as error:
             # Of its subclasses some are about this draft (it cannot be loaded); this one is not.
             if type(error) is Unavailable:
                 raise Interrupted from error
             raise
-        if done is None:
-            raise LocalspecError("It could not be tried: the answer did not end.")
-        return done
 
     async def _release(self) -> None:
         if not self._supervisor.busy:

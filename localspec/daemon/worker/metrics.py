@@ -98,30 +98,31 @@ class Metrics:
         )
 
 
+@dataclass(slots=True)
 class Watch:
     """One generation. `shown` once there is text, `over` once it has ended."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self.shown = self.over = False
-        self._metrics = metrics
-        self._began = time.monotonic()
-        self._started = False
+    metrics: Metrics
+    began: float = field(default_factory=time.monotonic)
+    started: bool = False
+    shown: bool = False
+    over: bool = False
 
     def sees(self, event: frames.Started | frames.Delta | frames.Done) -> bool:
         """Count an event; False where it has been before, for the worker that was tried first."""
         match event:
-            case frames.Started() if self._started:
+            case frames.Started() if self.started:
                 return False
             case frames.Started():
-                self._started = True
-                totals = self._metrics.totals
+                self.started = True
+                totals = self.metrics.totals
                 totals.prompt_tokens += event.prompt_tokens
                 totals.cached_tokens += event.cached_tokens
                 if event.cache:
                     totals.cache_hits[event.cache] += 1
             case frames.Delta() if not self.shown:
                 self.shown = True
-                self._metrics.time_to_first_token.add(time.monotonic() - self._began)
+                self.metrics.time_to_first_token.add(time.monotonic() - self.began)
             case frames.Done():
                 self.over = True
                 self._done(event)
@@ -130,7 +131,7 @@ class Watch:
         return True
 
     def _done(self, event: frames.Done) -> None:
-        metrics, counts, done = self._metrics, self._metrics.counts, event.speculation
+        metrics, counts, done = self.metrics, self.metrics.counts, event.speculation
         counts.tokens += event.completion_tokens
         counts.drafted += done.drafted
         counts.accepted += done.accepted

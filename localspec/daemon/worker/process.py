@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -35,6 +35,7 @@ _LOADING_PATIENCE = 5  # times the watchdog
 
 Request = frames.Generate | frames.Tokenize | frames.Detokenize | frames.ApplyTemplate
 Event = frames.Started | frames.Delta | frames.Done
+Take = Callable[[Event], Awaitable[None]]
 
 
 class Again(Exception):
@@ -64,6 +65,12 @@ class Running:
         if isinstance(item, Exception):
             raise item
         return item
+
+    async def text(self, take: Take) -> Event | frames.Reply:
+        """Pass on the text that comes next, piece by piece; what comes after it. Raises as `next`."""
+        while isinstance(event := await self.next(), frames.Delta):
+            await take(event)
+        return event
 
 
 class Owner(Protocol):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -23,11 +23,15 @@ from localspec.daemon import logs
 from localspec.daemon.worker.admission import Admission
 from localspec.daemon.worker.loaded import LoadedPair
 from localspec.daemon.worker.metrics import Metrics
-from localspec.daemon.worker.process import DEFAULT_COMMAND, Again, Event, Request, Worker
+from localspec.daemon.worker.process import DEFAULT_COMMAND, Again, Event, Request, Take, Worker
 from localspec.paths import Paths
 from localspec.protocol import frames
 
 log = logging.getLogger("localspec.supervisor")
+
+
+async def _unheard(_: Event) -> None:
+    pass
 
 
 class Supervisor:
@@ -62,9 +66,10 @@ class Supervisor:
     # ------------------------------------------------------------------ requests
 
     async def generate(
-        self, pair: frames.PairFiles, request: frames.Generate
-    ) -> AsyncGenerator[Event, None]:
-        """Started, Delta…, Done. Closing the iterator cancels the request in the worker.
+        self, pair: frames.PairFiles, request: frames.Generate, take: Take = _unheard
+    ) -> frames.Done:
+        """Have `take` called with Started, Delta…, Done; returns the last. Where it raises, or this is
+        cancelled, the request is cancelled in the worker.
 
         Raises:
             QueueFull, Unavailable, PairSetAside, LoadFailed: before it started.
@@ -79,13 +84,15 @@ class Supervisor:
                         worker = await self._worker_for(pair, request)
                         with worker.running(request) as running:
                             while not watch.over:
-                                event = await running.next()
-                                assert not isinstance(event, frames.Reply)
                                 # Of an answer's text its beginning alone is counted.
-                                text = isinstance(event, frames.Delta)
-                                if (text and watch.shown) or watch.sees(event):
-                                    yield event
-                        return
+                                event = await (
+                                    running.text(take) if watch.shown else running.next()
+                                )
+                                assert not isinstance(event, frames.Reply)
+                                if watch.sees(event):
+                                    await take(event)
+                        assert isinstance(event, frames.Done)
+                        return event
                     except Again:
                         log.info("a request is sent once more, to a new worker")
 

@@ -88,6 +88,9 @@ class Offer:
     forced_name: str = ""
 
 
+NOTHING = Offer(NO_TOOLS)
+
+
 def offer(request: ChatRequest, template: str | None) -> Offer:
     """The tools that the model is shown; `template` matters where there are some.
 

@@ -1,0 +1,253 @@
+"""OpenAI's two shapes: chat completions, with thoughts and tool calls, and text completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from msgspec import UNSET, UnsetType
+
+import localspec
+from localspec.daemon.completion.answer import Answer, Choice, text_of
+from localspec.daemon.completion.reply.calls import Arguments, Call
+from localspec.daemon.completion.reply.parser import Piece, Text
+from localspec.daemon.http.sse import DONE
+from localspec.daemon.worker.process import Event
+from localspec.protocol import frames
+from localspec.protocol.answers import (
+    CalledDelta,
+    ChatAnswer,
+    ChatChoice,
+    ChatDelta,
+    ChatLogprob,
+    ChatLogprobs,
+    Choices,
+    ChunkChoice,
+    Completion,
+    Extra,
+    TextChoice,
+    TextLogprobs,
+    ToolCallDelta,
+    TopLogprob,
+)
+from localspec.protocol.requests import StreamOptions
+
+Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+
+FINGERPRINT = f"localspec-{localspec.__version__}"
+
+
+class OpenAIShape(ABC):
+    """What chat and text completions share."""
+
+    prefix: str
+    kind: Kind
+    chunk_kind: Kind
+
+    def __init__(
+        self,
+        answer: Answer,
+        options: StreamOptions | None,
+        *,
+        note: Callable[[], str | None],
+        news: Callable[[], str],
+        conversation: str | None = None,
+    ) -> None:
+        """`note` and `news`: what a person should know, asked for at the end; `news` is told once.
+        `conversation`: where the answer is kept.
+        """
+        self.answer = answer
+        self.conversation = conversation or UNSET
+        self._usage = options is not None and options.include_usage
+        self._note = note
+        self._news = news
+        self._id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+
+    @abstractmethod
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]: ...
+
+    @abstractmethod
+    def choices(self) -> Choices:
+        """Every choice, whole."""
+
+    def chunk(self, choices: Choices) -> Completion:
+        return self._completion(self.chunk_kind, choices)
+
+    def closing(self, choices: Choices, done: frames.Done) -> Completion:
+        """The last chunk of a choice."""
+        return self._ended(self.chunk(choices), [done])
+
+    def end(self) -> Sequence[object]:
+        if not self._usage:
+            return [DONE]
+        chunk = self.chunk([])
+        chunk.usage = self.answer.usage()
+        return [chunk, DONE]
+
+    def whole(self) -> Completion:
+        completion = self._completion(self.kind, self.choices())
+        completion.usage = self.answer.usage()
+        return self._ended(completion, self.answer.done)
+
+    def _completion(self, kind: Kind, choices: Choices) -> Completion:
+        return Completion(self._id, kind, self._created, self.answer.model, FINGERPRINT, choices)
+
+    def _ended(self, completion: Completion, done: list[frames.Done]) -> Completion:
+        """Add timings and our own key. Of several choices, `timings` adds up."""
+        completion.timings = total([end.timings for end in done])
+        completion.localspec = Extra(
+            speculation=done[0].speculation if len(done) == 1 else UNSET,
+            note=self._note() or UNSET,
+            news=self._news() or UNSET,
+            conversation=self.conversation,
+        )
+        return completion
+
+
+def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
+    """One `timings` for several choices: counts and times added up, rates from the sums."""
+    if not parts:
+        return UNSET
+    if len(parts) == 1:
+        return parts[0]
+    result = frames.Timings()
+    for name in ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"):
+        setattr(result, name, sum(getattr(part, name) for part in parts))
+    for name in ("prompt", "predicted"):
+        count = getattr(result, f"{name}_n")
+        milliseconds = sum(getattr(part, f"{name}_ms") for part in parts)
+        setattr(result, f"{name}_ms", milliseconds)
+        setattr(result, f"{name}_per_token_ms", milliseconds / count if count else 0.0)
+        rate = 1000.0 * count / milliseconds if milliseconds else 0.0
+        setattr(result, f"{name}_per_second", rate)
+    return result
+
+
+def with_drafted(chunk: Completion, delta: frames.Delta) -> Completion:
+    """`chunk` with the spans of its text that came from the draft."""
+    if delta.drafted:
+        chunk.localspec = Extra(drafted=delta.drafted)
+    return chunk
+
+
+# ------------------------------------------------------------------------ chat
+
+
+class ChatShape(OpenAIShape):
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        match event:
+            case frames.Started():
+                return [self._opening(index)]
+            case frames.Delta():
+                return self._deltas(index, event, pieces)
+            case frames.Done():
+                end = ChunkChoice(index, ChatDelta(), self.answer.choices[index].finish)
+                deltas = [self.chunk([ChunkChoice(index, _delta(piece))]) for piece in pieces]
+                return [*deltas, self.closing([end], event)]
+
+    def _opening(self, index: int) -> Completion:
+        chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=""))])
+        if self.conversation:  # at once: whoever interrupts the answer can still go on with it
+            chunk.localspec = Extra(conversation=self.conversation)
+        return chunk
+
+    def _deltas(
+        self, index: int, event: frames.Delta, pieces: Sequence[Piece]
+    ) -> Sequence[Completion]:
+        choices = [ChunkChoice(index, _delta(piece)) for piece in pieces]
+        if not choices and event.logprobs:
+            choices = [ChunkChoice(index, ChatDelta(content=""))]
+        if choices:
+            choices[0].logprobs = self._logprobs(event.logprobs)
+        chunks = [self.chunk([choice]) for choice in choices]
+        if len(pieces) == 1 and pieces[0] == Text("content", event.text):
+            with_drafted(chunks[0], event)  # its spans count the characters of the whole piece
+        return chunks
+
+    def choices(self) -> Choices:
+        return [
+            ChatChoice(index, _message(each), each.finish, self._logprobs(each.logprobs))
+            for index, each in enumerate(self.answer.choices)
+        ]
+
+    def _logprobs(self, tokens: list[frames.TokenLogprob]) -> ChatLogprobs | None:
+        if not self.answer.wants_logprobs:
+            return None
+        return ChatLogprobs(
+            [
+                ChatLogprob(
+                    text_of(token.piece),
+                    token.logprob,
+                    list(token.piece),
+                    [TopLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top],
+                )
+                for token in tokens
+            ]
+        )
+
+
+def _message(choice: Choice) -> ChatAnswer:
+    return ChatAnswer(
+        choice.content if choice.content or not choice.calls else None,
+        reasoning_content=choice.reasoning or UNSET,
+        tool_calls=choice.calls or UNSET,
+    )
+
+
+def _delta(piece: Piece) -> ChatDelta:
+    match piece:
+        case Text("content"):
+            return ChatDelta(content=piece.text)
+        case Text():
+            return ChatDelta(reasoning_content=piece.text)
+        case Call():
+            call = ToolCallDelta(piece.index, CalledDelta("", piece.name), piece.id, "function")
+            return ChatDelta(tool_calls=[call])
+        case Arguments():
+            return ChatDelta(tool_calls=[ToolCallDelta(piece.index, CalledDelta(piece.text))])
+
+
+# ------------------------------------------------------------------------ text
+
+
+class TextShape(OpenAIShape):
+    prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        match event:
+            case frames.Delta() if event.text or event.logprobs:
+                offset = len(self.answer.choices[index].content) - len(event.text)
+                logprobs = self._logprobs(event.logprobs, offset)
+                return [
+                    with_drafted(self.chunk([TextChoice(index, event.text, None, logprobs)]), event)
+                ]
+            case frames.Done():
+                finish = self.answer.choices[index].finish
+                return [self.closing([TextChoice(index, "", finish)], event)]
+        return ()
+
+    def choices(self) -> Choices:
+        return [
+            TextChoice(index, each.content, each.finish, self._logprobs(each.logprobs, 0))
+            for index, each in enumerate(self.answer.choices)
+        ]
+
+    def _logprobs(self, tokens: list[frames.TokenLogprob], offset: int) -> TextLogprobs | None:
+        """`offset`: of the first token, in characters of the choice's text."""
+        if not self.answer.wants_logprobs:
+            return None
+        texts = [text_of(token.piece) for token in tokens]
+        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+        top = [
+            {text_of(piece): value for _, piece, value in reversed(token.top)} for token in tokens
+        ]
+        return TextLogprobs(texts, [token.logprob for token in tokens], top, offsets)
