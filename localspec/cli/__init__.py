@@ -7,7 +7,8 @@ that there is one behaviour.
 ask.py        one question, one answer: options → request → what is printed
 options.py    the options of `ask`, for the short way and for click
 inputs.py     what a command line names or is given: stdin, files, schemas
-templates.py  questions to ask again
+templates.py  saved prompts
+prompts.py    those that come with localspec
 app.py        click: help, usage errors, the table of commands
 commands/     one click command per file
 chat/         the conversation at a terminal

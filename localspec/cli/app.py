@@ -37,6 +37,10 @@ COMMANDS = {
     "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
     "complete": ("localspec.cli.commands.complete", "Complete code at a position in a file."),
     "history": ("localspec.cli.commands.history", "List, show, search and remove conversations."),
+    "templates": (
+        "localspec.cli.commands.templates",
+        "List, show, edit and remove saved prompts.",
+    ),
     "config": ("localspec.cli.commands.config", "Show and change the configuration."),
     "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
     "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from localspec.cli.options import fields
+from localspec.cli.options import EXCLUSIVE, fields
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, UsageError
@@ -46,7 +46,10 @@ def run(options: dict[str, Any]) -> int:
     if options["template"] is not None:
         from localspec.cli import templates
 
-        options, question = templates.applied(options, _given(options))
+        template = templates.Template(options)
+        options = template.options
+        _check(options)
+        question = template.question(_asked(options))
     else:
         question = _question(options)
     request = _request(options, question)
@@ -75,16 +78,14 @@ def run(options: dict[str, Any]) -> int:
 
 def _check(options: dict[str, Any]) -> None:
     """Refuse options that ask for two things at once."""
-    for group in (
-        ("extract", "extract_last", "json"),
-        ("last", "conversation"),
-        ("save", "template"),
-    ):
+    for group in EXCLUSIVE:
         given = [name for name in group if options[name]]
         if len(given) > 1:
             flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
             names = [flags.get(name, f"--{name}") for name in given]
             raise UsageError(f"{' and '.join(names)} exclude each other; leave one out.")
+    if options["values"] and not (options["template"] or options["save"]):
+        raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
 
 
 def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _spinner(client: Client) -> Any:
 def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     if options["system"] is not None:
-        messages.insert(0, {"role": "system", "content": _clean(options["system"])})
+        messages.insert(0, {"role": "system", "content": clean(options["system"])})
     request = fields(options)
     request["messages"] = messages
     if options["model"]:
@@ -204,11 +205,15 @@ def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
 
 def _question(options: dict[str, Any]) -> str:
     """What came on stdin, the files, the words, with blank lines between; any may be missing."""
-    parts = [_given(options), _clean(" ".join(options["words"]))]
-    question = "\n\n".join(part for part in parts if part.strip())
+    question = _asked(options)
     if not question:
         raise UsageError(f"There is nothing to ask. For example:\n{EXAMPLE.rstrip()}")
     return question
+
+
+def _asked(options: dict[str, Any]) -> str:
+    parts = [_given(options), clean(" ".join(options["words"]))]
+    return "\n\n".join(part for part in parts if part.strip())
 
 
 def _given(options: dict[str, Any]) -> str:
@@ -230,6 +235,6 @@ def _piped() -> str:
     return inputs.stdin()
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Arguments that are not UTF-8 arrive with lone surrogates, which no JSON may carry."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -15,6 +15,7 @@ from localspec.errors import ContextExceeded, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 # Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
@@ -172,6 +173,36 @@ def schema(name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError(f"--schema {name[:60]}: a schema is a JSON object.")
     return value
+
+
+def edited(
+    text: str, problem: Callable[[str], str], left: str, extension: str = ".toml"
+) -> str | None:
+    """`text` as a person leaves it in $EDITOR, opened again until `problem` has nothing to say of it.
+
+    None: it was closed without being saved.
+
+    Raises:
+        UsageError: the editor does not run, or the person gave up: `left` says what that means.
+    """
+    import click
+
+    from localspec.cli.terminal import render
+
+    while True:
+        try:
+            found = click.edit(text, extension=extension)
+        except click.ClickException as error:
+            raise UsageError(
+                f"{error.format_message()}. $EDITOR names the editor to use."
+            ) from error
+        said = "" if found is None else problem(found)
+        if found is None or not said:
+            return found
+        render.error(said)
+        if not click.confirm("Edit it again?", default=True, err=True):
+            raise UsageError(left)
+        text = found
 
 
 def what_fits(error: ContextExceeded, question: str) -> str:

@@ -7,13 +7,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_INT32 = (1 << 31) - 1
+
+
 class Option:
-    """`kind` is bool for a flag, else what the value is read as; `low` is the least it may be.
+    """`kind` is bool for a flag, else what the value is read as; a number may be `low` to `high`.
 
     With `many` it may be given again, and its value is a list.
     """
 
-    __slots__ = ("flags", "help", "kind", "low", "many", "metavar", "name")
+    __slots__ = ("flags", "help", "high", "kind", "low", "many", "metavar", "name")
 
     def __init__(
         self,
@@ -22,7 +25,8 @@ class Option:
         kind: type[bool] | type[str] | type[int] | type[float],
         help: str,
         metavar: str = "",
-        low: int = 0,
+        low: float = 0,
+        high: float = _INT32,
         *,
         many: bool = False,
     ) -> None:
@@ -32,10 +36,16 @@ class Option:
         self.help = help
         self.metavar = metavar
         self.low = low
+        self.high = high
         self.many = many
 
+    @property
+    def limits(self) -> str:
+        """As in "from 0 to 100"."""
+        return f"from {self.low} to {self.high}"
 
-# Each is the field of the request of that name (protocol/sampling.py).
+
+# Each is the field of the request of that name, with the limits it has there (protocol/sampling.py).
 SAMPLING = (
     Option(
         "temperature",
@@ -43,6 +53,7 @@ SAMPLING = (
         float,
         "Sampling temperature; 0 always picks the most likely token.",
         "T",
+        high=100,
     ),
     Option(
         "top_p",
@@ -50,17 +61,25 @@ SAMPLING = (
         float,
         "Nucleus sampling: the smallest set of tokens with total probability P.",
         "P",
+        high=1,
     ),
-    Option("top_k", ("--top-k",), int, "Sample from the K most likely tokens.", "K"),
+    Option("top_k", ("--top-k",), int, "Sample from the K most likely tokens.", "K", low=-1),
     Option(
         "min_p",
         ("--min-p",),
         float,
         "Drop tokens less than P times as likely as the most likely one.",
         "P",
+        high=1,
     ),
     Option(
-        "repeat_penalty", ("--repeat-penalty",), float, "Penalize repetition; 1 disables it.", "R"
+        "repeat_penalty",
+        ("--repeat-penalty",),
+        float,
+        "Penalize repetition; 1 disables it.",
+        "R",
+        low=0.001,
+        high=100,
     ),
     Option(
         "presence_penalty",
@@ -69,6 +88,7 @@ SAMPLING = (
         "Penalize tokens already used.",
         "P",
         low=-2,
+        high=2,
     ),
     Option(
         "frequency_penalty",
@@ -77,8 +97,17 @@ SAMPLING = (
         "Penalize tokens in proportion to how often they were used.",
         "P",
         low=-2,
+        high=2,
     ),
-    Option("seed", ("--seed",), int, "Random seed, for repeatable answers.", "SEED"),
+    Option(
+        "seed",
+        ("--seed",),
+        int,
+        "Random seed, for repeatable answers.",
+        "SEED",
+        low=-(1 << 63),
+        high=(1 << 63) - 1,
+    ),
 )
 
 ASK = (
@@ -105,6 +134,7 @@ ASK = (
         many=True,
     ),
     Option("save", ("--save",), str, "Save as a template instead of asking.", "NAME"),
+    Option("replace", ("-y", "--force"), bool, "With --save: replace a template without asking."),
     Option("extract", ("-x", "--extract"), bool, "Print only the first code block."),
     Option("extract_last", ("--xl", "--extract-last"), bool, "Print only the last code block."),
     Option("json", ("--json",), bool, "Print the full response as one line of JSON."),
@@ -126,6 +156,7 @@ ASK = (
         int,
         "Draft exactly N tokens; 0 disables drafting.",
         "N",
+        high=64,
     ),
     Option("exact", ("--exact",), bool, "Guarantee the same bytes with and without a draft."),
     Option("no_log", ("--no-log",), bool, "Do not save anything in the history."),
@@ -133,6 +164,13 @@ ASK = (
     Option("debug", ("--debug",), bool, "Show a traceback on errors."),
 )
 
+
+# Of each group one at most.
+EXCLUSIVE = (
+    ("extract", "extract_last", "json"),
+    ("last", "conversation", "save"),
+    ("save", "template"),
+)
 
 _IN_CHAT = (
     *("model", "system", "last", "conversation", "tokens", "temperature", "plain", "show_draft"),
@@ -193,4 +231,4 @@ def _read(option: Option, text: str) -> str | int | float | None:
         value: int | float = int(text) if option.kind is int else float(text)
     except ValueError:
         return None
-    return value if value >= option.low else None
+    return value if option.low <= value <= option.high else None

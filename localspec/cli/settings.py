@@ -130,24 +130,14 @@ def edit() -> None:
     Raises:
         UsageError: it was left as it is, because the copy is wrong.
     """
-    import click
-
     file = default_paths().config_file
-    text = read_file(file).decode() if file.exists() else _HEAD + _defaults()
-    while True:
-        edited = click.edit(text, extension=".toml")
-        if edited is None or edited == text:
-            render.line("Nothing was changed.")
-            return
-        problem = _problem(edited)
-        if not problem:
-            _write(file, edited)
-            render.line(f"Saved {file}.")
-            return
-        render.error(problem)
-        if not click.confirm("Edit it again?", default=True, err=True):
-            raise UsageError(f"{file} is as it was.")
-        text = edited
+    old = read_file(file).decode() if file.exists() else _HEAD + _defaults()
+    text = inputs.edited(old, _problem, f"{file} is as it was.")
+    if text is None or text == old:
+        render.line("Nothing was changed.")
+        return
+    _write(file, text)
+    render.line(f"Saved {file}.")
 
 
 def _defaults() -> str:

@@ -185,49 +185,6 @@ def test_fences(text: str, found: list[str]) -> None:
     assert extract.blocks(text) == found
 
 
-# ------------------------------------------------------------------ templates
-
-
-def test_a_template_is_saved_and_used(warm: Home) -> None:
-    run = warm.run("ask", "--save", "tr", "-s", "In $language.", "-n", "9", "echo $input")
-    assert run.returncode == 0, run.stderr
-    assert "localspec ask -t tr" in run.stdout
-    warm.run("ask", "--save", "plain", "echo")
-    sent = asked(warm, "-t", "tr", "-p", "language=German", "good day")
-    contents = [each["content"] for each in sent["prompt"]["messages"]]
-    assert contents == ["In German.", "echo good day"]
-    assert sent["max_tokens"] == 9
-    assert question(warm, "-t", "plain", "more") == "echo\n\nmore"
-    assert asked(warm, "-t", "tr", "-p", "language=x", "-n", "3", "hi")["max_tokens"] == 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["-t", "nope", "hi"], "There is no template 'nope'"),
-        (["-t", "needs"], "Template needs needs $thing; give it with -p thing=VALUE"),
-        (["-t", "needs", "-p", "thing"], "it must be NAME=VALUE"),
-        (["--save", "../x", "hi"], "'../x' is no name for a template"),
-        (["--save", "x", "costs 5$"], "write $$ for the sign itself"),
-        (["--save", "x"], "There is nothing to save"),
-    ],
-)
-def test_templates_refuse_with_a_sentence(warm: Home, arguments: list[str], why: str) -> None:
-    warm.run("ask", "--save", "needs", "about $thing")
-    run = warm.run("ask", *arguments)
-    assert run.returncode == 2
-    assert why in run.stderr
-
-
-def test_a_template_that_was_edited_badly_names_file_and_key(warm: Home) -> None:
-    folder = warm.root / "config" / "templates"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bad.toml").write_text("tokens = 'many'\n")
-    assert "bad.toml: 'tokens' must be a whole number" in warm.run("ask", "-t", "bad", "hi").stderr
-    (folder / "bad.toml").write_text("colour = 1\n")
-    assert "unknown key 'colour'" in warm.run("ask", "-t", "bad", "hi").stderr
-
-
 # ------------------------------------------------------------------ a pipe
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from localspec.cli import settings, templates
+from localspec.cli import prompts, settings, templates
 from localspec.cli.app import COMMANDS, app
 from tests.support.daemons import Home
 from tests.support.terminal import ESCAPES, terminal
@@ -222,7 +222,7 @@ def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
         (["-t", "none", "hi"], "There is no template 'none'; there are broken, cmd, cmd-explain, "),
         (["-t", "../short", "hi"], "There is no template '../short'"),
         (["-t", "short"], "There is nothing to ask; as in: localspec ask -t short WORDS"),
-        (["-t", "broken", "hi"], "broken.toml: "),
+        (["-t", "broken", "hi"], "broken.toml, line 1: "),
     ],
 )
 def test_a_template_that_cannot_be_used_is_named(home: Home, words: list[str], says: str) -> None:
@@ -235,17 +235,17 @@ def test_a_template_that_cannot_be_used_is_named(home: Home, words: list[str], s
     assert not home.socket.exists()
 
 
-@pytest.mark.parametrize("name", templates.BUILTIN)
+@pytest.mark.parametrize("name", prompts.BUILTIN)
 def test_a_template_that_comes_with_localspec_is_whole_and_a_file_overrides_it(
     warm: Home, name: str
 ) -> None:
-    known = {"shell": "bash", "system": "Linux", "recent": "Add a"}
-    values = [word for each in known.items() for word in ("-p", "=".join(each))]
+    its = templates.parameters(templates.parsed(prompts.BUILTIN[name].encode(), name))
+    values = [word for each in its for word in ("-p", f"{each}=Linux")]
     assert warm.run("ask", "-t", name, *values, "$(x)").stdout.endswith("\n\n$(x)\n")
     file = warm.root / "config" / "templates" / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "say mine $input"')
-    assert warm.run("ask", "-t", name, *values, "$(x)").stdout == "mine $(x)\n"
+    assert warm.run("ask", "-t", name, "$(x)").stdout == "mine $(x)\n"
     file.unlink()
 
 

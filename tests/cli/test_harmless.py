@@ -155,6 +155,10 @@ def hostile() -> Iterator[tuple[Home, HostileServer]]:
         (root / "run").mkdir(mode=0o700)
         home.log.parent.mkdir()
         home.log.write_text(f"one {POISON}\n", newline="")
+        (root / "config" / "templates").mkdir(parents=True)
+        for name, prompt in (("good", '"❮\\u001b❯ $input"'), ("bad❮\x1b❯", "❮\x1b❯")):
+            file = root / "config" / "templates" / f"{name}.toml"
+            file.write_text(f"prompt = {prompt}\n")
         with HostileServer(str(home.socket), Hostile) as server:
             server.real = real.socket
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -192,6 +196,12 @@ ARGUMENTS: dict[str, list[str]] = {
     "history show": ["last", "last --json", "❮\x1b❯"],
     "history rm": ["❮\x1b❯"],
     "history export": [""],
+    "templates": [""],
+    "templates list": ["", "--json"],
+    "templates show": ["good", "❮\x1b❯"],
+    "templates edit": ["good"],
+    "templates rm": ["❮\x1b❯"],
+    "templates path": ["", "good"],
     "config": [""],
     "config path": [""],
     "config show": ["", "--json"],

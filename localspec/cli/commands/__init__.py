@@ -4,6 +4,7 @@ ask.py         `ask` as click sees it, and options for click
 chat.py        `chat`
 complete.py    fill in code at a place in a file
 history.py     what was asked and answered
+templates.py   saved prompts
 config.py      show and change the configuration
 completion.py  completion for bash, zsh and fish
 daemon/        start, stop, status, logs, service, unload, doctor

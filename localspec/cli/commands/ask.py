@@ -25,9 +25,9 @@ def click_option(option: options.Option) -> click.Option:
     more["shell_complete"] = _SUGGESTED.get(option.name)
     kind: Any = option.kind
     if option.kind is int:
-        kind = click.IntRange(min=option.low)
+        kind = click.IntRange(int(option.low), int(option.high))
     elif option.kind is float:
-        kind = click.FloatRange(min=option.low)
+        kind = click.FloatRange(option.low, option.high)
     return click.Option(names, type=kind, metavar=option.metavar, help=option.help, **more)
 
 

@@ -1,0 +1,83 @@
+"""`localspec templates`: saved prompts, for `ask -t` and `chat -t`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import suggest, templates
+from localspec.cli.terminal import render
+from localspec.cli.terminal.pairs import table
+
+
+@click.group(
+    invoke_without_command=True,
+    help="List, show, edit and remove templates: saved prompts with their options. "
+    "`localspec ask --save NAME` creates one, `-t NAME` uses it.",
+    epilog="Examples:\n\n\b\n  localspec ask --save review 'Review $input'\n"
+    "  localspec templates\n  localspec templates edit review",
+)
+@click.pass_context
+def command(context: click.Context) -> int:
+    if context.invoked_subcommand is None:
+        return _listed(as_json=False)
+    return 0
+
+
+def _listed(*, as_json: bool) -> int:
+    found = templates.listed()
+    if as_json:
+        render.record(found)
+        return 0
+    rows = [["NAME", "FROM", "PARAMETERS", "PROMPT"]]
+    for each in found:
+        prompt = each["template"].get("prompt") or each["template"].get("system") or ""
+        text = "(see below)" if each["problem"] else " ".join(prompt.split())
+        origin = "yours" if each["file"] else "localspec"
+        rows.append([each["name"], origin, ", ".join(each["parameters"]), text])
+    table(rows)
+    for each in found:
+        if each["problem"]:
+            render.line(each["problem"])
+    return 0
+
+
+@command.command("list", help="List the templates.", epilog="Example: localspec templates list")
+@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+def listed(as_json: bool) -> int:
+    return _listed(as_json=as_json)
+
+
+@command.command(help="Print a template's file.", epilog="Example: localspec templates show review")
+@click.argument("name", shell_complete=suggest.saved)
+def show(name: str) -> int:
+    render.text(templates.text(name))
+    render.end_of_text()
+    render.dim(f"Use it with: {templates.usage(name, templates.read(name))}")
+    return 0
+
+
+@command.command(
+    help="Edit a template in $EDITOR, or create one. Mistakes are reported and can be edited again.",
+    epilog="Example: localspec templates edit review",
+)
+@click.argument("name", shell_complete=suggest.saved)
+def edit(name: str) -> int:
+    templates.edit(name)
+    return 0
+
+
+@command.command(help="Remove templates.", epilog="Example: localspec templates rm review")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggest.saved)
+def rm(names: tuple[str, ...]) -> int:
+    templates.remove(list(names))
+    return 0
+
+
+@command.command(
+    help="Print the path of the templates' folder, or of one template's file.",
+    epilog='Example: ls "$(localspec templates path)"',
+)
+@click.argument("name", required=False, shell_complete=suggest.saved)
+def path(name: str | None) -> int:
+    render.path(templates.folder() if name is None else templates.path(name))
+    return 0

@@ -1,0 +1,405 @@
+"""Templates: saved, used, listed, shown, edited, removed; wrong ones named."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from localspec.cli import options, prompts, templates
+from localspec.errors import UsageError
+from tests.cli.test_ask import asked, question
+from tests.support.daemons import ROOT, Home, temporary_home
+from tests.support.terminal import terminal
+
+
+@contextmanager
+def here(home: Home) -> Iterator[None]:
+    """This process is in that home."""
+    with patch.dict("os.environ", {"LOCALSPEC_HOME": str(home.root)}):
+        yield
+
+
+@pytest.fixture(scope="module")
+def away() -> Iterator[Home]:
+    """A home where no daemon runs."""
+    with temporary_home() as home, here(home):
+        yield home
+
+
+def written(home: Home, name: str, data: str | bytes) -> Path:
+    file = home.root / "config" / "templates" / f"{name}.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return file
+
+
+# ------------------------------------------------------------------ saved and used
+
+
+def test_a_template_is_saved_and_used(warm: Home) -> None:
+    run = warm.run("ask", "--save", "tr", "-s", "In $language.", "-n", "9", "echo $input")
+    assert run.returncode == 0, run.stderr
+    assert "localspec ask -t tr -p language=VALUE WORDS" in run.stdout
+    warm.run("ask", "--save", "plain", "echo")
+    sent = asked(warm, "-t", "tr", "-p", "language=German", "good day")
+    contents = [each["content"] for each in sent["prompt"]["messages"]]
+    assert contents == ["In German.", "echo good day"]
+    assert sent["max_tokens"] == 9
+    assert question(warm, "-t", "plain", "more") == "echo\n\nmore"
+    assert asked(warm, "-t", "tr", "-p", "language=x", "-n", "3", "hi")["max_tokens"] == 3
+
+
+def test_files_and_statistics_are_kept(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print(1)")
+    warm.run("ask", "--save", "review", "-u", "-f", "a.py", "echo $input", cwd=tmp_path)
+    run = warm.run("ask", "-t", "review", "why?", cwd="/")
+    assert "tokens/s" in run.stderr
+    sent = json.loads(run.stdout)["prompt"]["messages"][0]["content"]
+    assert sent == f"echo {tmp_path}/a.py:\n```\nprint(1)\n```\n\nwhy?"
+
+
+def value_of(option: options.Option) -> st.SearchStrategy[Any]:
+    if option.kind is bool:
+        return st.booleans()
+    if option.name == "schema":
+        return st.just('{"type": "object"}')
+    words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+    if option.kind is str:
+        one = words.map(lambda text: text.replace("$", "$$"))
+        if option.name == "files":
+            one = st.from_regex(r"/[a-z*?]{1,9}", fullmatch=True)
+        if option.name == "values":
+            one = words.map(lambda text: f"known={text}")
+        if option.name == "model":
+            one = st.sampled_from(["mine", "qwen2.5:7b", "/a.gguf,/b.gguf"])
+        return st.lists(one, max_size=2) if option.many else st.none() | one
+    low, high = option.low, option.high
+    if option.kind is int:
+        return st.none() | st.integers(int(low), int(high))
+    return st.none() | st.floats(low, high)
+
+
+KEPT = st.fixed_dictionaries({name: value_of(each) for name, each in templates.KEPT.items()})
+
+
+@given(KEPT, st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_what_is_saved_is_what_is_used(away: Home, values: dict[str, Any], words: str) -> None:
+    """Whatever was given with --save comes back with -t, and nothing else."""
+    assume(words.strip())
+    prompt = words.replace("$", "$$") + " $known"
+    values["values"] = values["values"] or ["known="]
+    blank = {**options.defaults(options.ASK), "words": []}
+    templates.save({**blank, **values, "save": "it", "words": [prompt], "replace": True})
+    used = templates.Template({**blank, "template": "it"})
+    known = values.pop("values")[-1].removeprefix("known=")
+    assert used.question("") == f"{words} {known}"
+    system = values.pop("system")
+    assert used.options["system"] == (system and system.replace("$$", "$"))
+    assert {key: used.options[key] for key in values} == values
+
+
+def test_what_is_given_comes_before_the_template(warm: Home) -> None:
+    warm.run("ask", "--save", "it", "-n", "9", "--draft", "3", "--temperature", "1", "-x", "echo")
+    sent = asked(warm, "-t", "it", "--draft", "0", "--temperature", "0", "--json")
+    sent = json.loads(sent["choices"][0]["message"]["content"])  # and --json before its -x
+    assert sent["sampling"]["temperature"] == 0
+    assert sent["speculative"]["enabled"] is False
+    assert sent["max_tokens"] == 9
+
+
+def test_limits_of_options_are_those_of_requests() -> None:
+    from localspec.protocol.sampling import parameters
+
+    limits = {}
+    for each in parameters():
+        bounds = [m for m in each.kind.__metadata__ if hasattr(m, "ge")]
+        limits[each.name] = (bounds[0].ge, bounds[0].le) if bounds else None
+    for option in options.SAMPLING:
+        assert (option.low, option.high) == limits[option.name], option.name
+
+
+# ------------------------------------------------------------------ refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["-t", "nope", "hi"], "There is no template 'nope'"),
+        (["-t", "../needs", "hi"], "There is no template '../needs'"),
+        (["-t", "needs"], "'needs' needs $tone, $thing; add -p tone=VALUE -p thing=VALUE"),
+        (["-t", "needs", "-p", "thing"], "it must be NAME=VALUE"),
+        (["-t", "needs", "-p", "think=x"], "has no parameter $think; it has $tone, $thing."),
+        (["-t", "about"], "needs something to ask about ($input)"),
+        (["-t", "about", "  "], "needs something to ask about ($input)"),
+        (["-t", "about", "-p", "x=y", "hi"], "has no parameter $x; it has none."),
+        (["-t", "about", "-p", "input=y"], "$input is what is asked about"),
+        (["-t", "brief"], "There is nothing to ask; as in: localspec ask -t brief WORDS"),
+        (["-p", "x=y", "hi"], "add -t TEMPLATE"),
+        (["--save", "../x", "hi"], "'../x' cannot be a template's name"),
+        (["--save", "x", "costs 5$"], "write $$ for a dollar sign"),
+        (["--save", "x", "-p", "a=b", "hi"], "The prompt has no $a"),
+        (["--save", "x"], "There is nothing to save"),
+        (["--save", "x", "-c", "hi"], "-c and --save exclude each other"),
+    ],
+)
+def test_what_cannot_be_used_or_saved(away: Home, arguments: list[str], why: str) -> None:
+    written(away, "needs", 'prompt = "about $thing"\nsystem = "$tone"\n')
+    written(away, "about", 'prompt = "Explain $input"\n')
+    written(away, "brief", 'system = "Be brief."\n')
+    run = away.run("ask", *arguments)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert why in run.stderr
+    assert not away.socket.exists()
+    assert not (away.root / "config" / "templates" / "x.toml").exists()
+
+
+def test_another_is_not_replaced_unasked(away: Home) -> None:
+    def kept() -> str:
+        return (away.root / "config" / "templates" / "mine.toml").read_text()
+
+    assert away.run("ask", "--save", "mine", "one").returncode == 0
+    assert away.run("ask", "--save", "mine", "one").returncode == 0  # the same
+    run = away.run("ask", "--save", "mine", "two")
+    assert (run.returncode, "--force replaces it" in run.stderr) == (2, True)
+    assert kept() == 'prompt = "one"\n'
+    for answer, code, now in (("n", 1, "one"), ("y", 0, "two")):
+        with terminal(away.environment, "ask", "--save", "mine", "two") as shown:
+            shown.expect("Replace it?")
+            shown.send(f"{answer}\r")
+            assert shown.wait() == code
+        assert kept() == f'prompt = "{now}"\n'
+    assert away.run("ask", "-y", "--save", "mine", "three").returncode == 0
+    assert away.run("ask", "--save", "mine", "four", "--force").returncode == 0
+    assert kept() == 'prompt = "four"\n'
+
+
+# ------------------------------------------------------------------ wrong files
+
+WRONG = [
+    ("tokens = 'many'\n", "line 1: 'tokens' must be a whole number, not 'many'."),
+    ('prompt = "x"\ncolour = 1\n', "line 2: unknown key 'colour'; the keys are prompt, model"),
+    ('prompt = "x"\ntop_p = 2\n', "line 2: 'top_p' must be from 0 to 1."),
+    ('# hm\nprompt = "costs 5$"\n', "line 2: 'prompt' has a $ that names no variable"),
+    ('files = "a"\n', "line 1: 'files' must be a list of strings"),
+    ('values = ["a"]\n', "line 1: 'a' in 'values' must be NAME=VALUE."),
+    ('prompt = "x"\n\nsystem = \n', "line 3: Invalid value"),
+    ('prompt = "x\n', "line 1: "),
+    ('prompt = """x\n', "line 2: "),
+    (b'prompt = "x"\nsystem = "\xff"\n', "line 2: not UTF-8."),
+]
+
+
+@pytest.mark.parametrize(("data", "why"), WRONG)
+def test_a_wrong_file_is_named_with_its_line_and_stops_nothing_else(
+    away: Home, data: str | bytes, why: str
+) -> None:
+    file = written(away, "bad", data)
+    written(away, "good", 'prompt = "Explain $input"\n')
+    run = away.run("ask", "-t", "bad", "hi")
+    assert run.returncode == 2
+    assert f"{file}, {why}" in run.stderr
+    assert "To edit it: localspec templates edit bad" in run.stderr
+    run = away.run("templates")
+    assert run.returncode == 0
+    assert f"{file}, {why}" in run.stdout
+    assert re.search(r"^good +yours +Explain \$input$", run.stdout, re.MULTILINE)
+    assert away.run("templates", "show", "good").stdout == 'prompt = "Explain $input"\n'
+    run = away.run("templates", "show", "bad")
+    assert (run.returncode, why in run.stderr) == (2, True)
+    assert run.stdout.splitlines()[0] == file.read_text(errors="replace").splitlines()[0]
+    assert away.run("templates", "rm", "bad").stdout == "bad removed.\n"
+
+
+@given(
+    st.binary(max_size=40)
+    | st.lists(
+        st.sampled_from([*templates.KEPT, "prompt", "x"]).flatmap(
+            lambda key: st.sampled_from(
+                [
+                    "1",
+                    "-1",
+                    "nan",
+                    '"a"',
+                    '"$"',
+                    "true",
+                    "[]",
+                    '["a"]',
+                    "[1]",
+                    "{}",
+                    "1e400",
+                    "0001",
+                ]
+            ).map(lambda value: f"{key} = {value}")
+        ),
+        max_size=4,
+    ).map(lambda lines: "\n".join(lines).encode())
+)
+def test_whatever_is_in_a_file_it_is_read_or_named(away: Home, data: bytes) -> None:
+    file = written(away, "any", data)
+    [entry] = [each for each in templates.listed() if each["name"] == "any"]
+    if entry["problem"]:
+        assert re.match(rf"{re.escape(str(file))}, line \d+: ", entry["problem"])
+        with pytest.raises(UsageError):
+            templates.read("any")
+    else:
+        assert entry["template"] == templates.read("any")
+        assert entry["template"].keys() <= {*templates.KEPT, "prompt"}
+    file.unlink()
+
+
+def test_a_folder_and_a_name_that_is_none_are_listed_with_the_reason(home: Home) -> None:
+    (home.root / "config" / "templates" / "folder.toml").mkdir(parents=True)
+    written(home, "two words", "prompt = 'x'")
+    run = home.run("templates")
+    assert run.returncode == 0
+    assert "folder.toml cannot be read: " in run.stdout
+    assert "'two words' cannot be a template's name" in run.stdout
+    assert home.run("ask", "-t", "folder", "hi").returncode == 2
+
+
+# ------------------------------------------------------------------ listed, shown, edited, removed
+
+
+def test_they_are_listed_shown_and_removed(home: Home) -> None:
+    home.run("ask", "--save", "tr", "-s", "In $language.", "Translate\n$input")
+    home.run("ask", "--save", "brief", "-s", "Be brief.")
+    rows = [row.split(None, 2) for row in home.run("templates", "list").stdout.splitlines()]
+    assert ["brief", "yours", "Be brief."] in rows
+    assert ["tr", "yours", "language    Translate $input"] in [
+        [*row[:2], re.sub(" {2,}", "    ", row[2])] for row in rows
+    ]
+    assert {row[0] for row in rows if row[1] == "localspec"} == prompts.BUILTIN.keys()
+    found = json.loads(home.run("templates", "list", "--json").stdout)
+    file = home.root / "config" / "templates" / "tr.toml"
+    assert found[-1] == {
+        "name": "tr",
+        "file": str(file),
+        "parameters": ["language"],
+        "template": {"prompt": "Translate\n$input", "system": "In $language."},
+        "problem": None,
+    }
+    assert home.run("templates", "show", "tr").stdout == file.read_text()
+    assert home.run("templates", "path", "tr").stdout == f"{file}\n"
+    assert home.run("templates", "path").stdout == f"{file.parent}\n"
+    run = home.run("templates", "rm", "tr", "nope")
+    assert (run.returncode, "There is no template 'nope'" in run.stderr) == (2, True)
+    assert file.exists()
+    assert home.run("templates", "rm", "tr", "brief").stdout == "tr removed.\nbrief removed.\n"
+    assert not file.exists()
+
+
+def test_those_that_come_with_localspec_are_shown_and_overridden(home: Home) -> None:
+    name = min(prompts.BUILTIN)
+    assert home.run("templates", "show", name).stdout == prompts.BUILTIN[name]
+    for command in ("path", "rm"):
+        run = home.run("templates", command, name)
+        assert run.returncode == 2
+        assert (
+            "comes with localspec and has no file. To create one that comes before it: "
+            in run.stderr
+        )
+    assert home.run("ask", "--save", name, "mine").returncode == 2
+    assert home.run("ask", "--save", name, "mine", "--force").returncode == 0
+    assert home.run("templates", "show", name).stdout == 'prompt = "mine"\n'
+    assert home.run("templates", "rm", name).returncode == 0
+    assert home.run("templates", "show", name).stdout == prompts.BUILTIN[name]
+
+
+def editor(home: Home, *texts: str) -> None:
+    """$EDITOR writes the first text, the next time the second, …"""
+    program = home.root / "editor"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys, pathlib\n"
+        f"count = pathlib.Path({str(home.root / 'count')!r})\n"
+        "n = len(count.read_text()) if count.exists() else 0\ncount.write_text('x' * (n + 1))\n"
+        f"file = pathlib.Path(sys.argv[1]); file.write_text({list(texts)!r}[n])\n"
+        "os.utime(file, (0, 10**9 + n))\n"
+    )
+    program.chmod(0o755)
+    (home.root / "count").unlink(missing_ok=True)
+    home.environment |= {"EDITOR": str(program), "VISUAL": ""}
+
+
+def test_one_is_edited_until_it_is_right(home: Home) -> None:
+    file = home.root / "config" / "templates" / "new.toml"
+    editor(home, "prompt = 1", "prompt = 'new $x'\n")
+    run = home.run("templates", "edit", "new", stdin="n\n")
+    assert (run.returncode, "new.toml, line 1: 'prompt' must be a string" in run.stderr) == (
+        2,
+        True,
+    )
+    assert not file.exists()
+    editor(home, "prompt = 1", "prompt = 'new $x'\n")
+    run = home.run("templates", "edit", "new", stdin="y\n")
+    assert "localspec ask -t new -p x=VALUE\n" in run.stdout
+    assert file.read_text() == "prompt = 'new $x'\n"
+    assert home.run("templates", "edit", "a b").returncode == 2
+
+
+def test_an_editor_that_does_not_run_is_named(home: Home) -> None:
+    home.environment |= {"EDITOR": "false", "VISUAL": ""}
+    run = home.run("templates", "edit", "new")
+    assert (run.returncode, "$EDITOR names the editor to use" in run.stderr) == (2, True)
+
+
+def test_a_new_one_begins_with_what_can_be_kept(home: Home) -> None:
+    home.environment |= {"EDITOR": f"cp {{}} {home.root}/seen; true", "VISUAL": ""}
+    program = home.root / "editor"
+    program.write_text(f'#!/bin/sh\ncp "$1" {home.root}/seen\n')
+    program.chmod(0o755)
+    home.environment["EDITOR"] = str(program)
+    assert home.run("templates", "edit", "new").stdout == "Nothing was changed.\n"
+    skeleton = (home.root / "seen").read_bytes()
+    assert templates.parsed(skeleton, "new")["prompt"] == "Explain $input"
+    assert b"temperature" in skeleton
+
+
+# ------------------------------------------------------------------ hints
+
+
+def texts_in(path: Path) -> Iterator[str]:
+    """The literals of a program, with "it" for what is put into them; of others all."""
+    if path.suffix != ".py":
+        yield path.read_text()
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        found = [each.value if isinstance(each, ast.Constant) else "it" for each in parts]
+        if isinstance(node, ast.Constant | ast.JoinedStr):
+            yield "".join(each for each in found if isinstance(each, str))
+
+
+def hints() -> set[str]:
+    """Every command line in our messages and README that saves a prompt with a variable."""
+    paths = [*(ROOT / "localspec").rglob("*.py"), ROOT / "README.md"]
+    lines = [line for path in paths for text in texts_in(path) for line in text.splitlines()]
+    found = {line[line.index("localspec ask --save") :] for line in lines if "ask --save" in line}
+    return {line.strip("`. ") for line in found if "$" in line}
+
+
+@pytest.mark.parametrize("shell", [each for each in ("bash", "zsh", "fish") if shutil.which(each)])
+def test_hints_with_a_variable_keep_it_in_every_shell(home: Home, shell: str) -> None:
+    assert len(hints()) > 2
+    for hint in hints():
+        command = hint.replace("localspec ask", f"{sys.executable} -m localspec ask --force")
+        environment = {**home.environment, "HOME": str(home.root), "input": "wrong"}
+        done = subprocess.run(
+            [shell, "-c", command], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (hint, done.stderr)
+        [file] = (home.root / "config" / "templates").glob("*.toml")
+        assert "$input" in templates.parsed(file.read_bytes(), "it")["prompt"], hint
+        file.unlink()
