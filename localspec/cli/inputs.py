@@ -99,8 +99,8 @@ def _matching(pattern: str) -> list[str]:
     path = os.path.expanduser(pattern)
     if path == "-" or Path(path).exists() or not any(sign in path for sign in "*?["):
         return [path]
-    # Path.glob takes no absolute pattern.
-    found = sorted(name for name in glob.glob(path, recursive=True) if Path(name).is_file())  # noqa: PTH207
+    names = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+    found = sorted(name for name in names if Path(name).is_file())
     if not found:
         raise UsageError(f"No file matches '{pattern}'.")
     return found

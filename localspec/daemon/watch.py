@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Container
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from localspec.config import load_config
@@ -44,7 +46,7 @@ def _watch(state: State, stop: threading.Event) -> None:
             stands = False
             for changes in watchfiles.watch(
                 *(folder for folder in folders if folder.is_dir()),
-                watch_filter=lambda _change, path, steps=steps: path in steps,  # type: ignore[misc]
+                watch_filter=partial(_among, steps),
                 recursive=False,
                 debounce=200,
                 stop_event=stop,
@@ -109,3 +111,7 @@ def _read_config(state: State) -> None:
         return
     state.problem = ""
     state.supervisor.configure(config)
+
+
+def _among(paths: Container[str], _change: object, path: str) -> bool:
+    return path in paths

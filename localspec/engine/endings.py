@@ -41,7 +41,7 @@ class Endings:
             act(lane, sequence)
         except DecodeFatal:
             raise
-        except Exception as error:
+        except Exception as error:  # also a bug of ours: the others go on
             self.failed(lane, sequence, error)
 
     def failed(self, lane: Lane, sequence: Sequence, error: Exception) -> None:

@@ -41,7 +41,7 @@ class Engine:
         """Queue a request; it is refused at once (Failed) where it can never run."""
         try:
             self._scheduler.submit(tokenized)
-        except Exception as error:
+        except Exception as error:  # whatever it is, it is this request's
             self._endings.refused(tokenized.request.id, error)
 
     def cancel(self, request: int) -> bool:
@@ -112,7 +112,7 @@ class Engine:
                 return []
         except DecodeFatal:
             raise
-        except Exception as error:
+        except Exception as error:  # one of them may be at fault: that will show
             return self._one_by_one(lane, sequences, error)
         for sequence in sequences:
             if sequence in lane.active:  # else another one has sent them all to wait

@@ -97,7 +97,7 @@ class Scheduler:
             try:
                 exact = self._pair.settings.exact if request.exact is None else request.exact
                 lane = self._pair.exact.lane() if exact else self._pair.shared
-            except Exception as error:
+            except Exception as error:  # making the exact lane failed: only who asked for it
                 self._waiting.remove(waiting)
                 failed(request.id, error)
                 continue
@@ -113,7 +113,7 @@ class Scheduler:
                     self._go_on(lane, waiting)
                 else:
                     started(self._start(lane, waiting), waiting)
-            except Exception as error:
+            except Exception as error:  # whatever it is, it is this request's
                 lane.active = [each for each in lane.active if each.id != request.id]
                 _clean(lane)
                 failed(request.id, error)

@@ -105,7 +105,7 @@ class Worker:
         self._finished = 0
         try:
             engine.pair.save()
-        except Exception:
+        except Exception:  # a full disk, say
             traceback.print_exc()
 
     # ------------------------------------------------------------------------ reader thread

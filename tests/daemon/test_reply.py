@@ -324,6 +324,21 @@ def test_a_call_that_is_cut_off_keeps_what_came() -> None:
     assert pieces[1].text == '{"city": "Pa'
 
 
+@pytest.mark.parametrize("form", [HERMES, LLAMA, GRANITE, MISTRAL, MISTRAL_ARGS, GEMMA])
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_call_that_is_cut_off_is_a_call_or_text_and_never_both(
+    form: Format, closed: bool
+) -> None:
+    opens = form.opens[0]
+    call = '{"name": "weather", "arguments": {"city": "Pa}ris", "days": 2}}'
+    for end in range(len(call)):
+        parser = AnswerParser(form, TOOLS)
+        pieces = parser.push(f"{opens}{call[:end]}{form.close if closed else ''}")
+        pieces += parser.finish()
+        begun = [piece for piece in pieces if isinstance(piece, Call)]
+        assert len(begun) + any(isinstance(piece, Text) for piece in pieces) <= 1
+
+
 def mangled(chosen: random.Random) -> str:
     """A call or several as JSON, some with a character too many, too few or another."""
     call = {

@@ -117,6 +117,21 @@ def test_an_older_granite_is_known_by_its_marker() -> None:
     assert tools.format_of("{% if tools %}<|tool_call|>{% endif %}") == GRANITE
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{# no tools here #}{{ messages[0].content }}",
+        "You have no tools. {{ messages[0].content }}",
+        "{% if messages[0].role == 'tools' %}{{ raise_exception(\"no 'tools' here\") }}{% endif %}",
+        "{% set builtin_tools = [] %}{{ messages[0].content }}",
+    ],
+)
+def test_a_template_that_only_speaks_of_tools_knows_none(template: str) -> None:
+    assert tools.format_of(template) == TOLD
+    assert tools.format_of(template + "{%- if tools %}<tool_call>{% endif %}") == HERMES
+    assert tools.format_of(template + "{{- tools | tojson }}<tool_call>") == HERMES
+
+
 def test_tools_are_left_out_when_none_may_be_called() -> None:
     prompt = sent(tool_choice="none").prompt
     assert isinstance(prompt, frames.ChatPrompt)

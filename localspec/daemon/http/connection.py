@@ -72,10 +72,10 @@ class StrictHTTP(h11.Connection):
 class ClientConnection(H11Protocol):
     """HTTP for one client. On a Unix socket the kernel says who it is; others than us are dropped."""
 
-    over_tcp: ClassVar[set[ClientConnection]] = (
-        set()
-    )  # whoever they are: no token is needed to connect
+    # Whoever they are: no token is needed to connect.
+    over_tcp: ClassVar[set[ClientConnection]] = set()
 
+    # uvicorn's own narrows the type that asyncio gives it
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.conn: StrictHTTP = StrictHTTP(h11.SERVER, MAX_HEAD)

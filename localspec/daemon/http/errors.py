@@ -99,7 +99,7 @@ class LastResort:
                 ending = Unavailable("The daemon is ending; try again.", retry_after=2)
                 await response(ending)(scope, receive, watched)
             raise
-        except Exception as error:
+        except Exception as error:  # a bug of ours
             if begun:
                 raise
             await response(mistake(error))(scope, receive, watched)

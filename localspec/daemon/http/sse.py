@@ -62,7 +62,7 @@ class EventStream(Response):
 
         try:
             await self._work(emit)
-        except Exception as error:
+        except Exception as error:  # a bug too: the client is told in the stream that it has
             if not begun:
                 raise
             await send(_body(errors.event(error)))

@@ -30,7 +30,7 @@ _beat = [0.0]
 _no_memory: list[str] = []  # the first complaint about memory since a load began
 
 
-@C.llama_log_callback  # type: ignore[untyped-decorator]
+@C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
 def _on_log(level: int, text: bytes, _user: object) -> None:
     # 3 is warning, 4 error, 5 the continuation of the line before (ggml.h). Less is noise.
     if level == 4:

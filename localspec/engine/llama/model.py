@@ -65,7 +65,7 @@ class Model(Freed):
         params.main_gpu = main_gpu
         params.use_extra_bufts = extra_buffers
 
-        @C.llama_progress_callback  # type: ignore[untyped-decorator]
+        @C.llama_progress_callback  # type: ignore[untyped-decorator] # the binding has no types
         def on_progress(fraction: float, _user: object) -> bool:
             if progress is not None:
                 progress(float(fraction))

@@ -242,7 +242,7 @@ class Vocab:
             pieces.append(b"\xff" + piece if control or marked else piece)
         self._callback = self._callback or _TOKENIZE(self._tokenize_for_c)
         function = ctypes.cast(self._callback, ctypes.c_void_p).value
-        return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined]
+        return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined] # its stubs lack it
             tokens=pieces,
             vocab_ptr=self._handle,
             tokenize_fptr=function,

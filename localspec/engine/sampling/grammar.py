@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +73,8 @@ def _source(constraint: Constraint) -> str:
         schema = json.loads(source)
         if isinstance(schema, dict):
             source = json.dumps(closed(schema))
-        return str(LLMatcher.grammar_from_json_schema(source, overrides=_JSON_OPTIONS))  # type: ignore[arg-type]
+        options: Any = _JSON_OPTIONS  # its stubs know fewer of them than it does
+        return str(LLMatcher.grammar_from_json_schema(source, overrides=options))
     except RecursionError:
         raise GrammarRejected(f"The {name} is nested too deeply.") from None
     # llguidance documents ValueError; its GBNF converter raises plain Exception and IndexError too

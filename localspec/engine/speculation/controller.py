@@ -135,7 +135,7 @@ class Controller:
             try:
                 if self._choose(step, pass_ms, rows):
                     choosing.append(step)
-            except Exception as error:
+            except Exception as error:  # its own lookup or grammar: no other sequence's trouble
                 step.error = error
         if not choosing:
             return
@@ -144,7 +144,7 @@ class Controller:
             self._propose(choosing, pass_ms, rate)
         except DecodeFatal:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever it is, answers go on without drafts
             _drop(choosing, error)
         for step in choosing:
             # Under the rejection rule what a grammar forbids is rejected, and the rest made up for it.
@@ -152,7 +152,7 @@ class Controller:
             if matcher is not None and step.drafts.tokens and not step.drafts.probs:
                 try:
                     step.drafts.cut(matcher.valid(step.drafts.tokens))
-                except Exception as error:
+                except Exception as error:  # as above: the grammar is this step's alone
                     step.error = error
 
     # ------------------------------------------------------------------------ which kind
@@ -222,7 +222,7 @@ class Controller:
                 drafter.propose([step.drafts for step in group])
             except DecodeFatal:
                 raise
-            except Exception as error:
+            except Exception as error:  # as above, for this kind of drafts
                 _drop(group, error)
                 continue
             for step, own in zip(group, relative, strict=True):
@@ -281,7 +281,7 @@ class Controller:
                 probed |= drafter.probe(slot, left)
             except DecodeFatal:
                 raise
-            except Exception as error:
+            except Exception as error:  # as above
                 step.drafting.stop(drafter, slot, error)
                 probed = True
         return probed

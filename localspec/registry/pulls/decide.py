@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -179,6 +180,9 @@ class _Deciding:
             self._known[weights] = self._planner.look(weights, self._cancel)
         return self._known[weights]
 
+    def _model(self, weights: Weights) -> Model:
+        return self._read(weights).model
+
     # ------------------------------------------------------------------ what drafts
 
     def _draft(self, wanted: Reference) -> Weights:
@@ -196,7 +200,7 @@ class _Deciding:
         """
         target = self._read(pair.target).model
         for name, weights in self._of_the_catalogue(pair.target, target):
-            if self._suits(target, lambda weights=weights: self._read(weights).model):  # type: ignore[misc]
+            if self._suits(target, partial(self._model, weights)):
                 where = f"{weights.repo}/{weights.file}"
                 return _with(
                     pair, draft=weights
@@ -212,7 +216,7 @@ class _Deciding:
                 f"Drafts: this model's own heads (MTP), {beside} in the same repository.",
             )
         for path, name in self._on_this_disk():
-            if self._suits(target, lambda path=path: read_local_model(path)):  # type: ignore[misc]
+            if self._suits(target, partial(read_local_model, path)):
                 weights = Weights(repo="", file=str(path))
                 return _with(
                     pair, draft=weights

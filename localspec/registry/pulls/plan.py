@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from localspec.errors import DiskFull, Offline, Unreachable
@@ -158,9 +159,7 @@ class Planner:
         try:
             return tuple(
                 patiently(
-                    lambda file=file: self.hub.resolve(  # type: ignore[misc]
-                        weights.repo, file, weights.revision
-                    ),
+                    partial(self.hub.resolve, weights.repo, file, weights.revision),
                     self.first_contact,
                     cancel,
                 )

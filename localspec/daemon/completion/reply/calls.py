@@ -166,7 +166,9 @@ class JsonCalls(Reader):
                 self.broken = True
 
     def _in_string(self, quote: int) -> None:
-        end = _IN_STRING.match(self.raw, self._at + self._escaped).end()  # type: ignore[union-attr]
+        found = _IN_STRING.match(self.raw, self._at + self._escaped)
+        assert found is not None  # it matches nothing, too
+        end = found.end()
         last = self.raw[end : end + 1]  # nothing, the closing quote, or a backslash without more
         self._escaped = last == "\\"
         if self._object.arguments == "open":
@@ -380,8 +382,10 @@ class GemmaCall(Reader):
         if text.startswith("{"):
             inner = JsonCalls()
             pieces, _ = inner.feed(text)
-            self.over, self.broken = inner.over, not inner.over
-            return pieces
+            if not inner.over:
+                pieces += inner.end()  # of a call that is cut off, what came
+            self.over, self.broken = not inner.broken, inner.broken
+            return [] if inner.broken else pieces
         name, brace, inside = text.removeprefix("call:").partition("{")
         try:
             arguments, _ = _Notation("{" + inside).value(0)

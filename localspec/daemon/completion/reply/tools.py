@@ -63,10 +63,16 @@ _MARKS = (
 )
 
 
+# A template's code, and in it what is text and no name.
+_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_TOOLS = re.compile(r"\btools\b")
+
+
 def format_of(template: str | None) -> Format:
     """The format that goes with a chat template."""
     text = template or ""
-    if "tools" not in text:
+    if not any(_TOOLS.search(_STRING.sub("", code)) for code in _CODE.findall(text)):
         return TOLD
     return next((form for mark, form in _MARKS if mark in text), HERMES)
 
