@@ -220,7 +220,12 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli": ({"cli/terminal"}, "commands are imported by name, each when it is called"),
     "cli/terminal": (set(), "how things look, and not what they are"),
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
-    "cli/commands": ({"cli", "cli/chat", "cli/terminal"}, "no command knows another"),
+    "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
+    "cli/commands": ({"cli", "cli/chat", "cli/shell", "cli/terminal"}, "no command knows another"),
+    "cli/commands/shell": (
+        {"cli", "cli/commands", "cli/shell", "cli/terminal"},
+        "they take options of `ask`, as click sees them",
+    ),
     "cli/commands/daemon": ({"cli", "cli/terminal"}, "as commands"),
     "cli/commands/models": ({"cli", "cli/terminal"}, "as commands"),
 }

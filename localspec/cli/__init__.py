@@ -12,6 +12,7 @@ prompts.py    those that come with localspec
 app.py        click: help, usage errors, the table of commands
 commands/     one click command per file
 chat/         the conversation at a terminal
+shell/        what `cmd`, `commit` and `explain` consist of
 terminal/     all that is drawn
 suggest.py    what Tab offers
 settings.py   config.toml, read and changed with its comments kept
@@ -19,8 +20,8 @@ doctor.py     what keeps localspec from working well here
 services.py   the daemon as a service of the system
 streams.py    stdin, stdout and stderr, whatever the shell made of them
 
-It speaks to a daemon by `localspec.client` alone. Here only the files import `terminal/`; `commands/`
-and `chat/` import both.
+It speaks to a daemon by `localspec.client` alone. Here only the files import `terminal/`; `commands/`,
+`chat/` and `shell/` import both.
 """
 
 from __future__ import annotations

@@ -36,6 +36,9 @@ COMMANDS = {
     "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
     "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
     "complete": ("localspec.cli.commands.complete", "Complete code at a position in a file."),
+    "cmd": ("localspec.cli.commands.shell.cmd", "Propose a shell command."),
+    "commit": ("localspec.cli.commands.shell.commit", "Write a commit message."),
+    "explain": ("localspec.cli.commands.shell.explain", "Explain a failed command or an error."),
     "history": ("localspec.cli.commands.history", "List, show, search and remove conversations."),
     "templates": (
         "localspec.cli.commands.templates",

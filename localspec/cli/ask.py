@@ -49,10 +49,10 @@ def run(options: dict[str, Any]) -> int:
         template = templates.Template(options)
         options = template.options
         _check(options)
-        question = template.question(_asked(options))
+        question = template.question(asked(options))
     else:
         question = _question(options)
-    request = _request(options, question)
+    request = request_for(options, question)
     client = Client(autostart=not options["no_daemon_start"])
     try:
         last = _answered(client, request, options)
@@ -121,7 +121,7 @@ def stream(
     hide_reasoning: bool = False,
     seen: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Print the answer as it comes. Its statistics: timings, localspec, usage and model.
+    """Print the answer as it comes. Its statistics: timings, localspec, usage, model, finish_reason.
 
     They are put into `seen` too, where an interrupt leaves what had come by then.
     """
@@ -159,6 +159,9 @@ def _note(chunk: dict[str, Any], last: dict[str, Any]) -> None:
     for key in ("timings", "usage", "model"):
         if key in chunk:
             last[key] = chunk[key]
+    for choice in chunk["choices"]:
+        if reason := choice.get("finish_reason"):
+            last["finish_reason"] = reason
     if "localspec" in chunk:
         last["localspec"] = {**last.get("localspec", {}), **chunk["localspec"]}
 
@@ -172,7 +175,7 @@ def _spinner(client: Client) -> Any:
     return spinner.Spinner(client)
 
 
-def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
+def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": clean(options["system"])})
@@ -204,14 +207,14 @@ def _request(options: dict[str, Any], question: str) -> dict[str, Any]:
 
 
 def _question(options: dict[str, Any]) -> str:
-    """What came on stdin, the files, the words, with blank lines between; any may be missing."""
-    question = _asked(options)
+    question = asked(options)
     if not question:
         raise UsageError(f"There is nothing to ask. For example:\n{EXAMPLE.rstrip()}")
     return question
 
 
-def _asked(options: dict[str, Any]) -> str:
+def asked(options: dict[str, Any]) -> str:
+    """Stdin, the files and the words, with empty lines between; nothing if there is none of them."""
     parts = [_given(options), clean(" ".join(options["words"]))]
     return "\n\n".join(part for part in parts if part.strip())
 

@@ -179,6 +179,11 @@ _IN_CHAT = (
 CHAT = tuple(option for option in ASK if option.name in _IN_CHAT)
 
 
+def named(*names: str) -> tuple[Option, ...]:
+    """Some of the options of `ask`, for commands that ask something of their own."""
+    return tuple(option for option in ASK if option.name in names)
+
+
 def fields(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a request that were given as options, by the same name or, for --tokens, OpenAI's."""
     named = {"max_tokens": "tokens", **{each.name: each.name for each in SAMPLING}}

@@ -190,6 +190,9 @@ ARGUMENTS: dict[str, list[str]] = {
     "service uninstall": [""],
     "service status": [""],
     "complete": [f"{__file__}:3", "❮\x1b❯:3"],
+    "cmd": ["hello", "❮\x1b❯"],
+    "commit": ["--hook"],
+    "explain": ["❮\x1b❯", "--plain ❮\x1b❯"],
     "history": ["", "list", "show", "search hello", "export"],
     "history list": ["", "--json"],
     "history search": ["hello", "❮\x1b❯"],
@@ -288,7 +291,10 @@ def test_in_a_pipe_an_answer_is_what_was_written_and_all_else_is_harmless(
     for line, (code, out, err) in zip(LINES, done, strict=True):
         assert not through(err), line
         command = line.split()[0]
-        answers = command in ("ask", "complete") or line in ("history show", "history show last")
+        answers = command in ("ask", "complete", "explain") or line in (
+            "history show",
+            "history show last",
+        )
         if "--json" in line:
             if "❮" in out:
                 assert "❮\x1b❯" in json.dumps(json.loads(out), ensure_ascii=False).replace(

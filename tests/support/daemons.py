@@ -248,10 +248,10 @@ def alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def scripted_home() -> Iterator[Home]:
+def scripted_home(*arguments: str) -> Iterator[Home]:
     """A home whose daemon runs, with the scripted engine."""
     with temporary_home() as home:
-        home.use_fake()
+        home.use_fake(*arguments)
         daemon = RunningDaemon(home)
         yield home
         daemon.stop()

@@ -8,5 +8,6 @@ templates.py   saved prompts
 config.py      show and change the configuration
 completion.py  completion for bash, zsh and fish
 daemon/        start, stop, status, logs, service, unload, doctor
+shell/         cmd, commit, explain
 models/        pairs, models and files
 """

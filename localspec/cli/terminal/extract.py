@@ -9,12 +9,15 @@ from localspec.errors import LocalspecError
 
 FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 
+# A line's end to Markdown; str.splitlines knows more of them, and would lose them from within a line.
+_LINE_END = re.compile(r"\r\n|\n|\r")
+
 
 def blocks(text: str) -> list[str]:
     """The contents of every fenced block; one that is not closed ends with the text."""
     found: list[list[str]] = []
     fence = ""
-    for line in text.splitlines():
+    for line in _LINE_END.split(text.removesuffix("\n")):
         match = FENCE.match(line)
         if not fence:
             if match and not ("`" in match["info"] and match["fence"][0] == "`"):

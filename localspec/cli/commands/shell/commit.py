@@ -1,0 +1,157 @@
+"""`localspec commit`: a commit message for what is staged."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from localspec.cli import ask, options
+from localspec.cli.commands.ask import click_option
+from localspec.cli.shell import answers, asking, proposal, shells, staged
+from localspec.cli.terminal import render
+from localspec.errors import LocalspecError
+
+_OPTIONS = options.named(
+    *("model", "hide_reasoning", "usage", "no_log", "no_daemon_start", "debug")
+)
+_STYLE = 8  # subjects of earlier commits, for the style
+_PATIENCE = 60  # seconds that a commit waits for its message in the hook
+_HOOK = """\
+#!/bin/sh
+# git's prepare-commit-msg hook, by `localspec commit --hook`: proposes a message where none was given.
+# It never prevents a commit: without a running daemon, or after {patience} seconds, there is no proposal.
+{program} commit --no-daemon-start --prepare "$@" </dev/null || :
+exit 0
+"""
+
+
+def _run(words: tuple[str, ...], **values: Any) -> int:
+    if values.pop("hook"):
+        return _print_hook()
+    if values.pop("prepare"):
+        return _prepare(list(words), values)
+    only_print = values.pop("print_only")
+    if what := staged.begun():
+        raise LocalspecError(f"A {what} is in progress, and git has a message for it: git commit")
+    message = _message(ask.clean(" ".join(words)), values)
+    if only_print or not proposal.at_terminal():
+        render.text(f"{message}\n")
+        return 0
+    return _commit(message)
+
+
+def _message(wish: str, values: dict[str, Any]) -> str:
+    """A message for what is staged.
+
+    Raises:
+        LocalspecError: nothing is staged, no daemon, or no message came.
+    """
+    found = staged.patches()
+
+    def cut(room: int) -> asking.Cut:
+        text, left_out = staged.cut(found, room)
+        return asking.Cut(f"{wish}\n\n{text}" if wish else text, left_out)
+
+    known = {
+        "recent": staged.subjects(_STYLE) or "(none)",
+        "shell": shells.current().language,
+        "system": shells.system(),
+    }
+    answer = asking.whole("commit", values, cut, known)
+    message = answers.message(answer.text)
+    if not message:
+        raise LocalspecError(
+            f"The answer has no message in it{answer.excuse}: {answer.text.strip()}"
+        )
+    if answer.cut_off:
+        render.note("The message was cut off by the token limit.")
+    return message
+
+
+def _commit(message: str) -> int:
+    """git's own editor with the message in it, and git's exit code."""
+    with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
+        file = Path(folder, "COMMIT_EDITMSG")
+        file.write_text(f"{message}\n", encoding="utf-8")
+        # Ctrl-C belongs to the editor; git says what came of it.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            return subprocess.run(["git", "commit", "-e", "-F", str(file)], check=False).returncode
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+# ------------------------------------------------------------------ the hook
+
+
+def _print_hook() -> int:
+    program = "localspec"
+    if not shutil.which(program):
+        program = f"{shlex.quote(sys.executable)} -m localspec"
+    render.text(_HOOK.format(program=program, patience=_PATIENCE))
+    where = '"$(git rev-parse --git-path hooks)/prepare-commit-msg"'
+    render.dim(f"To install it here: localspec commit --hook > {where} && chmod +x {where}")
+    return 0
+
+
+def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
+    """What the hook runs, with git's arguments: FILE [SOURCE [COMMIT]]. Whatever happens, 0."""
+    file, source = Path(arguments[0]), arguments[1] if len(arguments) > 1 else ""
+    try:
+        written = file.read_text(encoding="utf-8", errors="surrogateescape")
+        if source not in ("", "template") or (not source and _has_message(written)):
+            return 0
+        signal.signal(signal.SIGALRM, _too_slow)
+        signal.alarm(_PATIENCE)
+        message = _message("", values)
+        signal.alarm(0)
+        file.write_text(f"{message}\n{written}", encoding="utf-8", errors="surrogateescape")
+    except LocalspecError as error:
+        render.note(f"localspec proposes no message: {error.message}")
+    except OSError as error:
+        render.note(f"localspec proposes no message: {error.strerror}.")
+    return 0
+
+
+def _too_slow(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise LocalspecError(f"none came in {_PATIENCE} seconds.")
+
+
+def _has_message(written: str) -> bool:
+    """Whether there is more than blank lines and git's comments."""
+    sign = staged.comment_sign()
+    return any(line.strip() and not line.startswith(sign) for line in written.split("\n"))
+
+
+command = click.Command(
+    "commit",
+    callback=_run,
+    params=[
+        click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        click.Option(
+            ["--print", "print_only"], is_flag=True, help="Print the message; do not commit."
+        ),
+        click.Option(
+            ["--hook"],
+            is_flag=True,
+            help="Print a prepare-commit-msg hook, which proposes the message in any `git commit`.",
+        ),
+        click.Option(["--prepare"], is_flag=True, hidden=True),
+        *map(click_option, _OPTIONS),
+    ],
+    help="Write a commit message for the staged changes and open it in git's editor; an empty message aborts "
+    "the commit. WORDS say what the message should mention. Without a terminal the message is printed "
+    "and nothing is committed.",
+    epilog="Examples:\n\n\b\n  localspec commit\n  localspec commit 'mention issue 12'\n"
+    "  localspec commit --print\n  localspec commit --hook",
+)

@@ -1,0 +1,357 @@
+"""cmd: what a model wrote becomes one command, and a person decides by a key what becomes of that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.cli.shell import answers, shells
+from tests.support.daemons import Home, scripted_home
+from tests.support.shells import SHELLS, shell, status, with_program
+from tests.support.terminal import terminal
+
+KEYS = "any other key cancels."
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Home]:
+    """Its model answers with what `cmd` was told, so that a test says what is proposed."""
+    with scripted_home() as home:
+        file = home.root / "config" / "templates" / "cmd.toml"
+        file.parent.mkdir(parents=True)
+        file.write_text('prompt = "raw $input"')
+        with_program(home)
+        yield home
+
+
+# ------------------------------------------------------------------ from an answer to a command
+
+COMMANDS = [
+    "ls",
+    "find . -type f -size +1G -mtime -7",
+    "find . -name '*.py' -exec wc -l {} + | sort -n",
+    'for f in *.txt; do mv "$f" "${f%.txt}.md"; done',
+    "echo `date` $(whoami)",
+    "tar czf a.tgz src/ --exclude='*.o'",
+    "git log --since='1 week ago' --oneline",
+    "awk '{ sum += $1 } END { print sum }' a.txt",
+    "sed -i 's/a: b/c: d/' x.yml",
+    "cd .. && ls .",
+    "test -f a || touch a",
+    "time make -j4",
+    "docker run --rm -it \\\n  -v $PWD:/src \\\n  image",
+    "cat <<'EOF' > a\nhello\n  there\nEOF",
+    "while read -r x\ndo\n  echo $x\ndone < a",
+    "PATH=/bin:$PATH make",
+    "./run.sh --all",
+    "/usr/bin/env python3 -c 'print(1)'",
+    "if [ -e a ]; then rm a; fi",
+    "grep -rn 'Here is the command:' .",
+]
+WORD = st.text("abcxyz0189./_*?=,:@%+", min_size=1, max_size=8).filter(
+    lambda w: w[0] not in "-%:," and w[-1] != ":"
+)
+ARGUMENT = st.one_of(
+    WORD,
+    WORD.map("--{}".format),
+    WORD.map("-{}".format),
+    st.text("ab $*#;&|<>`\\", max_size=6).map("'{}'".format),
+    WORD.map('"$({})"'.format),
+    st.sampled_from(["|", "&&", "||", ";", ">", "2>&1", "æ", "日本"]),
+)
+PROGRAM = st.sampled_from(
+    ["find", "ls", "git", "tar", "grep", "./x", "sudo", "xargs", "du", "kubectl"]
+)
+MADE = st.tuples(PROGRAM, st.lists(ARGUMENT, max_size=6)).map(
+    lambda each: " ".join([each[0], *each[1]])
+)
+
+INTRO = [
+    "",
+    "Here is the command:\n\n",
+    "Sure! You can use this:\n",
+    "To do that, run the following:\n",
+]
+OUTRO = ["", "\n\nThis lists the files.", "\n\n**Explanation:**\n- `a`: the first\n- `b`: more"]
+
+
+def fenced(command: str, fence: str, language: str, indent: str) -> str:
+    lines = [f"{fence}{language}", *command.split("\n"), fence]
+    return "\n".join(f"{indent}{line}" for line in lines)
+
+
+def prompted(command: str, prompt: str) -> str:
+    first, *more = command.split("\n")
+    return "\n".join([f"{prompt} {first}", *(f"> {line}" for line in more)])
+
+
+@given(
+    st.one_of(st.sampled_from(COMMANDS), MADE),
+    st.sampled_from(INTRO),
+    st.sampled_from(OUTRO),
+    st.sampled_from(["```", "~~~", "````"]),
+    st.sampled_from(["", "bash", "sh", "shell", "fish"]),
+    st.sampled_from(["", "  ", "    ", "\t"]),
+    st.booleans(),
+)
+def test_a_fenced_command_is_found(
+    command: str, intro: str, outro: str, fence: str, language: str, indent: str, crlf: bool
+) -> None:
+    command = command.strip()
+    answer = f"{intro}{fenced(command, fence, language, indent)}{outro}"
+    found = answers.command(answer.replace("\n", "\r\n") if crlf else answer)
+    if indent and "\n" in command:  # an indented fence's lines are stripped alike
+        assert [line.strip() for line in found.split("\n")] == [
+            line.strip() for line in command.split("\n")
+        ]
+    else:
+        assert found == command
+
+
+@given(
+    st.one_of(st.sampled_from([c for c in COMMANDS if "\n" not in c]), MADE),
+    st.sampled_from(INTRO),
+    st.sampled_from(OUTRO),
+    st.sampled_from(
+        ["{}", "`{}`", "$ {}", "me@host:~/x$ {}", "Command: {}", "**Command:** {}", "bash\n{}"]
+    ),
+)
+def test_a_bare_command_is_found(command: str, intro: str, outro: str, form: str) -> None:
+    command = command.strip()
+    if "`" in command and form == "`{}`":
+        return
+    assert answers.command(f"{intro}{form.format(command)}{outro}") == command
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.count("\n") == 0 or "\\\n" in c])
+def test_what_was_typed_in_a_session_is_found_without_its_output(command: str) -> None:
+    session = f"{prompted(command, '$')}\nsome output\nmore"
+    assert answers.command(f"```console\n{session}\n```") == command
+    assert answers.command(session) == command
+
+
+@pytest.mark.parametrize(
+    ("answer", "command"),
+    [
+        ("", ""),
+        (
+            "os.walk(top) returns a generator.",
+            "os.walk(top) returns a generator.",
+        ),  # who could tell?
+        ("You can use `du -sh *` for that.", "du -sh *"),
+        ("The shutil module has copytree.", ""),
+        ("I'm sorry, I cannot help with that.", ""),
+        ("- rm\n- mv", ""),
+        ("```\n# all files\nls -a\n```", "ls -a"),
+        ("```\n\n```\n```sh\nls\n```", "ls"),
+        ("```sh\nls\n```\nor\n```sh\nfd\n```", "ls"),
+        ("ls -la\n\nThis lists everything.", "ls -la"),
+        ("1. ```sh\n   ls\n   ```", "ls"),
+        ("```sh\nls", "ls"),
+        ("command -v git", "command -v git"),
+    ],
+)
+def test_answers_that_models_gave(answer: str, command: str) -> None:
+    assert answers.command(answer) == command
+
+
+@given(st.text(st.one_of(st.characters(), st.sampled_from("`~$#>\n\r\t -*:.")), max_size=80))
+def test_nothing_is_made_up(answer: str) -> None:
+    found = answers.command(answer)
+    assert found == found.strip()
+    assert not found.startswith("-")
+    rest = iter(answer.replace("\r", "\n"))
+    assert all(char in rest for char in found)  # in this order
+
+
+@given(st.characters())
+def test_what_a_terminal_does_not_show_is_seen(char: str) -> None:
+    shown = char.isprintable() or char in "\n\t"
+    assert shown or answers.unseen(f"ls {char}x") == char
+
+
+# ------------------------------------------------------------------ without a terminal
+
+
+def test_without_a_terminal_the_command_is_printed_and_nothing_runs(
+    home: Home, tmp_path: Path
+) -> None:
+    run = home.run("cmd", "touch ran", cwd=tmp_path)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "touch ran\n", "")
+    run = home.run("cmd", "to", "x", stdin="```\nls |\n```\n", cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (0, "ls |\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "char", ["\x1b[2J", "\x07", "\u202e", "\u200b", "\u00a0", "\x85", "\ufe0f"]
+)
+def test_what_cannot_be_seen_is_refused(home: Home, char: str) -> None:
+    run = home.run("cmd", f"```\necho a{char}b\n```")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert f"U+{ord(char[0]):04X}" in run.stderr
+    assert char not in run.stderr
+
+
+def test_an_answer_without_a_command_is_an_error_and_so_is_one_cut_off(home: Home) -> None:
+    run = home.run("cmd", "Here you are.")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "no command in it: Here you are." in run.stderr
+    file = home.root / "config" / "templates" / "cmd.toml"
+    before = file.read_text()
+    file.write_text(f"{before}\ntokens = 4")
+    run = home.run("cmd", "rm -rf /tmp/x/cache")
+    file.write_text(before)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "cut off" in run.stderr
+
+
+def test_usage(home: Home) -> None:
+    assert home.run("cmd").returncode == 2
+    assert home.run("cmd", "--shell", "tcsh", "x").returncode == 2
+    home.environment["LOCALSPEC_HOME"] += "/none"
+    assert home.run("cmd", "--no-daemon-start", "x").returncode == 3
+    home.environment["LOCALSPEC_HOME"] = str(home.root)
+
+
+# ------------------------------------------------------------------ at a terminal
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_enter_runs_it_in_the_shell_in_use_and_the_exit_code_is_its_own(
+    home: Home, name: str
+) -> None:
+    with shell(home, name) as shown:
+        shown.send("localspec cmd 'expr 6 + 36; exit 7'\n")
+        shown.expect(f"Enter runs it in {name}, ")
+        shown.expect(KEYS)
+        shown.send("\r")
+        shown.expect("42")
+        shown.expect("ready> ")
+        shown.send(status(name))
+        shown.expect("[7]")
+
+
+def test_the_shell_that_is_wanted_runs_it(home: Home) -> None:
+    with terminal(home.environment, "cmd", "--shell", "sh", "echo $0; kill -TERM $$") as shown:
+        shown.expect("runs it in sh")
+        shown.expect(KEYS)
+        shown.send("\n")
+        shown.expect("sh")
+        assert shown.wait() == -15
+
+
+@pytest.mark.parametrize("typed", ["q", " ", "\x1b[A", "\x04", "\x03", "\rrm x\r", "y"])
+def test_another_key_cancels(home: Home, tmp_path: Path, typed: str) -> None:
+    with terminal(home.environment, "cmd", f"touch {tmp_path}/ran") as shown:
+        shown.expect(KEYS)
+        shown.send(typed)
+        assert shown.wait() == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_typed_before_the_command_was_shown_runs_nothing(tmp_path: Path) -> None:
+    with (
+        scripted_home("--first-delay", "1") as slow,
+        terminal(slow.environment, "cmd", "touch", f"{tmp_path}/ran") as shown,
+    ):
+        shown.expect("reading")
+        shown.send("\r\r\r")
+        shown.expect(KEYS)
+        shown.send("q")
+        assert shown.wait() == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_shown_as_it_will_run_whatever_its_length(home: Home) -> None:
+    long = "echo " + " ".join(f"word{number}" for number in range(40))
+    with terminal(home.environment, "cmd", long, columns=44) as shown:
+        shown.expect(KEYS.split()[-1])
+        assert f"{long}\n" in shown.text
+        shown.send("q")
+    lines = "for x in 1 2\ndo\n\techo $x\ndone"
+    with terminal(home.environment, "cmd", f"```\n{lines}\n```") as shown:
+        shown.expect("Enter runs all 4 lines")
+        assert f"{lines}\n" in shown.text.replace("        ", "\t")
+        shown.send("q")
+
+
+def test_it_can_be_edited_first(home: Home) -> None:
+    with terminal(home.environment, "cmd", "--shell", "sh", "echo one") as shown:
+        shown.expect(KEYS)
+        shown.send("e")
+        shown.expect("echo one")
+        shown.send(" two; exit 3\r")
+        shown.expect("\none two")
+        assert shown.wait() == 3
+
+
+@pytest.mark.parametrize("typed", ["\x03", "\x15\r"])
+def test_an_edit_can_be_left(home: Home, typed: str) -> None:
+    with terminal(home.environment, "cmd", "echo one") as shown:
+        shown.expect(KEYS)
+        shown.send("e")
+        shown.expect("echo one")
+        shown.send(typed)
+        assert shown.wait() == 130
+
+
+def test_it_is_explained_and_asked_about_again(home: Home) -> None:
+    with terminal(home.environment, "cmd", "--plain", "touch x") as shown:
+        shown.expect(KEYS)
+        shown.send("x")
+        shown.expect("one short list item for each part")
+        shown.expect("touch x")
+        shown.expect(KEYS)
+        shown.send("q")
+        assert shown.wait() == 130
+
+
+def test_what_cannot_be_seen_is_refused_at_a_terminal_before_anything_is_shown(home: Home) -> None:
+    with terminal(home.environment, "cmd", "```\necho a\x1b[8mb\n```") as shown:
+        assert shown.wait() == 1
+        assert "\x1b[8m" not in shown.raw
+        assert "U+001B" in shown.text
+
+
+def test_with_stdout_in_a_file_nothing_runs(home: Home, tmp_path: Path) -> None:
+    words = ("cmd", f"touch {tmp_path}/ran")
+    with (
+        (tmp_path / "out").open("wb") as out,
+        terminal(home.environment, *words, stdout=out.fileno()) as shown,
+    ):
+        assert shown.wait() == 0
+    assert (tmp_path / "out").read_text() == f"touch {tmp_path}/ran\n"
+    assert not (tmp_path / "ran").exists()
+
+
+# ------------------------------------------------------------------ the shell in use
+
+
+def test_the_shell_is_the_nearest_of_the_ancestors_else_that_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chain = [shells.Process(3, 2, "python3"), shells.Process(os.getpid(), 1, "dash")]
+    monkeypatch.setattr(shells, "ancestors", lambda: iter(chain))
+    assert shells.current().language == "sh"
+    monkeypatch.setattr(shells, "ancestors", lambda: iter(chain[:1]))
+    monkeypatch.setenv("SHELL", "/opt/bin/fish")
+    assert shells.current() == shells.Shell("fish", "/opt/bin/fish")
+    for other in ("/bin/tcsh", ""):
+        monkeypatch.setenv("SHELL", other)
+        assert shells.current().language == "sh"
+        assert os.access(shells.current().program, os.X_OK)
+
+
+def test_our_ancestors_are_found_with_ps_as_with_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list(shells.ancestors())
+    assert found[0].pid == os.getppid()
+    if all(" " not in each.name for each in found):
+        monkeypatch.setattr("sys.platform", "darwin")
+        with_ps = list(shells.ancestors())
+        assert [each.pid for each in with_ps] == [each.pid for each in found]

@@ -1,0 +1,51 @@
+"""Real shells in a terminal of their own, with `localspec` in their PATH."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.daemons import Home
+from tests.support.terminal import Terminal, terminal
+
+# Without anybody's own configuration.
+SHELLS = {
+    "bash": ("bash", "--norc", "--noprofile", "-i"),
+    "zsh": ("zsh", "-f", "-i"),
+    "fish": ("fish", "--no-config", "-i"),
+    "sh": ("sh", "-i"),
+}
+BECOME = ("-c", "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])")
+
+
+def with_program(home: Home) -> None:
+    """Let shells of this home find `localspec`."""
+    folder = home.root / "bin"
+    folder.mkdir(exist_ok=True)
+    program = folder / "localspec"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localspec "$@"\n')
+    program.chmod(0o755)
+    home.environment["PATH"] = f"{folder}:{home.environment['PATH']}"
+
+
+@contextlib.contextmanager
+def shell(home: Home, name: str) -> Iterator[Terminal]:
+    """An interactive shell that waits for a command."""
+    if not shutil.which(name):
+        pytest.skip(f"this machine has no {name} among its shells")
+    home_ = str(home.root)
+    environment = {**home.environment, "PS1": "ready> ", "HOME": home_, "XDG_DATA_HOME": home_}
+    with terminal(environment, *SHELLS[name], program=BECOME, columns=200) as opened:
+        if name == "fish":
+            opened.send("function fish_prompt; echo 'ready> '; end\n")
+        opened.expect("ready> ")
+        yield opened
+
+
+def status(name: str) -> str:
+    """A command that prints the exit code of the one before, between signs."""
+    return "echo [$status]\n" if name == "fish" else "echo [$?]\n"
