@@ -28,6 +28,7 @@ EXAMPLE = """\
 """
 # A question this long did not come from a keyboard: say how much of it would fit.
 _LONG = 2000  # characters
+_LONG_TITLE = 1000  # characters; the daemon takes no more, and keeps the first line's beginning
 
 
 def run(options: dict[str, Any]) -> int:
@@ -62,9 +63,7 @@ def run(options: dict[str, Any]) -> int:
         from localspec.cli import inputs
 
         raise ContextExceeded(inputs.what_fits(error, question)) from error
-    news = (last.get("localspec") or {}).get("news")
-    if news:
-        render.error(news)
+    tell(last)
     if options["usage"]:
         from localspec.cli.terminal import figures
 
@@ -74,6 +73,15 @@ def run(options: dict[str, Any]) -> int:
 
         hints.real_pair(client)
     return 0
+
+
+def tell(last: dict[str, Any]) -> None:
+    """What a person should know beside an answer, of which `last` has what it ended with."""
+    ours = last.get("localspec") or {}
+    if ours.get("news"):
+        render.error(ours["news"])
+    if ours.get("not_kept"):
+        render.error(f"The answer was not saved in the history. {ours['not_kept']}")
 
 
 def _check(options: dict[str, Any]) -> None:
@@ -98,7 +106,8 @@ def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) 
         from localspec.cli.terminal import extract
 
         answer = client.chat(request)
-        render.text(extract.code(answer, last=options["extract_last"], kept="localspec" in request))
+        kept = "localspec" in request and not answer["localspec"].get("not_kept")
+        render.text(extract.code(answer, last=options["extract_last"], kept=kept))
         render.end_of_text()
         return answer
     printer = render.printer(plain=options["plain"], tinted=options["show_draft"])
@@ -203,7 +212,22 @@ def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
             )
     else:
         request["localspec"] = {"conversation": conversation or "new", "kind": "ask"}
+        if not conversation:
+            request["localspec"]["title"] = _title(options)
     return request
+
+
+def _title(options: dict[str, Any]) -> str:
+    """What the history calls a question: its words, else what it is about; never what that says."""
+    if words := clean(" ".join(options["words"])).strip():
+        return words[:_LONG_TITLE]
+    names = ", ".join(name for name in options["files"] if name != "-")
+    parts = [options["template"], clean(names) or ("Piped text" if _is_piped() else "")]
+    return ": ".join(part for part in parts if part)[:_LONG_TITLE]
+
+
+def _is_piped() -> bool:
+    return sys.stdin is not None and not sys.stdin.isatty()
 
 
 def _question(options: dict[str, Any]) -> str:
@@ -231,7 +255,7 @@ def _given(options: dict[str, Any]) -> str:
 
 def _piped() -> str:
     """All of stdin, unless a person sits there or it is closed."""
-    if sys.stdin is None or sys.stdin.isatty():
+    if not _is_piped():
         return ""
     from localspec.cli import inputs
 

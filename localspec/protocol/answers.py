@@ -115,7 +115,8 @@ class TextChoice(Struct):
 class Extra(Struct):
     """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft.
 
-    `news`: what happened to the pair's files, said with one answer and not again.
+    `news`: what happened to the pair's files, said with one answer and not again. `not_kept`: why the
+    answer is not in its conversation, said when it is complete.
     """
 
     speculation: Speculation | UnsetType = UNSET
@@ -123,6 +124,7 @@ class Extra(Struct):
     news: str | UnsetType = UNSET
     drafted: list[tuple[int, int]] | UnsetType = UNSET
     conversation: str | UnsetType = UNSET
+    not_kept: str | UnsetType = UNSET
 
 
 Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 
 class StoredMessage(Struct, omit_defaults=True):
@@ -32,8 +32,20 @@ class StoredMessage(Struct, omit_defaults=True):
     seconds: float | None = None
 
 
+class Match(Struct):
+    """Where a text was found: its line, cut if it is long, and which characters of that are the text.
+
+    `role` is that of the message, or "title".
+    """
+
+    role: str
+    line: str
+    start: int
+    end: int
+
+
 class ConversationEntry(Struct):
-    """One line of the list. `messages` counts questions and answers."""
+    """One line of the list. `messages` counts questions and answers; `match`: the first, of a search."""
 
     id: str
     title: str
@@ -41,6 +53,7 @@ class ConversationEntry(Struct):
     created: float
     updated: float
     messages: int
+    match: Match | UnsetType = UNSET
 
 
 class ConversationList(Struct):

@@ -115,11 +115,13 @@ Kind = Literal["ask", "chat", "complete", "edit", "json", "cmd", "commit", "expl
 class LocalspecOptions(Request):
     """Ours. `conversation`, of a chat: "new", "last" or an id: question and answer are kept there.
     `kind` says what the answer is for: it is kept with the answer, or, where no conversation is, with
-    the answer's figures alone (tokens, times, drafts) and none of its text.
+    the answer's figures alone (tokens, times, drafts) and none of its text. `title` is what lists
+    call a new conversation (its first line counts); without it the question's first line is.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     kind: Kind | None = None
+    title: Annotated[str, Meta(max_length=1000)] | None = None
 
 
 class GenerationRequest(Sampled, Request):

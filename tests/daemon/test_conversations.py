@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sqlite3
 import stat
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from localspec.daemon.history import matches
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
-def ask(home: Home, text: str, conversation: str = "new", **fields: Any) -> Any:
-    answer = home.chat(text, localspec={"conversation": conversation}, **fields)
+def ask(
+    home: Home, text: str, conversation: str = "new", title: str | None = None, **fields: Any
+) -> Any:
+    ours = {"conversation": conversation, "title": title}
+    answer = home.chat(text, localspec=ours, **fields)
     assert answer.status == 200, answer.body
     return answer.json
 
@@ -295,6 +303,57 @@ def test_search_knows_no_case_and_no_wildcards(api: Home) -> None:
     assert api.request("GET", "/localspec/conversations?limit=0").status == 400
 
 
+def found(home: Home, text: str) -> Any:
+    target = f"/localspec/conversations?search={quote(text)}"
+    (entry,) = home.request("GET", target).json["conversations"]
+    match = entry["match"]
+    return match["role"], match["line"], match["line"][match["start"] : match["end"]]
+
+
+def test_search_says_where(api: Home) -> None:
+    ask(api, "say x\nfirst\n  the STRASSE is long\nlast")
+    line = "  the STRASSE is long"
+    assert found(api, "straße") == ("user", line, "STRASSE")
+    assert found(api, "is long\nlast") == ("user", line, "is long")
+    long = f"{'a' * 500} needle {'b' * 500}"
+    ask(api, f"say {long}")
+    role, line, text = found(api, "NEEDLE")
+    assert (role, text, len(line) < 400) == ("user", "needle", True)
+    assert line.strip("…") in long
+    ask(api, "say y", title="Quarterly figures")
+    assert found(api, "quarterly") == ("title", "Quarterly figures", "Quarterly")
+    assert "match" not in api.request("GET", "/localspec/conversations").json["conversations"][0]
+
+
+@given(st.text(st.sampled_from("aßſİK ﬁ\n\u0307x"), max_size=30), st.data())
+def test_what_is_found_is_what_was_searched(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    wanted = text[start : data.draw(st.integers(start, len(text)))].casefold()
+    assume(wanted)
+    line, first, last = matches.place(text, wanted)
+    assert line in text.split("\n")
+    assert 0 <= first <= last <= len(line)
+    assert wanted.partition("\n")[0] in line[first:last].casefold()
+    assert len(line[first:last].casefold()) <= len(wanted) + 4  # half a character is shown whole
+
+
+@pytest.mark.parametrize(
+    ("question", "title"),
+    [
+        ("say one\ntwo", "say one"),
+        ("\n\n  say  \n", "say"),
+        ("```python\nimport os\n```\n\nsay it", "say it"),
+        ("````\n```\nimport os\n```\n````\nsay it", "say it"),
+        ("```\nimport os\n```", "```"),
+        ("say " + "x" * 100, "say " + "x" * 75 + "…"),
+    ],
+)
+def test_the_title_is_what_a_person_said(api: Home, question: str, title: str) -> None:
+    assert kept(api, ask(api, question)["localspec"]["conversation"])["title"] == title
+    named = ask(api, question, title="\nMine\nmore")["localspec"]["conversation"]
+    assert kept(api, named)["title"] == "Mine"
+
+
 def test_a_beginning_of_the_id_is_enough_when_it_is_the_only_one(api: Home) -> None:
     name = ask(api, "say hello")["localspec"]["conversation"]
     assert kept(api, name[:7])["id"] == name
@@ -343,6 +402,35 @@ def test_a_newer_file_is_refused_untouched_and_answers_still_come(
     refused = home.chat("say hello", localspec={"conversation": "last"})
     assert "was written by a newer localspec" in refused.error["message"]
     assert file.read_bytes() == before
+
+
+def test_an_answer_that_cannot_be_kept_says_so_and_nothing_else_is_taken_for_the_last(
+    home: Home, daemon: RunningDaemon
+) -> None:
+    older = ask(home, "say older")["localspec"]["conversation"]
+    file = home.root / "data" / "conversations.sqlite"
+    if hasattr(resource, "prlimit"):
+        limits = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    else:
+        file.chmod(0o400)
+    lost = ask(home, "say lost")
+    assert lost["choices"][0]["message"]["content"] == "lost"
+    assert str(file) in lost["localspec"]["not_kept"]
+    with home.streaming("say lost", localspec={"conversation": older}) as stream:
+        events = [line[6:] for line in stream.read().split(b"\n") if line.startswith(b"data: {")]
+    assert str(file) in json.loads(events[-1])["localspec"]["not_kept"]
+    if hasattr(resource, "prlimit"):
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, limits)
+    else:
+        file.chmod(0o600)
+    for method, target in (("GET", "last"), ("DELETE", "last"), ("POST", "last/undo")):
+        refused = home.request(method, f"/localspec/conversations/{target}")
+        assert refused.error["message"].startswith("The last answer was not saved"), refused.body
+    refused = home.chat("say no", localspec={"conversation": "last"})
+    assert (refused.status, refused.error["code"]) == (409, "conflict")
+    assert said(home, older) == [("user", "say older"), ("assistant", "older")]
+    assert "not_kept" not in ask(home, "say on", older)["localspec"]
+    assert ask(home, "say on", "last")["localspec"]["conversation"] == older
 
 
 def test_a_link_and_a_broken_file_are_refused_with_a_sentence(

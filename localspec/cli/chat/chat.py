@@ -62,7 +62,7 @@ def _turn(chat: Chat, text: str) -> None:
         if text.startswith("/"):
             question = slash.run(chat, text)
         if question and question.strip():
-            chat.talk.say(chat.question(question))
+            chat.talk.say(chat.question(question), question)
             render.line("")
             _look(chat.talk)
     except KeyboardInterrupt:

@@ -40,6 +40,7 @@ class Talk:
         self.last: dict[str, Any] = {}  # statistics of the last answer
         self.context = 0
         self._options = options
+        self._lost = False  # the daemon could not keep an answer
         self._said_system: str | None = None
         self.system: str | None = options["system"]
         wanted = "last" if options["last"] else options["conversation"]
@@ -48,7 +49,8 @@ class Talk:
 
     @property
     def keeps_nothing(self) -> bool:
-        return bool(self._options["no_log"])
+        """Whether all that was said goes with every question: the daemon keeps none of it."""
+        return bool(self._options["no_log"]) or self._lost
 
     def _resume(self, name: str) -> None:
         found = self.client.conversation(name)
@@ -61,8 +63,11 @@ class Talk:
             else:
                 self.messages.append({key: each[key] for key in _SENT if each.get(key) is not None})
 
-    def say(self, question: str) -> None:
-        """Ask and print the answer; interrupted or not, what came is part of the conversation."""
+    def say(self, question: str, title: str = "") -> None:
+        """Ask and print the answer; interrupted or not, what came is part of the conversation.
+
+        `title` is what the history calls it if it is the first question: its words without files.
+        """
         printer = _Listening(
             render.printer(plain=self._options["plain"], tinted=self._options["show_draft"])
         )
@@ -70,7 +75,11 @@ class Talk:
         self.last = {}
         try:
             ask.stream(
-                self.client, self._request(question), printer, hide_reasoning=hidden, seen=self.last
+                self.client,
+                self._request(question, title),
+                printer,
+                hide_reasoning=hidden,
+                seen=self.last,
             )
         finally:
             ours = self.last.get("localspec") or {}
@@ -79,10 +88,14 @@ class Talk:
                 self._said_system = self.system
                 self.messages.append({"role": "user", "content": question})
                 self.messages.append({"role": "assistant", "content": "".join(printer.said)})
-            if ours.get("news"):
-                render.error(ours["news"])
+            ask.tell(self.last)
+            if ours.get("not_kept"):
+                self._lost = True
+                render.error(
+                    "What is said from here on is not saved either; /save FILE writes it all."
+                )
 
-    def _request(self, question: str) -> dict[str, Any]:
+    def _request(self, question: str, title: str) -> dict[str, Any]:
         request = fields(self._options)
         if self.model:
             request["model"] = inputs.pair(self.model)
@@ -92,6 +105,8 @@ class Talk:
         kept = not self.keeps_nothing
         if kept:
             request["localspec"] = {"conversation": self.id, "kind": "chat"}
+            if self.id == "new" and title:
+                request["localspec"]["title"] = title[:1000]
         else:
             messages = [*self.messages, *messages]
         if self.system and (not kept or self.system != self._said_system):

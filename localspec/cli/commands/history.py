@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from typing import Any
+
 import click
 
 from localspec.cli import suggest
-from localspec.cli.terminal import history, render
+from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
+from localspec.errors import LocalspecError
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+_LIMIT = click.option(
+    "-n",
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="Maximum number of conversations.",
+)
 
 
 @click.group(
     invoke_without_command=True,
     help="List past conversations, newest first; show, search, remove and export them.",
-    epilog="Examples:\n\n\b\n  localspec history\n  localspec history show last\n"
-    "  localspec history search copytree\n  localspec history rm 1f3a",
+    epilog="Examples:\n\n\b\n  localspec history\n  localspec history -n 100\n"
+    "  localspec history show last\n  localspec history search copytree\n"
+    "  localspec history rm 1f3a",
 )
+@_LIMIT
+@_JSON
 @click.pass_context
-def command(context: click.Context) -> int:
-    if context.invoked_subcommand is None:
-        return _listed(20, "", as_json=False)
-    return 0
+def command(context: click.Context, limit: int, as_json: bool) -> int:
+    return 0 if context.invoked_subcommand else _listed(limit, as_json=as_json)
 
 
-def _listed(limit: int, search: str, *, as_json: bool) -> int:
-    found = ConversationsClient().conversations(limit, search)
+def _listed(limit: int, *, as_json: bool) -> int:
+    found = ConversationsClient().conversations(limit)
     if as_json:
         render.record(found)
     elif not found:
-        render.dim("Nothing was found." if search else "Nothing was asked yet.")
+        render.dim("The history is empty.")
     else:
         history.listing(found)
     return 0
@@ -40,33 +54,78 @@ def _listed(limit: int, search: str, *, as_json: bool) -> int:
     help="List the newest conversations.",
     epilog="Example: localspec history list -n 100",
 )
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="Maximum number.")
+@_LIMIT
 @_JSON
 def listed(limit: int, as_json: bool) -> int:
-    return _listed(limit, "", as_json=as_json)
+    return _listed(limit, as_json=as_json)
 
 
 @command.command(
-    help="Search conversations for a text, ignoring case.",
+    help="Search conversations for a text, ignoring case. Shows the first line of each that has it; "
+    "exits with 1 if there is none.",
     epilog="Example: localspec history search copytree",
 )
-@click.argument("text")
-@click.option("-n", "--limit", type=click.IntRange(1, 10_000), default=20, help="Maximum number.")
+@click.argument("words", nargs=-1, required=True, metavar="TEXT...")
+@_LIMIT
 @_JSON
-def search(text: str, limit: int, as_json: bool) -> int:
-    return _listed(limit, text, as_json=as_json)
+def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
+    text = " ".join(words)
+    found = ConversationsClient().conversations(limit, text)
+    if as_json:
+        render.record(found)
+    elif found:
+        history.matches(found)
+    if not found:
+        raise LocalspecError(f"No conversation contains '{text}'.")
+    return 0
 
 
 @command.command(
     help="Show one conversation, named by its ID, a prefix of it, or 'last'.",
-    epilog="Example: localspec history show last",
+    epilog="Examples:\n\n\b\n  localspec history show\n  localspec history show 1f3a --last\n"
+    "  localspec history show -x > main.py",
 )
 @click.argument("name", default="last", shell_complete=suggest.conversations)
+@click.option("--last", "answer", is_flag=True, help="Only the last answer.")
+@click.option(
+    "-x", "--extract", "first", is_flag=True, help="Only the last answer's first code block."
+)
+@click.option("--xl", "--extract-last", "final", is_flag=True, help="Only its last code block.")
 @_JSON
-def show(name: str, as_json: bool) -> int:
+def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> int:
+    if answer + first + final + as_json > 1:
+        raise click.UsageError(
+            "--last, -x, --xl and --json exclude each other; leave out all but one."
+        )
     found = ConversationsClient().conversation(name)
-    (render.record if as_json else history.conversation)(found)
+    if as_json:
+        render.record(found)
+    elif first or final:
+        render.text(_code(found, last=final))
+        render.end_of_text()
+    elif answer:
+        history.answer(_last_answer(found))
+    else:
+        history.conversation(found)
     return 0
+
+
+def _last_answer(found: dict[str, Any]) -> str:
+    """Raises LocalspecError: there is none."""
+    for message in reversed(found["messages"]):
+        if message["role"] == "assistant":
+            return str(message["content"])
+    raise LocalspecError(f"Conversation {found['id']} has no answer.")
+
+
+def _code(found: dict[str, Any], *, last: bool) -> str:
+    """Raises LocalspecError: there is no answer, or no code in it."""
+    blocks = extract.blocks(_last_answer(found))
+    if not blocks:
+        raise LocalspecError(
+            f"The last answer has no code block; to read it: localspec history show {found['id']} --last"
+        )
+    return blocks[-1 if last else 0]
 
 
 @command.command(
@@ -75,15 +134,29 @@ def show(name: str, as_json: bool) -> int:
 )
 @click.argument("names", nargs=-1, metavar="ID...", shell_complete=suggest.conversations)
 @click.option("--all", "everything", is_flag=True, help="Remove all conversations.")
-def rm(names: tuple[str, ...], everything: bool) -> int:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation (with --all).")
+def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
     if everything == bool(names):
         raise click.UsageError("Name conversations to remove, or use --all.")
     client = ConversationsClient()
-    if everything:
-        render.line(f"{client.forget_all()} removed.")
-    for name in names:
-        render.line(f"{client.forget(name)} removed.")
+    if not everything:
+        return _each(names, lambda name: f"{client.forget(name)} removed.")
+    if not yes and sys.stdin.isatty():
+        click.confirm("Remove all conversations permanently?", abort=True, err=True)
+    render.line(f"{client.forget_all()} removed.")
     return 0
+
+
+def _each(names: tuple[str, ...], remove: Callable[[str], str]) -> int:
+    """All that can be done is done; 1 if something could not."""
+    failed = 0
+    for name in dict.fromkeys(names):
+        try:
+            render.line(remove(name))
+        except LocalspecError as error:
+            render.error(error.message)
+            failed = error.exit_code
+    return failed
 
 
 @command.command(

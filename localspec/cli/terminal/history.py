@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from typing import Any
 
@@ -23,17 +25,54 @@ def listing(found: list[dict[str, Any]]) -> None:
     table(rows)
 
 
+def matches(found: list[dict[str, Any]]) -> None:
+    """Each with the line where it says what was searched, which a terminal highlights."""
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for each in found:
+        head = (
+            f"{each['id']}  {_when(each['updated'])}  {render.harmless(each['title'], lines=False)}"
+        )
+        render.line(f"{head[: room - 1]}…" if room and len(head) > room else head)
+        match = each["match"]
+        who = f"  {'Title' if match['role'] == 'title' else _who(match['role'])}: "
+        render.highlighted(who, *_cut(match, room - len(who) if room else 0))
+
+
+def _cut(match: dict[str, Any], room: int) -> tuple[str, int, int]:
+    """The line with what was found in it, from and to, in so many columns; 0: all of it."""
+    line, start, end = match["line"], match["start"], match["end"]
+    if not room or len(line) <= room:
+        return line, start, end
+    cut = max(0, min(start - room // 4, len(line) - room))
+    shown = line[cut : cut + room]
+    if cut:
+        shown = f"…{shown[1:]}"
+    if cut + room < len(line):
+        shown = f"{shown[:-1]}…"
+    return shown, start - cut, min(end - cut, room)
+
+
+def answer(text: str) -> None:
+    """One answer alone."""
+    printer = render.printer()
+    printer.text(text, [])
+    printer.close()
+
+
 def conversation(found: dict[str, Any]) -> None:
     """As a document; Markdown is drawn on a terminal."""
     render.dim(f"{found['id']}, {_when(found['created'])}, {found['model']}")
     for message in found["messages"]:
-        who = {"user": "You", "assistant": "Answer", "system": "System"}
         printer = render.printer()
-        text = f"## {who.get(message['role'], message['role'])}\n\n{_said(message)}"
+        text = f"## {_who(message['role'])}\n\n{_said(message)}"
         why = _WHY.get(message.get("finish") or "")
         printer.text(text + (f"\n\n*{why}*" if why else ""), [])
         printer.close()
         render.line("")
+
+
+def _who(role: str) -> str:
+    return {"user": "You", "assistant": "Answer", "system": "System"}.get(role, role)
 
 
 def _said(message: dict[str, Any]) -> str:

@@ -167,6 +167,15 @@ def line(message: str) -> None:
     _write(sys.stdout, f"{harmless(message)}\n")
 
 
+def highlighted(before: str, text: str, start: int, end: int) -> None:
+    """A line of `before` and `text`, whose characters from `start` to `end` stand out on a terminal."""
+    text = harmless(text, lines=False)
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        style = "4" if os.environ.get("NO_COLOR") else "1;31"
+        text = f"{text[:start]}\x1b[{style}m{text[start:end]}\x1b[0m{text[end:]}"
+    _write(sys.stdout, f"{harmless(before, lines=False)}{text}\n")
+
+
 def path(name: object) -> None:
     """A path alone on its line, for a program that uses it; harmless on a terminal."""
     shown = str(name)

@@ -55,15 +55,17 @@ class OpenAIShape(ABC):
         note: Callable[[], str | None],
         news: Callable[[], str],
         conversation: str | None = None,
+        not_kept: Callable[[], str] = str,
     ) -> None:
         """`note` and `news`: what a person should know, asked for at the end; `news` is told once.
-        `conversation`: where the answer is kept.
+        `conversation`: where the answer is kept; `not_kept`: why it is not, asked for when it should be.
         """
         self.answer = answer
         self.conversation = conversation or UNSET
         self._usage = options is not None and options.include_usage
         self._note = note
         self._news = news
+        self._not_kept = not_kept
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
@@ -82,21 +84,24 @@ class OpenAIShape(ABC):
         return self._ended(self.chunk(choices), [done])
 
     def end(self) -> Sequence[object]:
-        if not self._usage:
-            return [DONE]
-        chunk = self.chunk([])
-        chunk.usage = self.answer.usage()
-        return [chunk, DONE]
+        last = self.chunk([])
+        if self._usage:
+            last.usage = self.answer.usage()
+        if why := self._not_kept():
+            last.localspec = Extra(not_kept=why)
+        return [last, DONE] if self._usage or why else [DONE]
 
     def whole(self) -> Completion:
         completion = self._completion(self.kind, self.choices())
         completion.usage = self.answer.usage()
-        return self._ended(completion, self.answer.done)
+        return self._ended(completion, self.answer.done, self._not_kept())
 
     def _completion(self, kind: Kind, choices: Choices) -> Completion:
         return Completion(self._id, kind, self._created, self.answer.model, FINGERPRINT, choices)
 
-    def _ended(self, completion: Completion, done: list[frames.Done]) -> Completion:
+    def _ended(
+        self, completion: Completion, done: list[frames.Done], not_kept: str = ""
+    ) -> Completion:
         """Add timings and our own key. Of several choices, `timings` adds up."""
         completion.timings = total([end.timings for end in done])
         completion.localspec = Extra(
@@ -104,6 +109,7 @@ class OpenAIShape(ABC):
             note=self._note() or UNSET,
             news=self._news() or UNSET,
             conversation=self.conversation,
+            not_kept=not_kept or UNSET,
         )
         return completion
 

@@ -38,6 +38,7 @@ async def chat(request: Request) -> Response:
         note=daemon.supervisor.loaded.note,
         news=partial(daemon.registry.news, pair.name),
         conversation=kept_in,
+        not_kept=(lambda: turn.not_kept) if turn else str,
     )
     during = turn.under_way() if turn else nullcontext()
     return await Run(daemon.supervisor, pair, wanted, shape, during).respond(request, body.stream)

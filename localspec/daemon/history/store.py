@@ -15,7 +15,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +23,7 @@ import msgspec
 
 from localspec.daemon import logs
 from localspec.daemon.completion.reply.parser import split_thoughts
-from localspec.daemon.history import statistics, typed
+from localspec.daemon.history import matches, statistics, typed
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
 from localspec.paths import open_file, remove_tree
 from localspec.protocol.conversations import (
@@ -88,6 +88,7 @@ class Conversations:
         # Called in the thread, for an engine may have begun with a conversation after its removal.
         self.removed_meanwhile: Callable[[str], object] = lambda _: None
         self._under_way: dict[asyncio.Event, str] = {}  # turns that are not stored yet
+        self._lost = ""  # why the newest turn is not stored, where it is not
         self._opened: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
@@ -110,6 +111,27 @@ class Conversations:
 
         with contextlib.suppress(RuntimeError):  # the daemon has ended
             self._thread.submit(logged)
+
+    def keep(self, said: Conversation, *, new: bool) -> Future[str]:
+        """As `add`, with nobody who has to wait: why it could not be done, else nothing."""
+
+        def kept() -> str:
+            self._lost = ""
+            try:
+                self._safely(lambda each: each.add(said, new=new))
+            except NotFound as error:  # its owner did not want it
+                log.info("an answer was not stored: %s", error.message)
+            except LocalspecError as error:
+                log.error("a conversation was not stored: %s", error.message)
+                self._lost = error.message
+            return self._lost
+
+        try:
+            return self._thread.submit(kept)
+        except RuntimeError:  # the daemon has ended
+            ended: Future[str] = Future()
+            ended.set_result("")
+            return ended
 
     @contextlib.asynccontextmanager
     async def answering(self, name: str) -> AsyncIterator[None]:
@@ -158,18 +180,19 @@ class Conversations:
     # ------------------------------------------------------------------ reading
 
     def listing(self, limit: int = 50, search: str = "") -> list[ConversationEntry]:
-        """The newest first; with `search` those where a message has that text, in any case."""
+        """The newest first; with `search` those that have that text, in any case, and where."""
         if not self._file.exists():
             return []
-        where = (
-            "WHERE ? = '' OR EXISTS (SELECT 1 FROM messages WHERE conversation = id"
-            " AND instr(folded(content), ?)) "
-        )
         wanted = search.casefold()
         rows = self._db.execute(
-            f"{_ENTRY}{where}ORDER BY updated DESC, rowid DESC LIMIT ?", (wanted, wanted, limit)
+            f"{_ENTRY}WHERE ?1 = '' OR {matches.SAID} ORDER BY updated DESC, rowid DESC LIMIT ?2",
+            (wanted, limit),
         )
-        return [ConversationEntry(*row) for row in rows]
+        entries = [ConversationEntry(*row) for row in rows]
+        if wanted:
+            for entry in entries:
+                entry.match = matches.first(self._db, entry, wanted)
+        return entries
 
     def get(self, name: str) -> Conversation:
         """One conversation by its id, the beginning of it, or "last".
@@ -177,6 +200,7 @@ class Conversations:
         Raises:
             NotFound: there is none of that name.
             InvalidRequest: more than one begins so.
+            Conflict: "last" was not stored, so that another one would be taken for it.
         """
         entry = self._find(name)
         messages = [_from_row(row) for row in self._db.execute(_MESSAGE, (entry.id,))]
@@ -188,6 +212,11 @@ class Conversations:
         if not self._file.exists():
             raise NotFound("There is no conversation yet; `localspec ask` begins one.")
         if name == LAST:
+            if self._lost:
+                raise Conflict(
+                    f"The last answer was not saved, so there is no 'last' conversation: {self._lost} "
+                    "Name an earlier one by its id (--cid ID); `localspec history` lists them."
+                )
             rows = self._db.execute(f"{_ENTRY}ORDER BY updated DESC, rowid DESC LIMIT 1").fetchall()
         else:
             begins = f"{_ENTRY}WHERE substr(id, 1, length(?)) = ? LIMIT 2"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,7 +19,8 @@ from localspec.protocol.conversations import Conversation, StoredMessage
 from localspec.protocol.requests import ChatMessage, ChatRequest, GenerationRequest, Kind
 
 NEW = "new"
-_TITLE = 80  # characters of the first question
+_TITLE = 80  # characters
+_PATIENCE = 5.0  # seconds; a disk that hangs holds up the end of an answer no longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,9 @@ class Turn:
     kept: list[ChatMessage] = field(default_factory=list)
     continues: bool = False  # a conversation that was there
     begun: bool = False  # the last message that was sent is the beginning of the answer
+    named: str | None = None  # by the client
     began: float = field(default_factory=time.time)
+    stored: list[Future[str]] = field(default_factory=list)
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -44,14 +49,26 @@ class Turn:
 
     @property
     def title(self) -> str:
-        """The first line of the question."""
-        text = next((_text(each) for each in reversed(self.asked) if each.role == "user"), "")
-        line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        """The first line of what the client calls it, else of the question."""
+        asked = next((_text(each) for each in reversed(self.asked) if each.role == "user"), "")
+        line = _first_line(self.named or "") or _first_words(asked)
         return line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
 
-    def under_way(self) -> AbstractAsyncContextManager[None]:
-        """To be held until the answer has ended: who asks for the conversation waits until then."""
-        return self.store.answering(self.id)
+    @contextlib.asynccontextmanager
+    async def under_way(self) -> AsyncIterator[None]:
+        """To be held until the answer has ended: who asks for the conversation waits until then.
+
+        Of an answer that is complete it is known then whether it is stored.
+        """
+        async with self.store.answering(self.id):
+            yield
+        if self.stored:
+            await asyncio.wait(map(asyncio.wrap_future, self.stored), timeout=_PATIENCE)
+
+    @property
+    def not_kept(self) -> str:
+        """Why the answer could not be stored; nothing where it was, or is about to be."""
+        return next((each.result() for each in self.stored if each.done()), "")
 
     def keep(self, choice: Choice) -> None:
         """Store what was asked and what the client got of the answer, which has ended somehow."""
@@ -67,7 +84,7 @@ class Turn:
         added = Conversation(
             self.id, self.title, self.model, self.began, answer.created, [*asked, answer]
         )
-        self.store.soon(lambda store: store.add(added, new=not self.continues))
+        self.stored.append(self.store.keep(added, new=not self.continues))
 
 
 def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
@@ -138,7 +155,9 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     kind = kind_of(request)
     if wanted == NEW:
         name = secrets.token_hex(4)
-        return Turn(store, name, request.model or model, kind, asked, begun=goes_on)
+        title = request.localspec.title if request.localspec else None
+        model = request.model or model
+        return Turn(store, name, model, kind, asked, begun=goes_on, named=title)
     await store.settled(wanted)
     found = await store.run(lambda each: each.get(wanted))
     request.model = request.model or found.model
@@ -146,6 +165,24 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     turn = Turn(store, found.id, request.model, kind, asked, kept, continues=True, begun=goes_on)
     request.messages = turn.messages
     return turn
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _first_words(text: str) -> str:
+    """The first line that is in no fenced block, which is rather pasted than said; else the first."""
+    fence, said = "", []
+    for line in map(str.strip, text.splitlines()):
+        mark = line[: len(line) - len(line.lstrip("`"))]
+        if fence:
+            fence = "" if line == mark and len(mark) >= len(fence) else fence
+        elif len(mark) >= 3:
+            fence = mark
+        else:
+            said.append(line)
+    return _first_line("\n".join(said)) or _first_line(text)
 
 
 def _one_name(message: ChatMessage) -> ChatMessage:

@@ -1,0 +1,144 @@
+"""`localspec history`, and what `ask` and `chat` keep for it."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon
+from tests.support.terminal import terminal
+
+
+@pytest.fixture(autouse=True)
+def empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "warm" in request.fixturenames:
+        request.getfixturevalue("warm").run("history", "rm", "--all")
+
+
+def titles(home: Home) -> list[str]:
+    return [each["title"] for each in json.loads(home.run("history", "--json").stdout)]
+
+
+def test_titles_come_from_the_words(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import os\n")
+    diff = "diff --git a/x b/x\n"
+    warm.run("ask", "review this", stdin=diff)
+    warm.run("ask", "-f", "a.py", "what", "is it?", cwd=tmp_path)
+    warm.run("ask", "-f", "a.py", cwd=tmp_path)
+    warm.run("ask", stdin=diff)
+    assert titles(warm) == ["Piped text", "a.py", "what is it?", "review this"]
+    warm.run("ask", "--save", "brief", "Briefly: $input")
+    warm.run("ask", "-t", "brief", stdin=diff)
+    warm.run("ask", "-t", "brief", "say it")
+    assert titles(warm)[:2] == ["say it", "brief: Piped text"]
+
+
+def test_the_title_of_a_chat_is_what_was_typed(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import os\n")
+    with terminal(warm.environment, "chat") as shown:
+        shown.expect("›")
+        shown.send(f"/file {tmp_path / 'a.py'}\r")
+        shown.expect("go with your next question")
+        shown.send("say what it is\r")
+        shown.expect("say what it is\n\n›")
+        shown.send("/exit\r")
+        assert shown.wait() == 0
+    assert titles(warm) == ["say what it is"]
+
+
+def test_search_shows_the_line_and_fails_when_there_is_none(warm: Home) -> None:
+    warm.run("ask", "say one\nthe second LINE of it")
+    run = warm.run("history", "search", "second", "line")
+    head, match = run.stdout.splitlines()
+    assert (run.returncode, head.split()[-2:], match) == (
+        0,
+        ["say", "one"],
+        "  You: the second LINE of it",
+    )
+    for json_ in ([], ["--json"]):
+        run = warm.run("history", "search", "nowhere", *json_)
+        assert (run.returncode, run.stdout) == (1, "[]\n" if json_ else "")
+        assert run.stderr == "localspec: No conversation contains 'nowhere'.\n"
+
+
+@pytest.mark.parametrize("columns", [44, 80, 200])
+def test_what_was_found_stands_out_on_a_terminal_of_any_width(warm: Home, columns: int) -> None:
+    warm.run("ask", f"say {'before ' * 30}needle{' after' * 30}")
+    with terminal(warm.environment, "history", "search", "NEEDLE", columns=columns) as shown:
+        assert shown.wait() == 0
+    assert "\x1b[1;31mneedle\x1b[0m" in shown.raw
+    assert max(map(len, shown.text.split("\n"))) <= columns
+
+
+def test_so_many_conversations_are_listed(warm: Home) -> None:
+    for each in ("one", "two", "three"):
+        warm.run("ask", f"say {each}")
+    assert len(warm.run("history", "-n", "2").stdout.splitlines()) == 3
+    assert len(json.loads(warm.run("history", "-n", "1", "--json").stdout)) == 1
+    assert warm.run("history", "-n", "0").returncode == 2
+
+
+def test_removing_everything_asks_on_a_terminal(warm: Home) -> None:
+    for line, reply, left in (([], "n", 1), ([], "y", 0), (["-y"], "", 0)):
+        warm.run("ask", "say one")
+        with terminal(warm.environment, "history", "rm", "--all", *line) as shown:
+            if reply:
+                shown.expect("[y/N]")
+                shown.send(f"{reply}\r")
+            assert shown.wait() == (130 if left else 0)
+        assert len(titles(warm)) == left
+
+
+def test_of_several_all_that_are_there_are_removed(warm: Home) -> None:
+    for each in ("one", "two", "three"):
+        warm.run("ask", f"say {each}")
+    ids = [each["id"] for each in json.loads(warm.run("history", "--json").stdout)]
+    run = warm.run("history", "rm", ids[0], "zzz", ids[1])
+    assert (run.returncode, run.stdout) == (1, f"{ids[0]} removed.\n{ids[1]} removed.\n")
+    assert "no conversation 'zzz'" in run.stderr
+    assert titles(warm) == ["say one"]
+
+
+def test_an_answer_alone_and_its_code(warm: Home) -> None:
+    warm.run("ask", "raw text\n```py\n1\n```\nand\n```\n2\n```\n")
+    shown = {line: warm.run("history", "show", line).stdout for line in ("--last", "-x", "--xl")}
+    assert shown["--last"].startswith("text\n```py\n1\n```\n")
+    assert (shown["-x"], shown["--xl"]) == ("1\n", "2\n")
+    assert json.loads(warm.run("history", "show", "--json").stdout)["messages"]
+    assert warm.run("history", "show", "-x", "--last").returncode == 2
+    warm.run("ask", "say no code")
+    run = warm.run("history", "show", "-x")
+    assert (run.returncode, "has no code block" in run.stderr) == (1, True)
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux sets another's limits")
+def test_an_answer_that_is_not_saved_is_said_at_once(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    daemon = start_daemon()
+    home.run("ask", "say older")
+    limits = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    run = home.run("ask", "say lost")
+    assert (run.returncode, run.stdout) == (0, "lost\n")
+    assert run.stderr.startswith("localspec: The answer was not saved in the history. ")
+    for line in (["--json"], ["--no-stream"], ["-x"]):
+        run = home.run("ask", *line, "raw ```\n1\n```\n")
+        assert "The answer was not saved" in run.stderr
+    with terminal(home.environment, "chat") as shown:
+        for word in ("one", "two"):  # the second goes on with the first all the same
+            shown.expect("›")
+            shown.send(f"say {word}\r")
+            shown.expect(f"\n{word}\n")
+        shown.expect("›")
+        assert shown.text.count("was not saved") == 1
+        shown.send("/exit\r")
+        shown.wait()
+    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, limits)
+    run = home.run("ask", "-c", "say no")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "The last answer was not saved" in run.stderr
