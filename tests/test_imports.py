@@ -218,7 +218,8 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     ),
     "registry/pulls": ({"*"}, "a pull joins them all"),
     "cli": ({"cli/terminal"}, "commands are imported by name, each when it is called"),
-    "cli/terminal": (set(), "how things look, and not what they are"),
+    "cli/terminal": ({"cli/terminal/markdown"}, "how things look, and not what they are"),
+    "cli/terminal/markdown": (set(), "text in, rows out, whoever asked"),
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
     "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
     "cli/commands": ({"cli", "cli/chat", "cli/shell", "cli/terminal"}, "no command knows another"),
@@ -271,8 +272,8 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "watchfiles": (("daemon",), "only the daemon lives long enough to see a file change"),
     "huggingface_hub": (("registry",), "one place speaks to the network, and only when asked"),
     "httpx2": (("registry",), "as huggingface_hub"),
-    "rich": (("cli",), "all that draws on a terminal"),
-    "prompt_toolkit": (("cli",), "as rich"),
+    "pygments": (("cli/terminal/markdown",), "colours of code on a terminal, and of nothing else"),
+    "prompt_toolkit": (("cli",), "it reads what is typed in a chat"),
     "click": (("cli",), "commands are the command line's"),
     # Nowhere.
     "gguf": ((), "scripts and tests write models with it; our own strict reader reads headers"),
@@ -298,7 +299,7 @@ def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
 
 
 LAZY = {
-    "rich": "0.2 s, and only a terminal needs it",
+    "pygments": "50 ms, and only code on a terminal needs it",
     "prompt_toolkit": "0.26 s, and only `chat` needs it",
     "huggingface_hub": "only a pull needs it, and a daemon mostly sits idle",
     "httpx2": "as huggingface_hub",
@@ -325,7 +326,7 @@ def test_what_setup_imports_needs_the_standard_library_alone(place: str) -> None
 # statements miss what comes along by way of others.
 UNLOADED = {
     # What `localspec ask` imports before its first word.
-    "localspec.cli.ask": ["asyncio", "numpy", "rich", "starlette", "httpx2", "llama_cpp"],
+    "localspec.cli.ask": ["asyncio", "numpy", "pygments", "starlette", "httpx2", "llama_cpp"],
     "localspec.daemon.lifecycle": [
         "numpy",
         "llama_cpp",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localspec.cli.terminal import extract
+from localspec.cli.terminal.markdown import fences
 from tests.support.daemons import Home
 
 
@@ -177,12 +177,12 @@ def test_an_answer_without_code_is_an_error_that_says_where_it_is(warm: Home) ->
         ("```\na\n", ["a"]),
         ("````md\n```\na\n```\n````", ["```\na\n```"]),
         ("```a``` inline", []),
-        ("  ```\n  a\n  ```", ["  a"]),
+        ("  ```\n  a\n    b\n  ```", ["a\n  b"]),
         ("```\n```", [""]),
     ],
 )
 def test_fences(text: str, found: list[str]) -> None:
-    assert extract.blocks(text) == found
+    assert fences.blocks(text) == found
 
 
 # ------------------------------------------------------------------ a pipe

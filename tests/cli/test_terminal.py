@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
-from localspec.cli.terminal import markdown, render
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.terminal import ESCAPES, terminal
 
@@ -154,67 +152,3 @@ def test_nothing_to_ask_at_a_terminal_does_not_wait_for_input(warm: Home) -> Non
     with terminal(warm.environment, "ask") as shown:
         assert shown.wait() == 2
         assert "There is nothing to ask" in shown.text
-
-
-# ------------------------------------------------------------------ the drawing itself
-
-
-def replayed(pieces: list[str], columns: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a screen shows after an answer in these pieces; it knows the codes that are used."""
-    import io
-    import sys
-
-    out = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines)))
-    monkeypatch.setattr(markdown, "_REDRAW", 0.0)
-    printer = render.Drawn()
-    for piece in pieces:
-        printer.text(piece, [])
-    printer.close()
-    return screen(out.getvalue())
-
-
-def screen(raw: str) -> str:
-    rows, row = [""], 0
-    rest = raw
-    while rest:
-        if rest.startswith("\x1b["):
-            end = next(i for i, char in enumerate(rest[2:], 2) if char.isalpha())
-            if rest[end] == "A":
-                row -= int(rest[2:end])
-            elif rest[end] == "J":
-                rows[row:] = [""]
-            rest = rest[end + 1 :]
-            continue
-        if rest[0] == "\n":
-            row += 1
-            rows += [""] * (row + 1 - len(rows))
-        elif rest[0] == "\r":
-            rows[row] = "" if "\x1b[J" in rest[:12] else rows[row]
-        else:
-            rows[row] += rest[0]
-        rest = rest[1:]
-    return "\n".join(rows)
-
-
-def test_an_answer_in_pieces_looks_as_the_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as whole:
-        at_once = replayed([TEXT], 40, 24, whole)
-    with monkeypatch.context() as parts:
-        assert replayed(list(TEXT), 40, 24, parts) == at_once
-
-
-def test_an_answer_longer_than_the_window_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "```\n" + "\n".join(f"line {number}" for number in range(50)) + "\n```\n"
-    shown = replayed(list(text), 40, 10, monkeypatch)
-    assert [f"line {number}" in shown for number in range(50)] == [True] * 50
-
-
-def test_blocks_end_where_nothing_can_change_them() -> None:
-    assert markdown.split("a\n\nb") == (["a\n"], "b") or markdown.split("a\n\nb\n") == (
-        ["a\n"],
-        "b\n",
-    )
-    assert markdown.split("- a\n\n  more\n\nb\n") == (["- a\n\n  more\n"], "b\n")
-    assert markdown.split("```\na\n\nb\n") == ([], "```\na\n\nb\n")

@@ -1,12 +1,12 @@
 """How things look on a terminal and in a pipe, and not what they are.
 
 render.py    the answer on stdout, all else on stderr; nothing harmful reaches a terminal
-markdown.py  Markdown drawn while it is being written
-extract.py   code blocks out of Markdown
+extract.py   code blocks out of answers
 figures.py   figures of an answer and of the daemon, in lines
 pairs.py     pairs, files, drafts and pulls, as tables
 history.py   conversations
 hints.py     what would do better here
 progress.py  how far something is
 spinner.py   what is waited for
+markdown/    Markdown drawn while it is being written
 """

@@ -1,33 +1,13 @@
-"""Code blocks out of Markdown."""
+"""Code blocks out of answers."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from localspec.cli.terminal.markdown.fences import blocks
 from localspec.errors import LocalspecError
 
-FENCE = re.compile(r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
-
-# A line's end to Markdown; str.splitlines knows more of them, and would lose them from within a line.
-_LINE_END = re.compile(r"\r\n|\n|\r")
-
-
-def blocks(text: str) -> list[str]:
-    """The contents of every fenced block; one that is not closed ends with the text."""
-    found: list[list[str]] = []
-    fence = ""
-    for line in _LINE_END.split(text.removesuffix("\n")):
-        match = FENCE.match(line)
-        if not fence:
-            if match and not ("`" in match["info"] and match["fence"][0] == "`"):
-                fence = match["fence"]
-                found.append([])
-        elif match and match["fence"].startswith(fence) and not match["info"].strip():
-            fence = ""
-        else:
-            found[-1].append(line)
-    return ["\n".join(lines) for lines in found]
+__all__ = ["blocks", "code"]
 
 
 def code(answer: dict[str, Any], *, last: bool, kept: bool) -> str:

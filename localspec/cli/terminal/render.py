@@ -57,9 +57,9 @@ class Drawn(Printer):
     """Markdown, drawn while it is being written."""
 
     def __init__(self) -> None:
-        from localspec.cli.terminal import markdown
+        from localspec.cli.terminal.markdown.screen import Screen
 
-        self._screen = markdown.Screen()
+        self._screen = Screen()
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         del drafted

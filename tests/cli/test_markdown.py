@@ -1,0 +1,283 @@
+"""Markdown on a terminal: what the model wrote is what is shown, and what is copied."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import itertools
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from localspec.cli.terminal import render
+from localspec.cli.terminal.markdown import inline, screen
+from localspec.cli.terminal.markdown.fences import blocks
+from tests.support.screen import Screen
+
+BRACKETS = "()[]{}<>"
+
+
+def shown(text: str, columns: int = 80, lines: int = 24, cuts: list[int] | None = None) -> Screen:
+    """The screen after `text`, in one piece or cut at these places."""
+    out = io.StringIO()
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or [])})
+    with (
+        patch.object(sys, "stdout", out),
+        patch.object(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines))),
+        patch.object(screen, "_REDRAW", 0.0),
+    ):
+        printer = render.Drawn()
+        for start, end in itertools.pairwise(places):
+            printer.text(text[start:end], [])
+        printer.close()
+    return Screen(columns, lines).feed(out.getvalue())
+
+
+def drawn(text: str, columns: int = 80) -> str:
+    return "\n".join(shown(text, columns).shown).strip()
+
+
+def weight(text: str) -> str:
+    """Every letter, digit and bracket."""
+    return "".join(char for char in text if char.isalnum() or char in BRACKETS)
+
+
+# ------------------------------------------------------------------ properties
+
+MARKS = [*"*_`~#|\\-+>!&;:.,/=\"' \n", "**", "```", "\n\n", "    ", "| ", "\n- ", "\n1. "]
+WORDS = [
+    "a",
+    "word",
+    "List<String>",
+    "<div>",
+    "__init__",
+    "src/**/*.py",
+    "[x](http://a/b_c)",
+    "é",
+    "字",
+    "文字列",
+    "x" * 50,
+]
+soup = st.lists(
+    st.sampled_from([*MARKS, *WORDS]) | st.text("ab1(<[ \n", max_size=8), max_size=60
+).map("".join)
+words = st.lists(
+    st.sampled_from(
+        [
+            *WORDS,
+            "**bold text**",
+            "*so*",
+            "`code`",
+            "``a`b``",
+            "&lt;",
+            "2**3**4",
+            "x*y*z",
+            "**a `b` c**",
+        ]
+    ),
+    min_size=1,
+    max_size=25,
+).map(" ".join)
+code = st.lists(st.text("ab (){}[]<>#*_\"'|`", max_size=70), max_size=6).map("\n".join)
+fences = st.builds(
+    lambda indent, mark, language, inside: "\n".join(
+        f"{' ' * indent}{line}" for line in [f"{mark}{language}", *inside.split("\n"), mark]
+    ),
+    st.integers(0, 3),
+    st.sampled_from(["```", "````", "~~~"]),
+    st.sampled_from(["", "python", "c++", "no such language", "json"]),
+    code.filter(lambda text: "```" not in text),
+)
+tables = st.lists(st.lists(words, min_size=1, max_size=4), min_size=1, max_size=12).map(
+    lambda rows: "\n".join(
+        f"| {' | '.join(row)} |" + ("\n|---|:-:|" if at == 0 else "") for at, row in enumerate(rows)
+    )
+)
+blocks_ = st.one_of(
+    words,
+    fences,
+    tables,
+    st.builds(
+        "{} {}".format,
+        st.sampled_from(["#", "###", "-", "  *", "10.", "    3)", ">", "> >"]),
+        words,
+    ),
+    st.builds("    {}".format, words),
+    soup,
+)
+documents = st.lists(st.tuples(blocks_, st.sampled_from(["\n", "\n\n", "\n\n\n"])), max_size=8).map(
+    lambda parts: "".join(block + end for block, end in parts)
+)
+columns = st.integers(20, 200)
+lines = st.integers(4, 50)
+cuts = st.lists(st.integers(0, 4000), max_size=80)
+
+
+@settings(max_examples=300, deadline=None)
+@given(documents, columns, lines, cuts)
+@example("**" + "a " * 60 + "b** c", 20, 4, list(range(400)))
+@example("| a |\n|---|\n" + "| b |\n" * 20 + "| " + "word " * 9 + "|\n", 20, 4, list(range(400)))
+def test_every_letter_digit_and_bracket_is_on_the_screen_in_order(
+    text: str, columns: int, lines: int, cuts: list[int]
+) -> None:
+    found = shown(text, columns, lines, cuts)
+    assert weight("".join(found.shown)) == weight(text)
+
+
+@settings(max_examples=200, deadline=None)
+@given(documents, columns, cuts)
+def test_an_answer_in_pieces_looks_as_the_whole_one(
+    text: str, columns: int, cuts: list[int]
+) -> None:
+    assert shown(text, columns, 10_000, cuts).shown == shown(text, columns, 10_000).shown
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(words, fences), min_size=1, max_size=4), columns, lines, cuts)
+def test_a_copied_code_block_is_what_the_model_wrote(
+    parts: list[tuple[str, str]], columns: int, lines: int, cuts: list[int]
+) -> None:
+    text = "\n\n".join(each for part in parts for each in part)
+    copied = shown(text, columns, lines, cuts).copied
+    for block in blocks(text):
+        assert f"\n{block}\n" in copied
+        copied = copied[copied.index(f"\n{block}\n") + len(block) + 1 :]
+
+
+# ------------------------------------------------------------------ real answers
+
+ROOT = Path(__file__).parents[2]
+
+
+def real_answers() -> list[str]:
+    """Answers of the shipped pair and in the manner of larger models; texts of Python and of ours."""
+    found = (ROOT / "tests" / "support" / "answers.md").read_text().split("\f\n")
+    for name in ("README.md", "localspec/docs/decisions.md", "localspec/docs/CHANGELOG.md"):
+        found += (ROOT / name).read_text().split("\n## ")
+    for name in ("argparse", "textwrap", "shutil", "json", "re", "random", "string", "statistics"):
+        module = importlib.import_module(name)
+        texts = [
+            inspect.getdoc(each) for each in [module, *vars(module).values()] if callable(each)
+        ]
+        found += [each for each in texts if each]
+    return list(dict.fromkeys(found))
+
+
+ANSWERS = real_answers()
+
+
+def test_there_are_two_hundred() -> None:
+    assert len(ANSWERS) >= 200
+
+
+@pytest.mark.parametrize("columns", [20, 44, 80, 200])
+def test_every_letter_digit_and_bracket_of_real_answers(columns: int) -> None:
+    chance = random.Random(columns)
+    for answer in ANSWERS:
+        at = [chance.randrange(len(answer)) for _ in range(len(answer) // chance.randint(1, 40))]
+        found = shown(answer, columns, chance.choice([6, 24, 60]), at)
+        assert weight("".join(found.shown)) == weight(answer)
+        copied = found.copied.expandtabs()
+        assert [b for b in blocks(answer) if f"\n{b.expandtabs()}\n" not in f"\n{copied}"] == []
+
+
+# ------------------------------------------------------------------ by example
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use the <div> element or List<String>: grep <pattern>. Press <Enter>.",
+        "src/**/*.py and lib/**/*.py, **/*.txt, *.py or test_*.c",
+        "../../Tools/*/*.gif",
+        "2*3*4, 2**3**4, x*y",
+        "__init__ of _private and snake_case_",
+        "f(*args, **kwargs) and *p = **q",
+        "a &lt;b&gt; &amp; &#8238; c",
+        r"\d+\.\w C:\new \(x\) \[y\]",
+        "[text](https://a.b/c_d_e) ![alt](x.png) [a][b]",
+        "[b]: https://a.b 'title'",
+        "~~struck~~ H~2~O",
+        "a lone ` backtick, * star",
+        "#hashtag #include <stdio.h>",
+        "1) one\n7) seven\n007. agent",
+        "<!-- note -->\n<details>\n<summary>x</summary>",
+        "one\ntwo\nthree",
+    ],
+)
+def test_what_is_no_mark_is_shown_as_it_is(text: str) -> None:
+    assert drawn(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("**bold**, *it*, ***both***, __bold too__, _it_", "bold, it, both, bold too, it"),
+        ('**a *b* c** (**d**) "*e*"', 'a b c (d) "e"'),
+        ("`code` ``a `b` c`` `x*y*z`", "code a `b` c x*y*z"),
+        ("这是**粗体**文字", "这是粗体文字"),
+        (r"\*no\* \_no\_ \`no\` \# no", "*no* _no_ `no` # no"),
+        ("# One\n## Two ##\n### C#", "One\nTwo\nC#"),
+        ("- a\n  * b\n    + c", "• a\n  • b\n    • c"),
+        ("- [ ] a\n- [x] b", "• [ ] a\n• [x] b"),
+        ("a\n\n\n\nb", "a\n\nb"),
+        ("```\na  b\n```\nc", "a  b\n\nc"),
+        ("a\n```python\nb\n```", "a\n\npython\nb"),
+        ("    code\n      more", "code\n  more"),
+        ("| a | b |\n|---|--:|\n| `x|y` | 10 |", "a   │  b\n────┼───\nx|y │ 10"),
+    ],
+)
+def test_what_is_a_mark_is_drawn(text: str, plain: str) -> None:
+    assert drawn(text) == plain
+
+
+def test_emphasis_and_code_have_a_style(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inline.painted(inline.read("a **b** `c`")) == "a \x1b[1mb\x1b[0m \x1b[36mc\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")  # then backticks alone say what is code
+    assert inline.painted(inline.read("a **b** `c`")) == "a \x1b[1mb\x1b[0m `c`"
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.text('ab1 .,*_*_/()字"-', min_size=1, max_size=20))
+def test_emphasis_is_only_what_commonmark_sees(text: str) -> None:
+    tokens = MarkdownIt("commonmark").parseInline(text)[0].children or []
+    theirs = "".join(token.content for token in tokens if token.type == "text")
+    ours = inline.read(text).plain
+    assert [ours.count(mark) >= theirs.count(mark) for mark in "*_"] == [True, True]
+
+
+def test_a_table_that_does_not_fit_keeps_its_cells_in_order() -> None:
+    text = "| a | b |\n|---|---|\n| one two three | four five six |\n| 1 | 2 |\n"
+    assert drawn(text, 20).split("\n") == [
+        "a │ b",
+        "─" * 19,
+        "one two three │",
+        "  four five six",
+        "1 │ 2",
+    ]
+
+
+def test_a_code_block_in_a_list_is_copied_without_the_lists_indentation() -> None:
+    text = "1. Do\n   ```sh\n   if a; then\n     b\n   fi\n   ```\n2. Then"
+    assert blocks(text) == ["if a; then\n  b\nfi"]
+    assert "\nif a; then\n  b\nfi\n" in shown(text).copied
+
+
+def test_tabs_and_what_looks_like_a_line_end_are_part_of_the_code() -> None:
+    text = "```make\nall:\n\tcc\x0b -o\u2028 x\n```\n"
+    assert blocks(text) == ["all:\n\tcc\x0b -o\u2028 x"]
+    assert "all:\n        cc" in shown(text).copied
+
+
+def test_a_tab_at_the_end_of_a_row_loses_no_character() -> None:
+    text = f"```\n{'x' * 20}\ty\n{'x' * 18}\ty\n```"
+    assert f"{'x' * 20} y\n{'x' * 18} y" in shown(text, 20).copied
