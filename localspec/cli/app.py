@@ -7,6 +7,9 @@ import importlib
 import click
 
 import localspec
+from localspec.cli.formatter import Formatter
+
+click.Context.formatter_class = Formatter  # of every command
 
 # name → (module, what it does). A command is imported when it is run or asked for help.
 COMMANDS = {

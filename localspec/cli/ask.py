@@ -6,7 +6,6 @@ is used.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from localspec.cli.options import EXCLUSIVE, fields
@@ -177,7 +176,7 @@ def _note(chunk: dict[str, Any], last: dict[str, Any]) -> None:
 
 def _spinner(client: Client) -> Any:
     """Something that turns on stderr until `stop()`; None where nobody would see it."""
-    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+    if not render.is_drawn_on(sys.stderr):
         return None
     from localspec.cli.terminal import spinner
 

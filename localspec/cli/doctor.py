@@ -251,9 +251,8 @@ def run(here: Machine, *, as_json: bool) -> int:
         found.append(each)
         if not as_json:
             mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[each.state]
-            render.line(f"{mark}  {each.about:9} {each.what}")
-            if each.cure:
-                render.line(f"{'':6}{'':10}→ {each.cure}")
+            cure = [("", f"→ {each.cure}")] if each.cure else []
+            render.fields([(f"{mark}  {each.about:8}", each.what), *cure])
     if as_json:
         render.record([asdict(each) for each in found])
     return int(any(each.state == "bad" for each in found))

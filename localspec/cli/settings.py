@@ -15,7 +15,6 @@ from typing import Any
 from localspec import config, files
 from localspec.cli import inputs
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import table
 from localspec.client.pairs import PairsClient
 from localspec.errors import NoDaemon, UsageError
 from localspec.paths import default_paths, read_file
@@ -35,7 +34,7 @@ def show(*, as_json: bool = False) -> None:
     rows += [
         [key, _toml(value), loaded.origin.get(key, "default")] for key, value in values.items()
     ]
-    table(rows)
+    render.table(rows)
 
 
 def _toml(value: Any) -> str:

@@ -50,7 +50,7 @@ def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> N
         home.hub.add(REPO, "Tiny-8B-F32.gguf", home.files[0].read_bytes())
         run = home.run("pull", f"https://huggingface.co/{REPO}")
         assert run.returncode == 0, run.stderr
-        assert re.search(r"^F32 +\d+ KiB +fits +taken$", run.stdout, re.M), run.stdout
+        assert re.search(r"^F32 +\d+ KiB +yes +taken$", run.stdout, re.M), run.stdout
         assert NO_DRAFT in run.stdout
         assert "maker-tiny-8b is here" in run.stdout
         run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # or by the pair's name
@@ -65,8 +65,8 @@ def test_what_is_offered_taken_and_called(home: PullingHome) -> None:
     run = home.run("pull", REPO)
     assert run.returncode == 0, run.stderr
     rows = [line.split() for line in run.stdout.splitlines()]
-    assert rows[1][:1] + rows[1][3:] == ["Q8_0", "fits", "taken"]
-    assert rows[2][:1] + rows[2][3:] == ["Q4_K_M", "fits"]
+    assert rows[1][:1] + rows[1][3:] == ["Q8_0", "yes", "taken"]
+    assert rows[2][:1] + rows[2][3:] == ["Q4_K_M", "yes"]
     assert f"To take another: localspec pull {REPO}:QUANTIZATION" in run.stdout
     assert "The pair's name: maker-tiny-8b\n" in run.stdout
     assert file_of(home, "maker-tiny-8b") == "Tiny-8B-Q8_0.gguf"

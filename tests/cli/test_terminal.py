@@ -113,18 +113,6 @@ def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
         assert shown.raw.rsplit("\r", 1)[-1] == "\x1b[K"
 
 
-@pytest.mark.parametrize("columns", [30, 300])
-@pytest.mark.parametrize("command", ["list --all", "catalogue", "history", "config"])
-def test_tables_stay_inside_the_window(warm: Home, command: str, columns: int) -> None:
-    warm.run("ask", "say " + "a long question " * 20)
-    with terminal(warm.environment, *command.split(), columns=columns) as shown:
-        assert shown.wait() == 0
-        rows = [row for row in shown.text.strip("\n").split("\n") if "are free" not in row]
-        assert len(rows) > 1
-        assert max(map(len, rows)) <= columns
-        assert any("…" in row for row in rows) == (columns == 30 or command == "history")
-
-
 @pytest.mark.parametrize(
     "command", ["catalogue", "config", "history export", "logs -n 1000", "--help"]
 )

@@ -76,12 +76,13 @@ class Terminal:
         return ESCAPES.sub("", self.raw)
 
     def expect(self, text: str) -> None:
-        """Wait until `text` is shown after what was expected last."""
+        """Wait until `text`, in however many lines, is shown after what was expected last."""
         deadline = time.monotonic() + PATIENCE
-        while (found := self.text.find(text, self._seen)) < 0:
+        wanted = re.compile(r"\s+".join(map(re.escape, text.split(" "))))
+        while (found := wanted.search(self.text, self._seen)) is None:
             self._read(0.05)
             assert time.monotonic() < deadline, f"waited for {text!r}; there is {self.text!r}"
-        self._seen = found + len(text)
+        self._seen = found.end()
 
     def send(self, text: str) -> None:
         os.write(self.master, text.encode())

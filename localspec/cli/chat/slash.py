@@ -52,8 +52,7 @@ def run(chat: Chat, line: str) -> str | None:
 
 def _help(chat: Chat, argument: str) -> None:
     del chat, argument
-    for name, each in COMMANDS.items():
-        render.line(f"  {f'{name} {each.argument}':17} {each.help}")
+    render.fields([(f"  {name} {each.argument}", each.help) for name, each in COMMANDS.items()])
     render.line('  Alt-Enter adds a line; or begin and end with """. Ctrl-C stops an answer.')
 
 

@@ -24,10 +24,9 @@ def command(shell: str, hook: bool) -> int:
 
     found = get_completion_class(shell)
     assert found is not None
-    render.line(found(app, {}, "localspec", "_LOCALSPEC_COMPLETE").source())
+    render.verbatim(found(app, {}, "localspec", "_LOCALSPEC_COMPLETE").source())
     if hook:
         from localspec.cli.shell import failures
 
-        render.text(failures.hook(shell))
-        render.end_of_text()
+        render.verbatim(failures.hook(shell))
     return 0

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
 
 from localspec.cli import suggest, templates
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import table
+
+_BEGINNING = 160  # characters of a prompt
 
 
 @click.group(
@@ -31,10 +34,14 @@ def _listed(*, as_json: bool) -> int:
     rows = [["NAME", "FROM", "PARAMETERS", "PROMPT"]]
     for each in found:
         prompt = each["template"].get("prompt") or each["template"].get("system") or ""
-        text = "(see below)" if each["problem"] else " ".join(prompt.split())
+        text = (
+            "(see below)"
+            if each["problem"]
+            else textwrap.shorten(prompt, _BEGINNING, placeholder=" …")
+        )
         origin = "yours" if each["file"] else "localspec"
         rows.append([each["name"], origin, ", ".join(each["parameters"]), text])
-    table(rows)
+    render.table(rows)
     for each in found:
         if each["problem"]:
             render.line(each["problem"])

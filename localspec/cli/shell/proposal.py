@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import termios
-import textwrap
 import tty
 from collections.abc import Callable
 from functools import partial
@@ -71,11 +69,11 @@ def settle(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
 
 def _show(command: str, shell: Shell) -> None:
     """The command begins and ends its lines, so that it can be copied; the terminal breaks it."""
-    render.note(command)
+    render.stderr(f"{render.harmless(command)}\n")
     lines = command.count("\n") + 1
     what = f"all {lines} lines" if lines > 1 else "it"
     keys = f"Enter runs {what} in {shell.language}, e edits, x explains, any other key cancels."
-    render.dim(textwrap.fill(keys, max(20, shutil.get_terminal_size().columns - 1)))
+    render.dim(keys)
 
 
 def _key(show: Callable[[], None]) -> str:

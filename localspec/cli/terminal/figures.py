@@ -49,11 +49,10 @@ def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
 
 def status(value: dict[str, Any]) -> None:
     """`localspec status` for a person."""
-    for row in rows(value):
-        render.line(row)
+    render.fields(rows(value))
 
 
-def rows(value: dict[str, Any]) -> list[str]:
+def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
     """Its lines."""
     pair, counts = value["pair"], value["counts"]
     up = _span(value["uptime"])
@@ -75,7 +74,7 @@ def rows(value: dict[str, Any]) -> list[str]:
         ("log", value["log"]),
         *(("problem", problem) for problem in value["problems"]),
     ]
-    return [render.harmless(f"{name:9} {text_}", lines=False) for name, text_ in found if text_]
+    return [(name, str(text)) for name, text in found if text]
 
 
 def hashing(value: dict[str, Any]) -> str:

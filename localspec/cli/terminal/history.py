@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import table
 
 _WHY = {
     "interrupted": "(interrupted)",
@@ -22,7 +21,7 @@ def listing(found: list[dict[str, Any]]) -> None:
     for each in found:
         turns = str((each["messages"] + 1) // 2)
         rows.append([each["id"], _when(each["updated"]), turns, each["title"]])
-    table(rows)
+    render.table(rows)
 
 
 def matches(found: list[dict[str, Any]]) -> None:

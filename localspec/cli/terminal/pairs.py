@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
-import sys
 from typing import Any
 
 from localspec.cli.terminal import render
@@ -22,7 +20,7 @@ _DRAFTS = {
     "ngram": "from the text itself (n-gram)",
 }
 _LICENCE = 120  # characters of a licence; some files hold all of it
-_FITS = {"yes": "fits", "partly": "partly", "no": "no", None: ""}
+_FITS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
 
 
 def size(count: float) -> str:
@@ -44,19 +42,6 @@ def span(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
-def table(rows: list[list[str]]) -> None:
-    """Columns as wide as their widest cell; on a terminal the last one is cut to what fits."""
-    rows = [[render.harmless(cell, lines=False) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
-        text = "  ".join([*cells, row[-1]]).rstrip()
-        if room and len(text) > room:
-            text = text[: room - 1] + "…"
-        render.line(text)
-
-
 def pairs(entries: list[dict[str, Any]]) -> None:
     """What is here."""
     rows = [["NAME", "SIZE", "FOR", "WHAT IT IS"]]
@@ -64,7 +49,7 @@ def pairs(entries: list[dict[str, Any]]) -> None:
         what = f"{each['summary'] or _files(each)}{' (loaded)' if each['loaded'] else ''}"
         mark = "(see below) " if each["problem"] else ""
         rows.append([each["name"], _size(each), ",".join(each["roles"]), f"{mark}{what}"])
-    table(rows)
+    render.table(rows)
     for each in entries:
         if each["problem"]:
             render.line(f"{each['name']}: {each['problem']}")
@@ -82,7 +67,7 @@ def catalogue(entries: list[dict[str, Any]]) -> None:
         year, fits = str(each["year"] or ""), _FITS[each["fits"]]
         kind = _KINDS[each["kind"]]
         rows.append([each["name"], year, _size(each), memory, kind, here, fits, what])
-    table(rows)
+    render.table(rows)
 
 
 def memory(listed: dict[str, Any]) -> str:
@@ -119,9 +104,7 @@ def pair(view: dict[str, Any]) -> None:
         rows += [("", _context(each)) for each in view["contexts"]]
     rows.append(("here", _fit(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
-    for name, text in rows:
-        if text:
-            render.line(render.harmless(f"{name:11} {text}", lines=False))
+    render.fields([(name, text) for name, text in rows if text])
 
 
 def _model(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -210,7 +193,7 @@ def drafts(found: dict[str, Any]) -> None:
         rows = [["DRAFT", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]]
         for each in possible:
             rows.append([each["name"], size(each["size"]), *_gain(each["gain"]), each["origin"]])
-        table(rows)
+        render.table(rows)
         render.line(f"The target alone: {found['plain']:.1f} tokens/s.")
         for each, before in zip(possible[1:], possible, strict=False):
             if each["tied"]:
@@ -219,7 +202,7 @@ def drafts(found: dict[str, Any]) -> None:
         rows = [["DRAFT", "SIZE", "TARGET IS", "WHERE"]]
         for each in possible:
             rows.append([each["name"], size(each["size"]), f"{each['ratio']:.1f}×", each["origin"]])
-        table(rows)
+        render.table(rows)
         render.line("How much each gains: add --measure.")
     if possible:
         render.line("\nTo make a pair of it, with one of them:")
@@ -256,7 +239,7 @@ def pulls(states: list[dict[str, Any]]) -> None:
         left = span(each["seconds_left"]) if each["seconds_left"] else ""
         whole = size(each["size"]) if each["size"] else ""
         rows.append([each["name"], each["state"], share, whole, rate, left])
-    table(rows)
+    render.table(rows)
     for each in states:
         if each["message"]:
             render.line(f"{each['name']}: {each['message']}")
@@ -270,7 +253,7 @@ def offers(repository: str, found: list[dict[str, Any]]) -> None:
     for each in found:
         taken = "taken" if each["taken"] else ""
         rows.append([each["quant"], size(each["size"]), _FITS[each["fits"]], taken])
-    table(rows)
+    render.table(rows)
     if len(found) > 1:
         render.line(f"To take another: localspec pull {repository}:QUANTIZATION")
 

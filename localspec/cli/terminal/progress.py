@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any
 
+from localspec.cli.terminal import layout
 from localspec.cli.terminal.pairs import retrying, size, span
-from localspec.cli.terminal.render import harmless, stderr
+from localspec.cli.terminal.render import harmless, is_drawn_on, stderr
 
 _BAR = 24
 _QUIET = 1.0  # seconds; what is over sooner needs no lines in a log
@@ -24,7 +24,7 @@ class Progress:
         self._said = ("", -1)
         self._attempt = ("", 0)
         self._began = time.monotonic()
-        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._terminal = is_drawn_on(sys.stderr)
 
     def __enter__(self) -> Progress:
         return self
@@ -52,13 +52,13 @@ class Progress:
         if waiting:
             parts = [parts[0], harmless(retrying(waiting), lines=False), *parts[2:]]
         if self._terminal:
-            columns = _columns() - 1
+            columns = (layout.width(sys.stderr) or 80) - 1
             room = min(_BAR, columns - len("  ".join(parts)) - 2)
             if total and room >= _SHORTEST_BAR:
                 full = room * done // total
                 parts.insert(2, "█" * full + "░" * (room - full))
             self._drawn = True
-            stderr(f"\r{'  '.join(parts)[:columns]}\x1b[K")
+            stderr(f"\r{layout.fitting(parts, columns)}\x1b[K")
             return
         if waiting:
             attempt = (waiting["cause"], waiting["attempt"])
@@ -82,11 +82,3 @@ class Progress:
         if left:
             parts.append(f"{span(left)} left")
         return [harmless(part, lines=False) for part in parts]
-
-
-def _columns() -> int:
-    """Of the terminal that is drawn on; stdout may be a file."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
-    except OSError:
-        return 80

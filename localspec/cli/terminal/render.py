@@ -13,6 +13,7 @@ from localspec.errors import visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import TextIO
 
 harmless = visible
@@ -72,7 +73,7 @@ class Drawn(Printer):
 
 def printer(*, plain: bool = False, tinted: bool = False) -> Printer:
     """What suits stdout: Markdown is drawn on a terminal only."""
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+    if not is_drawn_on(sys.stdout):
         return Printer()
     if tinted:
         return Tinted()
@@ -86,7 +87,7 @@ def reasoning(piece: str) -> None:
     global _last_thought
     if piece:
         _last_thought = piece[-1]
-        stderr(f"\x1b[2m{harmless(piece)}\x1b[0m" if sys.stderr.isatty() else piece)
+        stderr(_dimmed(harmless(piece)) if sys.stderr.isatty() else piece)
 
 
 def end_of_thought() -> None:
@@ -97,16 +98,35 @@ def end_of_thought() -> None:
         stderr("\n\n" if sys.stderr.isatty() else "\n")
 
 
+def is_drawn_on(stream: TextIO) -> bool:
+    """Whether it is a terminal that knows escape codes."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _dimmed(shown: str) -> str:
+    return f"\x1b[2m{shown}\x1b[0m" if is_drawn_on(sys.stderr) else shown
+
+
 def dim(message: str) -> None:
     """A line of small importance, for a person at a terminal only."""
     if sys.stderr.isatty():
         sys.stdout.flush()
-        stderr(f"\x1b[2m{harmless(message)}\x1b[0m\n")
+        stderr(f"{_dimmed(_laid_out(sys.stderr, message))}\n")
 
 
 def note(message: str) -> None:
     """A line beside the answer."""
-    stderr(f"{harmless(message)}\n")
+    stderr(f"{_laid_out(sys.stderr, message)}\n")
+
+
+def _laid_out(stream: TextIO, message: str) -> str:
+    """`message` in lines that fit the terminal; in a pipe as it is."""
+    shown = harmless(message)
+    if not stream.isatty():
+        return shown
+    from localspec.cli.terminal import layout
+
+    return "\n".join(layout.wrapped(shown, layout.width(stream)))
 
 
 def stderr(message: str) -> None:
@@ -163,8 +183,36 @@ def record(value: object) -> None:
 
 
 def line(message: str) -> None:
-    """A result that is no answer of a model: of `status`, `start`, `stop`."""
-    _write(sys.stdout, f"{harmless(message)}\n")
+    """A result that is no answer of a model: of `start`, `stop`, `rm`."""
+    _write(sys.stdout, f"{_laid_out(sys.stdout, message)}\n")
+
+
+def verbatim(text_: str) -> None:
+    """Lines of something else, a log or a script: in a terminal of any width as they are."""
+    _write(sys.stdout, f"{harmless(text_)}\n")
+
+
+def table(rows: Sequence[Sequence[str]]) -> None:
+    """Columns under the headings of the first row."""
+    from localspec.cli.terminal import layout
+
+    shown = [[harmless(cell, lines=False) for cell in row] for row in rows]
+    for each in layout.table(shown, layout.width(sys.stdout)):
+        _write(sys.stdout, f"{each}\n")
+
+
+def fields(rows: Sequence[tuple[str, str]]) -> None:
+    """Names with their texts beside them."""
+    for each in fields_in_lines(rows):
+        _write(sys.stdout, f"{each}\n")
+
+
+def fields_in_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """The same, for whoever draws them in place."""
+    from localspec.cli.terminal import layout
+
+    shown = [(harmless(name, lines=False), harmless(text_, lines=False)) for name, text_ in rows]
+    return layout.fields(shown, layout.width(sys.stdout))
 
 
 def highlighted(before: str, text: str, start: int, end: int) -> None:
@@ -183,7 +231,7 @@ def path(name: object) -> None:
 
 
 def error(message: str) -> None:
-    stderr(f"localspec: {harmless(message)}\n")
+    stderr(f"{_laid_out(sys.stderr, f'localspec: {message}')}\n")
 
 
 def traceback() -> None:
@@ -195,4 +243,4 @@ def traceback() -> None:
 
 def usage(message: str) -> None:
     """What click says about a command line, as it is but harmless."""
-    stderr(harmless(message))
+    stderr(_laid_out(sys.stderr, message))

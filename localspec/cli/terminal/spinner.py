@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import threading
 import time
 
+from localspec.cli.terminal import layout
 from localspec.cli.terminal.figures import hashing
 from localspec.cli.terminal.render import harmless, stderr
 from localspec.client.api import Client
@@ -46,8 +46,8 @@ class Spinner:
             seconds = time.monotonic() - began
             if seconds >= 3:
                 said += f" {seconds:.0f} s"
-            room = shutil.get_terminal_size().columns - 1
-            stderr(f"\r\x1b[K{said[:room]}")
+            room = (layout.width(sys.stderr) or 80) - 1
+            stderr(f"\r\x1b[K{layout.fitting(said.split(' '), room, ' ')}")
             count += 1
             self._ended.wait(_FRAME)
         stderr("\r\x1b[K")

@@ -90,7 +90,12 @@ def wanted(
     if draft and no_draft:
         raise InvalidRequest("A draft is either named or left out, not both.", param="draft")
     target = reference(text, endpoint)
-    drafting = _drafting(draft, endpoint) if draft else None
+    drafting = reference(draft, endpoint) if draft else None
+    if draft and not drafting:
+        raise InvalidRequest(
+            f"'{draft[:80]}' names no repository; a draft is written OWNER/REPO[:QUANT].",
+            param="draft",
+        )
     found: Pair | None = None
     if target is None:
         again = here(text.strip().lower())
@@ -112,16 +117,6 @@ def wanted(
         limit_rate=limit_rate,
         whole_disk=whole_disk,
     )
-
-
-def _drafting(draft: str, endpoint: str) -> Reference:
-    found = reference(draft, endpoint)
-    if not found:
-        raise InvalidRequest(
-            f"'{draft[:80]}' names no repository; a draft is written OWNER/REPO[:QUANT].",
-            param="draft",
-        )
-    return found
 
 
 def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:

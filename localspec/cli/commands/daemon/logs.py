@@ -39,7 +39,7 @@ def command(lines: int, follow: bool, only_path: bool) -> int:
             number, data = os.fstat(file.fileno()).st_ino, file.read()
     last = _lines(data)
     for each in last[-lines:] if lines else []:
-        render.line(each)
+        render.verbatim(each)
     if follow:
         _follow(log, len(data), number)
     return 0
@@ -70,4 +70,4 @@ def _follow(log: Path, place: int, number: int) -> None:
             whole = data[: data.rfind(b"\n") + 1]
             place += len(whole)
             for each in _lines(whole):
-                render.line(each)
+                render.verbatim(each)

@@ -39,7 +39,7 @@ def install(only_print: bool) -> int:
     chosen = _manager()
     if only_print:
         for path, text in chosen.files().items():
-            render.line(f"# {path}\n{text}")
+            render.verbatim(f"# {path}\n{text}")
         return 0
     chosen.require()
     client = Client(autostart=False)

@@ -33,7 +33,7 @@ def command(as_json: bool, watch: bool) -> int:
 
 def _watch(client: Client, as_json: bool) -> None:
     """On a terminal in place; in a pipe one after the other."""
-    in_place = sys.stdout.isatty() and not as_json
+    in_place = render.is_drawn_on(sys.stdout) and not as_json
     while True:
         try:
             status = client.status()
@@ -41,7 +41,8 @@ def _watch(client: Client, as_json: bool) -> None:
             status = None
             reason = error.message
         if in_place:
-            _redraw(figures.rows(status) if status is not None else [render.harmless(reason)])
+            rows = figures.rows(status) if status is not None else [("daemon", reason)]
+            _redraw(render.fields_in_lines(rows))
         elif status is not None:
             (render.record if as_json else figures.status)(status)
         elif not as_json:
@@ -51,7 +52,6 @@ def _watch(client: Client, as_json: bool) -> None:
 
 
 def _redraw(rows: list[str]) -> None:
-    """The window holds what fits; a longer line would push the first ones out of it."""
-    window = shutil.get_terminal_size()
-    shown = "\n".join(row[: window.columns] for row in rows[: window.lines - 1])
+    """As many as the window holds; more would push the first ones out of it."""
+    shown = "\n".join(rows[: shutil.get_terminal_size().lines - 1])
     sys.stdout.write(f"\x1b[H\x1b[J{shown}\n")

@@ -45,7 +45,7 @@ def command(
 ) -> int:
     files = inputs.model_file(target), inputs.model_file(draft) if draft else None
     client = PairsClient()
-    turning = spinner.Spinner(client, "checking") if sys.stderr.isatty() else None
+    turning = spinner.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
     try:
         entry = client.add(name, *files, list(roles), replace=replace)
     finally:

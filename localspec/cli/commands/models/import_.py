@@ -9,7 +9,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import add_line, size, table
+from localspec.cli.terminal.pairs import add_line, size
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError
@@ -57,7 +57,7 @@ def show(found: dict[str, Any]) -> None:
             targets = _count(len(each["drafts"]), "draft")
             drafts = _count(uses.get(each["path"], 0), "target")
             rows.append([each["name"], size(each["size"]), targets, drafts, each["origin"]])
-        table(rows)
+        render.table(rows)
     else:
         render.line("No models were found. Folders can be named: localspec import FOLDER")
     for each in found["models"]:

@@ -30,7 +30,7 @@ def command(name: str, context: int, template: bool, as_json: bool) -> int:
         if found is None:
             render.error(f"{view['target']['file']} has no chat template.")
             return 1
-        render.line(render.harmless(found["text"]).removesuffix("\n"))
+        render.verbatim(found["text"].removesuffix("\n"))
         return 0
     (render.record if as_json else pairs.pair)(view)
     return 0

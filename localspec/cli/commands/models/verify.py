@@ -29,8 +29,7 @@ def command(name: str, as_json: bool) -> int:
     if as_json:
         render.record(event)
     else:
-        for each in files:
-            render.line(f"{each['role']:7} {each['problem'] or _whole(each)}")
+        render.fields([(each["role"], each["problem"] or _whole(each)) for each in files])
         if event["news"]:
             render.line(event["news"])
     if bad:

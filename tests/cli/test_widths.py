@@ -1,0 +1,204 @@
+"""Whatever a command prints fits the terminal, from 44 columns to 200, and no word is broken for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from wcwidth import wcswidth
+
+from localspec.cli.terminal import layout
+from tests.cli.test_harmless import ARGUMENTS
+from tests.support.daemons import Home, scripted_home
+from tests.support.many import Job, in_a_terminal, in_pipes
+from tests.support.terminal import ESCAPES
+
+WIDTHS = range(44, 201)
+PER_TERMINAL = 150  # commands, which take some seconds together
+# What is printed as it is, on a terminal of any width: scripts, logs, paths, records, code.
+VERBATIM = (
+    "--json",
+    "logs",
+    "completion",
+    "history export",
+    "config path",
+    "--path",
+    "--print",
+    "--hook",
+)
+VERBATIM_TOO = (
+    "ask ",
+    "cmd ",
+    "explain ",
+    "complete",
+    "history show -x",
+    "templates show",
+    "--man",
+)
+TITLE = "why is the 缓存 not emptied when a conversation was removed, and where does that happen? "
+
+
+def _lines() -> Iterator[str]:
+    for name, each in ARGUMENTS.items():
+        yield f"{name} --help"
+        yield from (f"{name} {more}".strip() for more in each if "❮" not in more)
+    yield from ("--help", "nothing", "ask --nothing", "show missing-pair", "history show zzz")
+    yield from (
+        "verify builtin",
+        "config set context -5",
+        "config set contxt 5",
+        "pull missing-pair",
+    )
+    yield from ("list --all", "rm missing", "add mine --target /nowhere/at/all.gguf")
+
+
+LINES = [
+    line
+    for line in dict.fromkeys(_lines())
+    if line.endswith("--help")
+    or not (any(each in line for each in VERBATIM) or line.startswith(VERBATIM_TOO))
+]
+
+
+@pytest.fixture(scope="module")
+def lived_in() -> Iterator[Home]:
+    """A home whose daemon has something to tell."""
+    with scripted_home() as home:
+        home.environment["EDITOR"] = "true"
+        for text in (f"say {TITLE * 3}", "say two"):
+            home.chat(text, localspec={"conversation": "new", "kind": "ask"})
+        yield home
+
+
+def job(line: str, width: int = 80) -> Job:
+    words = [*shlex.split(line), *(["say", TITLE] if line.startswith("ask") else [])]
+    return words, {"COLUMNS": str(width)}
+
+
+def lines_of(raw: str) -> list[str]:
+    """As they stand at the end: what a carriage return overwrote was a spinner's."""
+    whole = raw.replace("\r\n", "\n")
+    return [ESCAPES.sub("", line.rsplit("\r", 1)[-1]) for line in whole.split("\n")]
+
+
+def too_wide(line: str, width: int) -> bool:
+    """Whether it could be shorter: a word that is wider than the terminal is left to it."""
+    return wcswidth(line) > width and len(line.removesuffix(" \\").split()) > 1
+
+
+# Each at the narrowest, the usual and two more widths: all of them, among the commands.
+JOBS = [
+    (line, width)
+    for at, line in enumerate(LINES)
+    for width in (44, 80, WIDTHS[7 * at % 157], WIDTHS[(11 * at + 5) % 157])
+]
+
+
+@pytest.mark.parametrize("at", range(0, len(JOBS), PER_TERMINAL))
+def test_no_line_of_any_command_is_wider_than_the_terminal(lived_in: Home, at: int) -> None:
+    jobs = JOBS[at : at + PER_TERMINAL]
+    shown = in_a_terminal(lived_in.environment, [job(*each) for each in jobs], columns=80)
+    for (line, width), raw in zip(jobs, shown, strict=True):
+        wide = [each for each in lines_of(raw) if too_wide(each, width)]
+        assert not wide, (line, width)
+
+
+def words(text: str) -> set[str]:
+    """Without what a table of another form adds: commas, and headings in small letters."""
+    return {word.strip(",").casefold().rstrip("?") for word in text.split()} - {"\\"}
+
+
+def test_no_word_is_broken_that_would_fit(lived_in: Home) -> None:
+    plain = in_pipes(lived_in.environment, [job(line) for line in LINES])
+    for width in (44, 80):
+        jobs = [job(line, width) for line in LINES]
+        shown = in_a_terminal(lived_in.environment, jobs, columns=80)
+        for line, raw, (_, out, err) in zip(LINES, shown, plain, strict=True):
+            if line.startswith("history"):
+                continue  # Markdown is drawn on a terminal, which is told that nothing was found too
+            known = words(out + err)
+            found = words("\n".join(lines_of(raw)))
+            broken = {each for each in found - known if each.isalpha() and each.isascii()}
+            assert not broken, (line, width, broken)
+
+
+# ------------------------------------------------------------------ the layout itself
+
+WORDS = st.text(st.sampled_from("abc`.:缓é"), min_size=1, max_size=12)
+TEXTS = st.lists(WORDS, max_size=40).map(" ".join)
+
+
+@given(text=TEXTS, room=st.integers(12, 200), indent=st.integers(0, 8))
+def test_a_wrapped_text_has_its_words_in_their_order_and_fits(
+    text: str, room: int, indent: int
+) -> None:
+    lines = layout.wrapped(text, room, "- ", " " * indent)
+    assert not [line for line in lines if too_wide(line, room)]
+    assert "".join("".join(lines).split()) == "-" + "".join(text.split())
+    assert len(lines) == 1 or all(line.strip() for line in lines)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(WORDS, TEXTS.map(lambda text: text[:20].strip()), TEXTS), min_size=1, max_size=6
+    ),
+    room=st.none() | st.integers(30, 200),
+)
+def test_a_table_has_every_word_and_no_column_that_is_empty(
+    rows: list[tuple[str, str, str]], room: int | None
+) -> None:
+    head = ("NAME", "NOTHING", "SOME", "WHAT")
+    lines = layout.table([head, *((a, "", b, c) for a, b, c in rows)], room)
+    shown = "\n".join(lines)
+    assert "NOTHING" not in shown
+    assert "nothing" not in shown
+    for row in rows:
+        for word in " ".join(row).split():
+            assert word in shown or "".join(re.split(r"(缓)", word)) in "".join(shown.split())
+    if room is not None:
+        assert not [line for line in lines if too_wide(line, room)]
+
+
+def test_columns_are_aligned_wrapped_or_put_below_as_there_is_room() -> None:
+    rows = [("NAME", "SIZE", "WHAT IT IS"), ("tiny", "1 MiB", "a model that is small " * 2)]
+    rows = [tuple(map(str.strip, row)) for row in rows]  # type: ignore[misc]
+    assert layout.table(rows, None) == [
+        "NAME  SIZE   WHAT IT IS",
+        "tiny  1 MiB  a model that is small a model that is small",
+    ]
+    assert layout.table(rows, 44) == [
+        "NAME  SIZE   WHAT IT IS",
+        "tiny  1 MiB  a model that is small a model",
+        "             that is small",
+    ]
+    assert layout.table(rows, 30) == [
+        "NAME  SIZE",
+        "    WHAT IT IS",
+        "tiny  1 MiB",
+        "    a model that is small a",
+        "    model that is small",
+    ]
+    assert layout.table(rows, 10)[:3] == ["tiny", "size 1 MiB", "    a"]
+
+
+def test_what_is_copied_from_several_lines_is_one_command() -> None:
+    line = "  localspec add mine --target /models/large.gguf --draft /models/small.gguf"
+    shown = layout.wrapped(line, 44)
+    assert shown == [
+        "  localspec add mine --target \\",
+        "      /models/large.gguf --draft \\",
+        "      /models/small.gguf",
+    ]
+    assert shlex.split("\n".join(shown).replace("\\\n", "")) == shlex.split(line)
+    quoted = "  git diff | localspec ask -f 'src/*.py' \"is it complete, and is it right?\""
+    shown = layout.wrapped(quoted, 44)
+    assert shown == [
+        "  git diff | localspec ask -f 'src/*.py' \\",
+        '      "is it complete, and is it right?"',
+    ]
+    told = "They were found on this disk: localspec list --all"
+    assert layout.wrapped(told, 44) == ["They were found on this disk:", "localspec list --all"]
