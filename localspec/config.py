@@ -1,67 +1,159 @@
 """The configuration: defaults, then `config.toml`, then LOCALSPEC_* variables, then flags.
 
-Every value remembers where it came from, so that `localspec config show` can say so.
+Every value remembers where it came from, so that `localspec config show` can say so. What is wrong in the
+file or the environment never stops anybody: it is left out, the rest counts, and `problems` says so.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
+import shlex
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
-from localspec.errors import UsageError
+from msgspec import Meta
+
+from localspec.errors import UsageError, visible
 from localspec.paths import read_file
+from localspec.protocol.settings import (
+    LEAST_CONTEXT,
+    MAX_DRAFTED,
+    Context,
+    FlashAttention,
+    Gpu,
+    KvType,
+    Layers,
+    Limits,
+    Mebibytes,
+    Parallel,
+    SplitMode,
+    Threads,
+    limits,
+)
+
+_SHOWN = 60  # characters of a wrong value in a sentence about it
+_IGNORED = "that is ignored"
+_LONGEST = 4096  # characters of a pair's name: two paths
+
+
+class About(NamedTuple):
+    """What a setting means.
+
+    special: a value with a meaning of its own, and `word`, by which a person may name it. least: the
+    smallest other one. at_once: it counts from now on; the others count from the next question, which
+    loads the pair again.
+    """
+
+    text: str
+    special: int | None = None
+    word: str = ""
+    least: int | None = None
+    at_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is left out.
+
+    `where`: a file, with its line, or a variable. `reason` and `instead`, what is used in its place, are
+    clauses. `cure` is a command. `conflict`: it is right by itself, and another setting excludes it.
+    """
+
+    where: str
+    reason: str
+    instead: str
+    cure: str
+    conflict: bool = False
+
+    @property
+    def what(self) -> str:
+        """In a sentence that can be written anywhere: a file may have anything in it."""
+        said = f"{self.where}: {self.reason}; {self.instead}."
+        return visible(said, lines=False).encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How the daemon behaves. Times in seconds, sizes in MiB where the name says so; 0 means automatic."""
+    """How the daemon behaves. Times in seconds, sizes in MiB where the name says so."""
 
-    pair: str = "builtin"
-    context: int = 0  # tokens that all running requests share
-    parallel: int = 4  # sequences decoded together
-    threads: int = 0
-    gpu_layers: int = -1  # -1: all that fit
-    split_mode: Literal["layer", "row", "none"] = "layer"  # how several GPUs share the target
-    main_gpu: int = 0  # the GPU of the draft, and of everything where nothing is split
-    kv_type: Literal["f16", "q8_0"] = "f16"
-    flash_attention: Literal["auto", "on", "off"] = "auto"
-    exact: bool = False
-    depth: int = -1  # -1: the policy decides; else a fixed number of drafted tokens
-    queue: int = 64  # waiting requests before 503
-    prefix_memory: int = 1024  # MiB for texts that lost their slot; 0: none
-    prefix_disk: int = 2048  # MiB for conversations, to go on after a restart; 0: none
-    idle_unload: float = 900.0  # unload the pair after so long without a request; 0: never
-    watchdog: float = 60.0  # a worker that answers nothing for so long, or stands still, is ended
-    log_prompts: bool = False
-    listen: str = ""  # ADDRESS:PORT for TCP beside the Unix socket; empty: none
-    listen_anywhere: bool = False  # `listen` may be an address that other machines reach
+    pair: Annotated[
+        str,
+        Meta(min_length=1, max_length=_LONGEST),
+        About("the pair that answers"),
+    ] = "builtin"
+    context: Annotated[
+        Context,
+        About("tokens that all running requests share", 0, "auto", least=LEAST_CONTEXT),
+    ] = 0
+    parallel: Annotated[Parallel, About("requests answered together")] = 4
+    threads: Annotated[Threads, About("threads of the CPU", 0, "auto")] = 0
+    gpu_layers: Annotated[Layers, About("layers of the target on the GPU", -1, "all")] = -1
+    split_mode: Annotated[SplitMode, About("how several GPUs share the target")] = "layer"
+    main_gpu: Annotated[Gpu, About("the GPU of the draft, and of what is not split")] = 0
+    kv_type: Annotated[KvType, About("the type of the KV cache's numbers")] = "f16"
+    flash_attention: Annotated[FlashAttention, About("flash attention")] = "auto"
+    exact: Annotated[bool, About("every answer byte-identical with and without a draft")] = False
+    depth: Annotated[
+        int, Meta(ge=-1, le=MAX_DRAFTED), About("tokens drafted at once", -1, "auto")
+    ] = -1
+    queue: Annotated[int, Meta(ge=0, le=100_000), About("requests that may wait", at_once=True)] = (
+        64
+    )
+    prefix_memory: Annotated[Mebibytes, About("MiB of memory for texts to reuse", 0, "none")] = 1024
+    prefix_disk: Annotated[Mebibytes, About("MiB of disk for conversations", 0, "none")] = 2048
+    idle_unload: Annotated[
+        float,
+        Meta(ge=0, le=10_000_000),
+        About("seconds without a question until the pair is unloaded", 0, "never", at_once=True),
+    ] = 900.0
+    watchdog: Annotated[
+        float,
+        Meta(ge=1, le=86_400),
+        About("seconds until an engine that does not answer is ended"),
+    ] = 60.0
+    log_prompts: Annotated[bool, About("prompts in the daemon's log", at_once=True)] = False
+    listen: Annotated[str, About("ADDRESS:PORT for TCP beside the socket", at_once=True)] = ""
+    listen_anywhere: Annotated[
+        bool, About("whether `listen` may be reached from other machines", at_once=True)
+    ] = False
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
+    problems: tuple[Problem, ...] = field(default=(), compare=False)
 
 
-_LIMITS: dict[str, tuple[float, float]] = {
-    "context": (0, 1 << 24),
-    "parallel": (1, 64),
-    "threads": (0, 1024),
-    "gpu_layers": (-1, 10_000),
-    "main_gpu": (0, 15),
-    "depth": (-1, 64),
-    "queue": (0, 100_000),
-    "prefix_memory": (0, 1 << 24),
-    "prefix_disk": (0, 1 << 24),
-    "idle_unload": (0, 10_000_000),
-    "watchdog": (1, 86_400),
-}
-_CHOICES = {
-    "kv_type": ("f16", "q8_0"),
-    "split_mode": ("layer", "row", "none"),
-    "flash_attention": ("auto", "on", "off"),
-}
 _DEFAULTS = Config()
-KEYS = tuple(f.name for f in fields(Config) if f.name != "origin")
+KEYS = tuple(f.name for f in fields(Config) if f.name not in ("origin", "problems"))
+TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    return get_type_hints(Config, include_extras=True)
+
+
+def about(key: str) -> About:
+    """What the setting `key` means."""
+    found: About = _kinds()[key].__metadata__[-1]
+    return found
+
+
+def values(key: str) -> tuple[str, ...]:
+    """What can be typed for `key`, where that can be listed; of numbers those that have a name."""
+    if isinstance(getattr(_DEFAULTS, key), bool):
+        return ("true", "false")
+    return _limits(key).choices or ((about(key).word,) if about(key).word else ())
+
+
+def _limits(key: str) -> Limits:
+    return limits(_kinds()[key])
+
+
+# ---------------------------------------------------------------------------- one value
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
@@ -76,84 +168,210 @@ def host_and_port(listen: str) -> tuple[str, int]:
     host = "127.0.0.1" if host == "localhost" else host
     six = host.startswith("[") and host.endswith("]")
     address = (ipaddress.IPv6Address if six else ipaddress.IPv4Address)(host.strip("[]"))
-    if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16):
         raise ValueError(listen)
     return str(address), int(port)
 
 
-def _checked(key: str, value: Any, where: str) -> Any:
-    """`value` as the type of `key`, or a UsageError that names key, place and what is allowed."""
+def checked(key: str, value: Any) -> Any:
+    """`value` as the type of `key`.
+
+    Raises:
+        ValueError: a clause that names the key and what is allowed.
+    """
     if key not in KEYS:
-        known = ", ".join(KEYS)
-        raise UsageError(f"{where}: unknown key '{key}'; the keys are {known}.")
-    default = getattr(_DEFAULTS, key)
-    if isinstance(default, float) and type(value) is int:
+        raise ValueError(f"there is no setting '{_short(key)}'{_near(key)}")
+    default, said = getattr(_DEFAULTS, key), about(key)
+    if isinstance(value, str) and said.word and value.lower() == said.word:
+        value = said.special
+    if isinstance(default, float) and type(value) is int and abs(value) < 1 << 53:
         value = float(value)
     if type(value) is not type(default):
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-        raise UsageError(f"{where}: '{key}' must be {kind[type(default)]}, not {value!r}.")
-    if key in _LIMITS:
-        low, high = _LIMITS[key]
-        if not low <= value <= high:  # also refuses NaN
-            raise UsageError(f"{where}: '{key}' must be between {low} and {high}, not {value}.")
-    if key in _CHOICES and value not in _CHOICES[key]:
-        raise UsageError(f"{where}: '{key}' must be one of {', '.join(_CHOICES[key])}.")
+        raise ValueError(f"'{key}' must be {kind[type(default)]}, not {_short(repr(value))}")
+    if isinstance(value, str):
+        return _checked_text(key, value)
+    allowed = _limits(key)
+    low = said.least if said.least is not None and value != said.special else allowed.low
+    if low is not None and allowed.high is not None and not low <= value <= allowed.high:  # or NaN
+        special = f"{said.special} ({said.word}) or " if said.least is not None else ""
+        raise ValueError(
+            f"'{key}' must be {special}between {low} and {allowed.high}, not {_short(repr(value))}"
+        )
+    return value
+
+
+def _checked_text(key: str, value: str) -> str:
+    choices = _limits(key).choices
+    if choices and value not in choices:
+        raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {_short(repr(value))}")
+    if value != visible(value, lines=False) or any("\ud800" <= sign <= "\udfff" for sign in value):
+        raise ValueError(f"'{key}' has a character that cannot be shown: {_short(ascii(value))}")
+    if key == "pair" and not 0 < len(value) <= _LONGEST:
+        raise ValueError("'pair' must be a pair's name or a file; the default is 'builtin'")
+    if key == "pair" and value in ("default", "localspec"):
+        raise ValueError(f"'pair' cannot be '{value}', which means the configured pair")
     if key == "listen" and value:
         try:
             host_and_port(value)
         except ValueError:
-            raise UsageError(
-                f"{where}: 'listen' must be an address and a port, such as 127.0.0.1:8080 or "
-                f"[::1]:8080, not {value!r}."
+            raise ValueError(
+                "'listen' must be an address and a port, such as 127.0.0.1:8080 or [::1]:8080, "
+                f"not {_short(repr(value))}"
             ) from None
     return value
 
 
-def from_text(key: str, text: str, where: str) -> Any:
-    """The value of an environment variable or an argument, read by the type of its key.
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
-    Raises:
-        UsageError: naming `where`, the key and what is allowed.
-    """
+
+def _near(key: str) -> str:
+    near = difflib.get_close_matches(key[:_SHOWN], KEYS, 1)
+    return f"; did you mean '{near[0]}'?" if near else "; localspec config shows all there are"
+
+
+def parsed(key: str, text: str) -> Any:
+    """What an environment variable or an argument means by the type of its key; it is not checked."""
     default = getattr(_DEFAULTS, key) if key in KEYS else ""
+    value: Any = text
     try:
         if isinstance(default, bool):
-            value: Any = {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+            value = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}[text.lower()]
         else:
             value = type(default)(text)
     except (KeyError, ValueError):
-        value = text
-    return _checked(key, value, where)
+        pass
+    return value
+
+
+# ---------------------------------------------------------------------------- all of them
 
 
 def load_config(
-    file: Path, environ: Mapping[str, str] = os.environ, flags: Mapping[str, Any] | None = None
+    file: Path,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Any] | None = None,
+    last: Config = _DEFAULTS,
+    data: bytes | None = None,
 ) -> Config:
-    """Read the configuration.
+    """Read the configuration. Where a value is wrong, that of `last` stays. `data`: the file's, instead.
 
     Raises:
-        UsageError: naming the file (with TOML's line), variable or flag, the key and what is allowed.
+        UsageError: a flag is wrong; it names the flag and what is allowed.
     """
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    try:
-        table = tomllib.loads(read_file(file).decode())
-    except FileNotFoundError:
-        table = {}
-    except OSError as error:
-        raise UsageError(
-            f"The configuration {file} cannot be read ({error.strerror}); make it a file that you "
-            "can read, or remove it."
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: {error}.") from error
+    table, problems = _read(file, data)
+
+    def take(key: str, value: Any, where: str, cure: str) -> None:
+        try:
+            values[key], origin[key] = checked(key, value), where
+        except ValueError as error:
+            problems.append(Problem(where, str(error), _instead(key, last), cure))
+            if key in KEYS:
+                values[key] = getattr(last, key)
+
     for key, value in table.items():
-        values[key], origin[key] = _checked(key, value, str(file)), str(file)
+        take(key, value, str(file), f"localspec config unset {shlex.quote(key)}")
     for key in KEYS:
         variable = f"LOCALSPEC_{key.upper()}"
         if variable in environ:
-            values[key] = from_text(key, environ[variable], variable)
-            origin[key] = variable
+            take(key, parsed(key, environ[variable]), variable, f"unset {variable}")
     for key, value in (flags or {}).items():
-        values[key], origin[key] = _checked(key, value, f"--{key.replace('_', '-')}"), "flag"
-    return Config(**values, origin=origin)
+        try:
+            values[key], origin[key] = checked(key, value), "flag"
+        except ValueError as error:
+            raise UsageError(f"--{key.replace('_', '-')}: {error}.") from None
+    return _consistent(Config(**values, origin=origin, problems=tuple(problems)))
+
+
+def _instead(key: str, last: Config) -> str:
+    return f"{getattr(last, key)!r} is used instead" if key in KEYS else _IGNORED
+
+
+def _consistent(config: Config) -> Config:
+    """Without the values that exclude each other.
+
+    Raises:
+        UsageError: a flag is one of them.
+    """
+    for key, reason in conflicts(config):
+        where = config.origin.get(key, "default")
+        if where == "flag":
+            raise UsageError(f"{reason[:1].upper()}{reason[1:]}.")
+        cure = (
+            f"unset {where}" if where.startswith("LOCALSPEC_") else f"localspec config unset {key}"
+        )
+        default = getattr(_DEFAULTS, key)
+        problem = Problem(where, reason, _instead(key, _DEFAULTS), cure, conflict=True)
+        config = replace(config, **{key: default}, problems=(*config.problems, problem))
+    return config
+
+
+def conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    """Settings that another one excludes: the key that gives way, and why."""
+    if config.listen and not config.listen_anywhere:
+        import ipaddress
+
+        if not ipaddress.ip_address(host_and_port(config.listen)[0]).is_loopback:
+            yield (
+                "listen",
+                f"{config.listen} can be reached from other machines, and what is said there is not "
+                "encrypted: use 127.0.0.1, or set listen_anywhere (--listen-anywhere) if that is "
+                "what you want",
+            )
+    if config.kv_type == "q8_0" and config.flash_attention == "off":
+        yield "kv_type", "'kv_type' q8_0 needs 'flash_attention' auto or on"
+
+
+# ---------------------------------------------------------------------------- the file
+
+
+def _read(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Problem]]:
+    """What config.toml says, and what in it says nothing."""
+    edit = "localspec config edit"
+    try:
+        data = read_file(file) if data is None else data
+    except FileNotFoundError:
+        return {}, []
+    except OSError as error:
+        away = f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.old')}"
+        return {}, [Problem(str(file), f"it cannot be read ({error.strerror})", _IGNORED, away)]
+    text = as_text(data)
+    try:
+        return tomllib.loads(text), []
+    except (tomllib.TOMLDecodeError, RecursionError):
+        pass
+    table: dict[str, Any] = {}
+    problems = []
+    tables: dict[str, int] = {}  # whose lines, after them, are no settings
+    for number, line in enumerate(text.split("\n"), 1):
+        if header := re.match(r"\s*\[\[?\s*[\"']?([^\]\"'.]*)", line):
+            tables.setdefault(header[1].strip(), number)
+        if tables:
+            continue
+        try:
+            entries, reason = tomllib.loads(line), ""
+            if twice := [key for key in entries if key in table]:
+                reason = f"'{twice[0]}' is set twice"
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            entries, reason = {}, re.sub(r" \(at .*\)$", "", str(error))
+        if not reason:
+            table.update(entries)
+            continue
+        key = re.match(r"\s*([A-Za-z0-9_-]+)\s*=", line)
+        cure = f"localspec config unset {key[1]}" if key else edit
+        problems.append(Problem(f"{file}, line {number}", reason, _IGNORED, cure))
+    for name, number in tables.items():
+        reason, cure = (
+            f"there is no setting '{name}'",
+            f"localspec config unset {shlex.quote(name)}",
+        )
+        problems.append(Problem(f"{file}, line {number}", reason, _IGNORED, cure if name else edit))
+    return table, problems or [Problem(str(file), "it is not TOML", _IGNORED, edit)]
+
+
+def as_text(data: bytes) -> str:
+    """A file's text; bytes that are no UTF-8 stay what they are, and no value can have them."""
+    return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")

@@ -57,6 +57,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatChunk", "chat.completion.chunk", answers.ChunkChoice),
     completion("TextCompletion", "text_completion", answers.TextChoice),
     answers.ErrorBody,
+    answers.Configured,
     answers.ModelList,
     answers.PairStatus,
     answers.Status,

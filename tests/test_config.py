@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from localspec.config import Config, load_config
-from localspec.errors import UsageError
+from localspec import config
+from localspec.config import KEYS, Config, load_config
+from localspec.errors import UsageError, visible
+from localspec.protocol.frames import EngineSettings, Speculative
+from localspec.protocol.settings import limits
 
 
 @pytest.fixture
@@ -22,37 +29,73 @@ def test_no_file_means_the_defaults(file: Path) -> None:
 
 def test_flags_win_over_variables_over_the_file(file: Path) -> None:
     file.write_text('pair = "a"\nparallel = 2\nqueue = 3\n')
-    config = load_config(file, {"LOCALSPEC_PARALLEL": "5", "LOCALSPEC_QUEUE": "6"}, {"queue": 7})
-    assert (config.pair, config.parallel, config.queue) == ("a", 5, 7)
-    assert config.origin == {"pair": str(file), "parallel": "LOCALSPEC_PARALLEL", "queue": "flag"}
+    found = load_config(file, {"LOCALSPEC_PARALLEL": "5", "LOCALSPEC_QUEUE": "6"}, {"queue": 7})
+    assert (found.pair, found.parallel, found.queue) == ("a", 5, 7)
+    assert found.origin == {"pair": str(file), "parallel": "LOCALSPEC_PARALLEL", "queue": "flag"}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "words", "cure"),
     [
-        ("paralel = 2", "unknown key 'paralel'"),
-        ('parallel = "2"', "'parallel' must be a whole number, not '2'"),
-        ("parallel = true", "'parallel' must be a whole number, not True"),
-        ("parallel = 0", "'parallel' must be between 1 and 64, not 0"),
-        ("watchdog = nan", "'watchdog' must be between 1 and 86400, not nan"),
-        ('kv_type = "q4"', "'kv_type' must be one of f16, q8_0"),
-        ("exact = 1", "'exact' must be true or false, not 1"),
-        ("pair = ", "Invalid value"),
-        ('pair = "a"\nparallel == 2', "line 2"),
+        ("paralel = 2", "no setting 'paralel'; did you mean 'parallel'?", "unset paralel"),
+        ('parallel = "2"', "'parallel' must be a whole number, not '2'; 4 is used", "unset p"),
+        ("parallel = true", "'parallel' must be a whole number, not True", "unset parallel"),
+        ("parallel = 0", "'parallel' must be between 1 and 64, not 0", "unset parallel"),
+        ("context = 8", "must be 0 (auto) or between 256 and 16777216, not 8", "unset context"),
+        ("watchdog = nan", "'watchdog' must be between 1 and 86400, not nan", "unset watchdog"),
+        ('kv_type = "q4"', "'kv_type' must be one of f16, q8_0", "unset kv_type"),
+        ("exact = 1", "'exact' must be true or false, not 1", "unset exact"),
+        ('pair = ""', "'pair' must be a pair's name or a file", "unset pair"),
+        ('pair = "default"', "'pair' cannot be 'default'", "unset pair"),
+        ("pair = ", ", line 1: Invalid value; that is ignored", "unset pair"),
+        ('pair = "a"\nparallel == 2', ", line 2: Invalid value", "unset parallel"),
+        ("queue = 1\nqueue = 2", ", line 2: 'queue' is set twice", "unset queue"),
+        ("hello", ", line 1: Expected '='", "config edit"),
+        ('listen = "0.0.0.0:80"', "can be reached from other machines", "unset listen"),
+        ('kv_type = "q8_0"\nflash_attention = "off"', "needs 'flash_attention'", "unset kv_type"),
+        ("[engine]\ncontext = 512", "no setting 'engine'", "unset engine"),
     ],
 )
-def test_a_wrong_file_is_named_with_key_and_limit(file: Path, text: str, words: str) -> None:
+def test_a_wrong_file_is_named_with_key_limit_and_cure(
+    file: Path, text: str, words: str, cure: str
+) -> None:
     file.write_text(text)
-    with pytest.raises(UsageError) as caught:
-        load_config(file, {})
-    assert str(file) in caught.value.message
-    assert words in caught.value.message
+    (problem,) = load_config(file, {}).problems
+    assert problem.what.startswith(str(file))
+    assert words in problem.what
+    assert cure in problem.cure
 
 
-def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
-    file.write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="utf-8"):
-        load_config(file, {})
+def test_one_wrong_line_costs_no_other(file: Path) -> None:
+    file.write_text('pair = "a"\ncontext = 8\nparallel = many\nqueue = 7\n')
+    found = load_config(file, {})
+    assert (found.pair, found.context, found.parallel, found.queue) == ("a", 0, 4, 7)
+    assert len(found.problems) == 2
+
+
+def test_a_wrong_value_leaves_the_last_good_one(file: Path) -> None:
+    file.write_text("context = 8\nqueue = 7\n")
+    found = load_config(file, {}, last=Config(context=512, queue=3, parallel=9))
+    assert (found.context, found.queue, found.parallel) == (512, 7, 4)
+    assert "512 is used instead" in found.problems[0].what
+
+
+def test_a_file_that_cannot_be_read_is_told_with_how_to_put_it_away(file: Path) -> None:
+    file.mkdir()
+    (problem,) = load_config(file, {}).problems
+    assert problem.cure == f"mv {file} {file}.old"
+
+
+def test_what_is_no_text_is_told(file: Path) -> None:
+    file.write_bytes(b"queue = 3\npair = '\xff'\n# \xff\n")
+    found = load_config(file, {})
+    assert (found.queue, found.pair) == (3, "builtin")
+    assert "has a character that cannot be shown" in found.problems[0].what
+
+
+def test_a_byte_order_mark_is_none_of_ours(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbfqueue = 3\n")
+    assert load_config(file, {}).queue == 3
 
 
 @pytest.mark.parametrize(
@@ -60,28 +103,113 @@ def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
     [
         ("exact", "true", True),
         ("exact", "0", False),
+        ("exact", "ON", True),
         ("watchdog", "2.5", 2.5),
         ("idle_unload", "30", 30.0),
+        ("idle_unload", "never", 0.0),
         ("depth", "-1", -1),
+        ("depth", "auto", -1),
+        ("gpu_layers", "all", -1),
         ("pair", "7", "7"),
     ],
 )
 def test_variables_are_read_by_the_type_of_their_key(
     file: Path, variable: str, text: str, value: Any
 ) -> None:
-    config = load_config(file, {f"LOCALSPEC_{variable.upper()}": text})
-    assert getattr(config, variable) == value
+    found = load_config(file, {f"LOCALSPEC_{variable.upper()}": text})
+    assert not found.problems
+    assert getattr(found, variable) == value
 
 
 @pytest.mark.parametrize(
-    ("variable", "text"), [("exact", "maybe"), ("queue", "x"), ("queue", "-1")]
+    ("variable", "text"), [("exact", "maybe"), ("queue", "x"), ("queue", "-1"), ("queue", "9" * 99)]
 )
 def test_a_wrong_variable_is_named(file: Path, variable: str, text: str) -> None:
     name = f"LOCALSPEC_{variable.upper()}"
-    with pytest.raises(UsageError, match=f"{name}: '{variable}' must be"):
-        load_config(file, {name: text})
+    (problem,) = load_config(file, {name: text}).problems
+    assert problem.what.startswith(f"{name}: '{variable}' must be")
+    assert problem.cure == f"unset {name}"
 
 
 def test_a_wrong_flag_is_named_as_it_was_typed(file: Path) -> None:
     with pytest.raises(UsageError, match="--idle-unload: 'idle_unload' must be"):
         load_config(file, {}, {"idle_unload": -1})
+    with pytest.raises(UsageError, match="can be reached from other machines"):
+        load_config(file, {}, {"listen": "0.0.0.0:80"})
+
+
+def test_a_setting_has_one_definition_of_its_limits() -> None:
+    """What the configuration accepts, the engine's settings and a request accept too, and no more."""
+    hints = config._kinds()
+    engine = {each.name: each.type for each in msgspec.structs.fields(EngineSettings)}
+    for ours, theirs in {
+        "context": "n_ctx",
+        "threads": "n_threads",
+        "gpu_layers": "n_gpu_layers",
+        "split_mode": "split_mode",
+        "main_gpu": "main_gpu",
+        "flash_attention": "flash_attention",
+        "kv_type": "type_kv",
+    }.items():
+        assert limits(hints[ours]) == limits(engine[theirs]), ours
+    assert {each.name for each in msgspec.structs.fields(Speculative)} >= {"depth"}
+
+
+# --- whatever there is
+
+
+anything = (
+    st.integers(-(1 << 70), 1 << 70)
+    | st.integers(-2, 300)
+    | st.floats()
+    | st.booleans()
+    | st.text(max_size=20)
+    | st.sampled_from(["f16", "q8_0", "on", "off", "auto", "all", "0.0.0.0:80", "127.0.0.1:0"])
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), anything), st.sampled_from(["text", "value"]))
+def test_of_any_values_what_is_right_counts_and_what_is_wrong_is_told(
+    tmp_path_factory: pytest.TempPathFactory, given_: dict[str, Any], how: str
+) -> None:
+    if how == "text":
+        variables = {f"LOCALSPEC_{key.upper()}": str(value) for key, value in given_.items()}
+        found = load_config(tmp_path_factory.getbasetemp() / "none", variables)
+    else:
+        flags: dict[str, Any] = {}
+        for key, value in given_.items():
+            try:
+                flags[key] = config.checked(key, value)
+            except ValueError as error:
+                said = str(error)
+            else:
+                said = key
+            assert key in said
+            assert said == visible(said, lines=False)
+        found = Config(**flags)
+        for key, _ in config.conflicts(found):
+            assert key in given_
+    for key in KEYS:
+        value = getattr(found, key)
+        assert config.checked(key, value) == value
+
+
+@given(
+    st.binary(max_size=200)
+    | st.lists(
+        st.sampled_from(
+            [*(f"{key} = " for key in KEYS), "x.y=1", "[t]", "[[t]]", "#", '"""']
+        ).flatmap(lambda start: st.text(max_size=8).map(lambda rest: start + rest)),
+        max_size=8,
+    ).map(lambda lines: "\n".join(lines).encode("utf-8", "surrogatepass"))
+)
+def test_of_any_file_there_is_a_configuration(data: bytes) -> None:
+    found = load_config(Path("/nowhere/config.toml"), {}, data=data)
+    for key in KEYS:
+        assert config.checked(key, getattr(found, key)) == getattr(found, key)
+    for problem in found.problems:
+        assert problem.cure
+        problem.what.encode()  # can be sent
+        assert problem.what == visible(problem.what, lines=False)
+    if not found.problems and data.isascii():
+        tomllib.loads(data.decode())

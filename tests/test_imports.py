@@ -48,7 +48,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "purpose": (set(), "as compatibility"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
     "paths": ({"errors"}, "client and daemon must find each other without further machinery"),
-    "config": ({"errors", "paths"}, "a setting is data, whoever reads it"),
+    "config": ({"errors", "paths", "protocol"}, "a setting is data, whoever reads it"),
     "protocol": (set(), "both ends share it; a wire format must not depend on either end"),
     "client": (
         {"errors", "paths"},

@@ -149,11 +149,7 @@ def _gpu_settings(here: Machine) -> Iterator[Finding]:
     if machine.hidden(here.host):
         what = "CUDA_VISIBLE_DEVICES hides every GPU."
         yield Finding("GPU", "note", what, "unset CUDA_VISIBLE_DEVICES, then localspec stop")
-    try:
-        layers = load_config(here.paths.config_file, here.host.env).gpu_layers
-    except LocalspecError:
-        return  # told below
-    if layers == 0:
+    if load_config(here.paths.config_file, here.host.env).gpu_layers == 0:
         what = "gpu_layers is 0, so the GPU stays unused."
         yield Finding("GPU", "note", what, "localspec config set gpu_layers -1")
 
@@ -177,11 +173,11 @@ def _folders(paths: Paths) -> Iterator[Finding]:
         if not os.access(nearest, os.W_OK | os.X_OK):
             cure = f"chmod u+rwx {nearest}, or export LOCALSPEC_HOME=ANOTHER-FOLDER"
             yield Finding("folders", "bad", f"{nearest} cannot be written.", cure)
-    try:
-        load_config(paths.config_file)
+    problems = load_config(paths.config_file).problems
+    for problem in problems:
+        yield Finding("config", "bad", problem.what, problem.cure)
+    if not problems:
         yield Finding("config", "ok", "The configuration can be read.")
-    except LocalspecError as error:
-        yield Finding("config", "bad", error.message, "localspec config edit")
 
 
 def _existing(folder: Path) -> Path:
@@ -218,8 +214,15 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
         # What pip built took no flags for this machine; scripts/setup has tried what it built.
         cure = f"a newer compiler, then {again}" if machine.CHECKOUT else again
         yield Finding("engine", "note", what, cure)
+    known = {each.what for each in load_config(here.paths.config_file).problems}
     for problem in status.get("problems", []):
-        yield Finding("files", "bad", problem, "correct that file; it is read again at once")
+        if problem.endswith("TCP is not served."):
+            yield Finding("tcp", "bad", problem, "localspec config unset listen")
+        elif problem.startswith((str(here.paths.config_file), "LOCALSPEC_")):
+            if problem not in known:  # of the daemon's environment, or of what the file was
+                yield Finding("daemon", "bad", problem, "localspec stop && localspec start")
+        else:
+            yield Finding("files", "bad", problem, "correct that file; it is read again at once")
 
 
 def _disk(here: Machine) -> Iterator[Finding]:

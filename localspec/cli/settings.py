@@ -1,40 +1,73 @@
-"""Reading and changing config.toml, keeping its comments."""
+"""Reading and changing config.toml, keeping its comments, and telling the daemon."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import fcntl
 import json
 import os
 import re
-import tempfile
-import tomllib
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from localspec import config, files
 from localspec.cli import inputs
 from localspec.cli.terminal import render
+from localspec.client.api import Client
 from localspec.client.pairs import PairsClient
-from localspec.errors import NoDaemon, UsageError
+from localspec.errors import LocalspecError, NoAnswer, NoDaemon, UsageError
 from localspec.paths import default_paths, read_file
 
 _HEAD = "# The configuration of localspec; `localspec config` shows every key with its value.\n\n"
+# What they cost here, or whether they can be had, the daemon alone can say: one is started for it.
+_ASKED = ("context", "kv_type", "parallel", "listen", "listen_anywhere")
 
 
 def show(*, as_json: bool = False) -> None:
-    """Every key, its value and its origin."""
+    """Every key, its value and its origin; what is wrong in the file on stderr."""
     loaded = config.load_config(default_paths().config_file)
     values = {key: getattr(loaded, key) for key in config.KEYS}
+    origins = {key: loaded.origin.get(key, "default") for key in config.KEYS}
     if as_json:
-        origins = {key: loaded.origin.get(key, "default") for key in config.KEYS}
         render.record({k: {"value": v, "origin": origins[k]} for k, v in values.items()})
-        return
-    rows = [["KEY", "VALUE", "FROM"]]
-    rows += [
-        [key, _toml(value), loaded.origin.get(key, "default")] for key, value in values.items()
-    ]
-    render.table(rows)
+    else:
+        rows = [["KEY", "VALUE", "FROM"]]
+        render.table(rows + [[key, _toml(value), origins[key]] for key, value in values.items()])
+    _tell_problems(loaded)
+
+
+def get(key: str) -> None:
+    """One value, as it counts here.
+
+    Raises:
+        UsageError: there is no such key.
+    """
+    loaded = config.load_config(default_paths().config_file)
+    _known(key)
+    value = getattr(loaded, key)
+    render.line(value if isinstance(value, str) else _toml(value))
+
+
+def _tell_problems(loaded: config.Config) -> None:
+    for problem in loaded.problems:
+        render.error(f"{problem.what} To correct it: {problem.cure}")
+
+
+def _known(key: str) -> None:
+    if key not in config.KEYS:
+        _checked(key, "")
+
+
+def _checked(key: str, text: str) -> Any:
+    """Raises UsageError: what is allowed."""
+    try:
+        return config.checked(key, config.parsed(key, text))
+    except ValueError as error:
+        said = str(error)
+        raise UsageError(f"{said[:1].upper()}{said[1:]}.") from None
 
 
 def _toml(value: Any) -> str:
@@ -43,36 +76,125 @@ def _toml(value: Any) -> str:
 
 
 def change(key: str, text: str | None) -> None:
-    """Set `key` in the file, or take it out with `text` None.
+    """Set `key` in the file, or take it out with `text` None; a daemon uses it when this returns.
 
     Raises:
-        UsageError: the key or value is wrong, or the file was before; nothing was changed.
+        UsageError: the key or value is wrong, or does not go with the others; nothing was changed.
     """
     file = default_paths().config_file
-    loaded = config.load_config(file, environ={})  # refuses a file that is wrong already
-    value = None if text is None else config.from_text(key, text, "localspec config set")
-    if key == "pair" and value is not None:
-        value = inputs.pair(value)
+    value = None if text is None else _wanted(key, text)
+    with _alone(file):
+        old = _bytes_of(file)
+        new = changed(config.as_text(old), key, value).encode("utf-8", "surrogateescape")
+        if new == old and value is None:
+            _known(key)
+        before = _loaded(file, old)
+        after = _loaded(file, new)
+        _refuse(file, before, after, key, value)
+        if new != old:
+            _write(file, new)
+    told = _tell(key)
+    if told and after.listen and key in ("listen", "listen_anywhere") and not told["listen"]:
+        with _alone(file):
+            _write(file, old)
+        _tell(key)
+        raise UsageError(f"{' '.join(told['problems'])} Nothing was changed.")
+    _say(key, before, after, told)
+
+
+def _loaded(file: Path, data: bytes) -> config.Config:
+    return config.load_config(file, {}, data=data)
+
+
+def _wanted(key: str, text: str) -> Any:
+    """The value to set. Raises UsageError: nobody can use it."""
+    value = _checked(key, text)
+    if key == "pair":
+        value = _checked(key, inputs.pair(value))
         _check_pair(value)
-    if key not in config.KEYS:
-        config.from_text(key, "", "localspec config set")
-    old = read_file(file).decode() if file.exists() else ""
-    new = changed(old, key, value)
-    wanted = {name: getattr(loaded, name) for name in loaded.origin if name != key}
-    if value is not None:
-        wanted[key] = value
-    if tomllib.loads(new) != wanted:
+    if key == "threads" and value > (cores := _cores()):
+        raise UsageError(
+            f"This machine has {cores} cores, and more threads than cores wait for each other: "
+            f"'threads' must be 0 (auto) or between 1 and {cores}, not {value}."
+        )
+    return value
+
+
+def _cores() -> int:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return allowed or 1
+
+
+def _refuse(file: Path, before: config.Config, after: config.Config, key: str, value: Any) -> None:
+    """Raises UsageError: the file would say something else than was wanted, or that goes with nothing."""
+    known = {problem.reason for problem in before.problems}
+    fresh = [each.reason for each in after.problems if each.conflict and each.reason not in known]
+    if fresh:
+        reason = fresh[0]
+        raise UsageError(f"{reason[:1].upper()}{reason[1:]}.")
+    others = [each for each in config.KEYS if each != key]
+    if any(getattr(before, each) != getattr(after, each) for each in others) or (
+        value is not None and getattr(after, key) != value
+    ):
         raise UsageError(
             f"{file} is written in a way that is better edited by hand: localspec config edit"
         )
-    _write(file, new)
+
+
+def _tell(key: str) -> dict[str, Any] | None:
+    """Have the daemon read the file; None where there is none, or one that cannot."""
+    try:
+        return Client(autostart=key in _ASKED).configure()
+    except NoAnswer:
+        render.error("The daemon does not answer: localspec doctor")
+    except NoDaemon as error:
+        if key in _ASKED:
+            render.error(error.message)
+    except LocalspecError as error:
+        render.error(f"The running daemon could not be told: {error.message}")
+    return None
+
+
+def _say(
+    key: str, before: config.Config, after: config.Config, told: dict[str, Any] | None
+) -> None:
+    """What has changed, from when, and what it costs."""
+    if key in config.KEYS:
+        was, now = (_shown(key, getattr(each, key)) for each in (before, after))
+        changes = f"{was} → {now}" if was != now else f"{now}, as before"
+        render.line(f"{key}: {changes}. {_from_when(key, told)}")
+    else:
+        render.line(f"{key} is no longer in the file.")
+    _tell_problems(after)
+    for note in told["notes"] if told and key in _ASKED else []:
+        render.note(f"Note: {note}")
     variable = f"LOCALSPEC_{key.upper()}"
+    where = (told or {}).get("origin", {}).get(key)
     if variable in os.environ:
         render.error(f"{variable} is set in this environment and comes before the file.")
-    if key != "pair":
-        render.dim(
-            "The daemon uses it when it loads a pair anew: localspec stop && localspec start"
+    elif where:
+        how = "--listen" if where == "flag" else where
+        render.error(
+            f"The running daemon was started with {how}, which comes before the file: "
+            "localspec stop && localspec start"
         )
+
+
+def _shown(key: str, value: Any) -> str:
+    said = config.about(key)
+    if said.word and value == said.special:
+        return f"{said.special} ({said.word})"
+    return _toml(value) if value == "" or not isinstance(value, str) else value
+
+
+def _from_when(key: str, told: dict[str, Any] | None) -> str:
+    if told is None:
+        return "It applies when the daemon starts, which the next question does."
+    if key in ("listen", "listen_anywhere"):
+        if told["listen"]:
+            return f"The daemon listens on {told['listen']}; the token is in {told['token_file']}."
+        return "The daemon listens on its own socket only."
+    return "It applies now." if config.about(key).at_once else "It applies from the next question."
 
 
 def _check_pair(name: str) -> None:
@@ -91,7 +213,7 @@ def _check_pair(name: str) -> None:
     except NoDaemon:
         render.dim(f"No daemon runs to ask whether there is a pair '{name}'.")
         return
-    here = {each["name"]: each["here"] for each in listed}
+    here = {name: each["here"] for each in listed for name in (each["name"], *each["aliases"])}
     if name not in here:
         close = difflib.get_close_matches(name, here, 1)
         meant = f"did you mean {close[0]}?" if close else "to see them: localspec list --all"
@@ -101,26 +223,63 @@ def _check_pair(name: str) -> None:
 
 
 def changed(old: str, key: str, value: Any) -> str:
-    """The file's text with one line changed, added or taken out; everything else as it was."""
+    """The file's text with one key's line changed, added or taken out; everything else as it was."""
+    top, tables = _divided(old)
+    name = rf"[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*"
     line = re.compile(
-        rf"^[ \t]*{re.escape(key)}[ \t]*=[^\n#]*(?P<comment>#[^\n]*)?\n?", re.MULTILINE
+        rf"^{name}=[ \t]*(?:\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\n#]*)[ \t]*(?P<comment>#[^\n]*)?[^\n]*\n?",
+        re.MULTILINE,
     )
-    match = line.search(old)
+    match = line.search(top)
     if value is None:
-        return old[: match.start()] + old[match.end() :] if match else old
+        inner = re.compile(rf"^{name}\.[^\n]*\n?", re.MULTILINE)
+        table = re.compile(
+            rf"^[ \t]*\[\[?{name}[\].][^\n]*\n?(?:(?![ \t]*\[)[^\n]*\n?)*", re.MULTILINE
+        )
+        return inner.sub("", line.sub("", top)) + table.sub("", tables)
     comment = f"  {match['comment']}" if match and match["comment"] else ""
     entry = f"{key} = {_toml(value)}{comment}\n"
     if match:
-        return old[: match.start()] + entry + old[match.end() :]
-    start = old if not old or old.endswith("\n") else f"{old}\n"
-    return f"{start or _HEAD}{entry}"
+        return top[: match.start()] + entry + line.sub("", top[match.end() :]) + tables
+    start = top if not top or top.endswith("\n") else f"{top}\n"
+    return f"{start or _HEAD}{entry}{tables}"
 
 
-def _write(file: Path, text: str) -> None:
+def _divided(text: str) -> tuple[str, str]:
+    """What stands before the first table, where all keys belong, and the rest."""
+    found = re.search(r"^[ \t]*\[", text, re.MULTILINE)
+    return (text[: found.start()], text[found.start() :]) if found else (text, "")
+
+
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Nobody else changes the file in the block: of two at once, each keeps what the other wrote."""
+    folder = file.resolve().parent  # a link into somebody's dotfiles stays one
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a network's folder that knows no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _bytes_of(file: Path) -> bytes:
+    """Raises UsageError: it cannot be read, so nothing of it can be kept."""
+    try:
+        return read_file(file)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}. See: localspec doctor"
+        ) from error
+
+
+def _write(file: Path, data: bytes) -> None:
     """In one step: the daemon watches the file and must not read half of it."""
-    file = file.resolve()  # a link into somebody's dotfiles stays one
-    file.parent.mkdir(parents=True, exist_ok=True)
-    files.write_whole(file, text.encode())
+    files.write_whole(file.resolve(), data)
 
 
 def edit() -> None:
@@ -130,27 +289,24 @@ def edit() -> None:
         UsageError: it was left as it is, because the copy is wrong.
     """
     file = default_paths().config_file
-    old = read_file(file).decode() if file.exists() else _HEAD + _defaults()
-    text = inputs.edited(old, _problem, f"{file} is as it was.")
-    if text is None or text == old:
+    old = _bytes_of(file)
+    text = config.as_text(old).encode("utf-8", "replace").decode() or _HEAD + _defaults()
+    edited = inputs.edited(text, partial(_problem, file), f"{file} is as it was.")
+    if edited is None or edited == text:
         render.line("Nothing was changed.")
         return
-    _write(file, text)
-    render.line(f"Saved {file}.")
+    with _alone(file):
+        _write(file, edited.encode())
+    _tell("")
+    render.line(f"Saved {file}. It applies from the next question.")
+
+
+def _problem(file: Path, text: str) -> str:
+    """What is wrong in `text`, a line each; nothing when it is a configuration."""
+    problems = _loaded(file, text.encode("utf-8", "surrogateescape")).problems
+    return "\n".join(f"{each.where.removeprefix(f'{file}, ')}: {each.reason}." for each in problems)
 
 
 def _defaults() -> str:
     default = config.Config()
     return "".join(f"# {key} = {_toml(getattr(default, key))}\n" for key in config.KEYS)
-
-
-def _problem(text: str) -> str:
-    """Why `text` is no configuration; nothing when it is one."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, "config.toml")
-        copy.write_text(text, encoding="utf-8")
-        try:
-            config.load_config(copy, environ={})
-        except UsageError as error:
-            return error.message
-    return ""

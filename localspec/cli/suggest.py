@@ -53,7 +53,18 @@ def _pairs(*, everything: bool) -> Iterable[tuple[str, str]]:
 pairs = _offered(lambda: _pairs(everything=False))
 catalogue = _offered(lambda: _pairs(everything=True))
 saved = _offered(lambda: [(name, "") for name in templates.names()])
-keys = _offered(lambda: [(key, "") for key in config.KEYS])
+keys = _offered(lambda: [(key, config.about(key).text) for key in config.KEYS])
+
+
+def values(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Of the setting that was named before."""
+    key = context.params.get("key")
+    if key == "pair":
+        return pairs(context, parameter, typed)
+    known = config.values(key) if key in config.KEYS else ()
+    return _offered(lambda: [(each, "") for each in known])(context, parameter, typed)
+
+
 conversations = _offered(
     lambda: [
         ("last", "the last one"),

@@ -58,6 +58,10 @@ class Client:
         """Use again a pair that was set aside after crashes; forget that safe mode was needed."""
         return self._json("POST", "/localspec/reset", {})
 
+    def configure(self) -> dict[str, Any]:
+        """Have the daemon read config.toml again; see Configured in openapi.yaml."""
+        return self._json("POST", "/localspec/config", {}, timeout=30.0)
+
     def connect(self, timeout: float | None = None) -> transport.Connection:
         """A connection, with a daemon started for it if need be; `timeout` for every wait, in s."""
         try:

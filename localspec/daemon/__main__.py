@@ -41,18 +41,23 @@ def _serve(locations: paths.Paths) -> None:
     import asyncio
     import shlex
 
-    from localspec.config import load_config
+    from localspec.config import Config, load_config
     from localspec.daemon import logs
     from localspec.daemon.lifecycle import Daemon
     from localspec.daemon.worker.process import DEFAULT_COMMAND
 
     logs.start(locations.log)
-    config = load_config(locations.config_file, flags=_flags(sys.argv[1:]))
+    flags = _flags(sys.argv[1:])
+
+    def read(last: Config) -> Config:
+        return load_config(locations.config_file, flags=flags, last=last)
+
+    config = read(Config())
     engine = os.environ.get("LOCALSPEC_ENGINE")
     command = shlex.split(engine) if engine else DEFAULT_COMMAND
 
     async def run() -> None:
-        await Daemon(config, locations, worker_command=command).run()
+        await Daemon(config, locations, worker_command=command, read=read).run()
 
     asyncio.run(run())
 

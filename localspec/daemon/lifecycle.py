@@ -9,13 +9,13 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
 
 from localspec import errors, files
-from localspec.config import Config
+from localspec.config import Config, load_config
 from localspec.daemon import routes, watch
 from localspec.daemon.history.store import Conversations
 from localspec.daemon.http import tcp
@@ -46,15 +46,53 @@ class _Listening(socket.socket):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which would raise the signal again after a clean end."""
+    """uvicorn without its signal handlers, which would raise the signal again after a clean end; with one
+    listener more, for TCP, that comes and goes.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        before: Callable[[], Awaitable[None]],
+        after: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`before` and `after` are awaited around the moment from which clients come in."""
+        super().__init__(config)
+        self._before, self._after = before, after
+        self._tcp: asyncio.Server | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._before()
         await super().startup(sockets)
+        await self._after()
         notify("READY=1", "STATUS=Listening")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.leave()
+        await super().shutdown(sockets)
+
+    async def listen(self, also: socket.socket) -> None:
+        """Take clients there too."""
+
+        def connection() -> asyncio.Protocol:
+            return ClientConnection(
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+
+        loop = asyncio.get_running_loop()
+        self._tcp = await loop.create_server(connection, sock=also, backlog=_TAKEN_AT_ONCE)
+
+    def leave(self) -> None:
+        """Take no more clients there."""
+        if self._tcp:
+            self._tcp.close()
+            self._tcp = None
 
 
 class Daemon:
@@ -67,8 +105,13 @@ class Daemon:
         *,
         worker_command: Sequence[str] = DEFAULT_COMMAND,
         drain_seconds: float = DRAIN_SECONDS,
+        read: Callable[[Config], Config] | None = None,
     ) -> None:
+        """`read`: the configuration read again, where the last one was that; else from its file."""
         self._drain_seconds = drain_seconds
+        self._read = read or (lambda last: load_config(paths.config_file, last=last))
+        self._configuring = asyncio.Lock()
+        self._listens = ""  # to what TCP is listened, as it was set
         supervisor = Supervisor(config, paths, worker_command=worker_command)
         loaded = supervisor.loaded
         registry = Registry(
@@ -80,7 +123,7 @@ class Daemon:
         conversations = Conversations(
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )
-        self._state = State(paths, supervisor, registry, conversations, self.drain)
+        self._state = State(paths, supervisor, registry, conversations, self.drain, self.configure)
         self._server = _Server(
             uvicorn.Config(
                 routes.application(self._state),
@@ -95,14 +138,18 @@ class Daemon:
                 timeout_keep_alive=30,
                 # Ours comes first and tells the clients; this one only catches what hangs.
                 timeout_graceful_shutdown=int(drain_seconds) + 5,
-            )
+            ),
+            self._listen,
+            # Once more: whoever wrote to the file until now found nobody to tell.
+            self.configure,
         )
 
     async def run(self) -> None:
         """Serve until told to end; the socket and the worker are gone when this returns.
 
         Raises:
-            UsageError, UnsafePath, OSError: it cannot listen where it is told to.
+            UsageError, UnsafePath, OSError: it cannot listen where clients look for it, or on a command
+                line's address.
         """
         state, path = self._state, self._state.paths.socket
         loop = asyncio.get_running_loop()
@@ -115,13 +162,17 @@ class Daemon:
         files.sweep(state.paths.state)
         handed = listening_sockets()
         ours = not any(_is_at(each, path) for each in handed)
-        listening = [*handed, *self._over_tcp()]
+        listening = [*handed]
         if ours:
             listening.append(bind(path))
         listening = [_Listening(fileno=each.detach()) for each in listening]
         for each in listening:
             log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
-        watching = watch.start(state)
+
+        def changed() -> None:
+            asyncio.run_coroutine_threadsafe(self.configure(), loop)
+
+        watching = watch.start(state, changed)
         threading.Thread(target=state.registry.resume, name="resume", daemon=True).start()
         try:
             await self._server.serve(sockets=listening)
@@ -136,13 +187,40 @@ class Daemon:
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
 
-    def _over_tcp(self) -> list[socket.socket]:
-        """The TCP listener, if one is wanted; what is said there needs the token."""
-        if not self._state.config.listen:
-            return []
-        listening = tcp.bind(self._state.config)
-        self._state.tcp = tcp.auth_of(listening, tcp.kept_token(self._state.paths.token))
-        return [listening]
+    async def configure(self) -> None:
+        """Read the configuration again and use it. Of many that ask, each gets what was there then."""
+        async with self._configuring:
+            state = self._state
+            before = state.problems
+            state.supervisor.configure(await asyncio.to_thread(self._read, state.config))
+            await self._listen()
+            for problem in state.problems:
+                if problem not in before:
+                    log.warning("%s", problem)
+
+    async def _listen(self) -> None:
+        """Over TCP, where the configuration says so; what is said there needs the token.
+
+        Raises:
+            UsageError, UnsafePath, OSError: it cannot, and a command line has asked for it.
+        """
+        state, wanted = self._state, self._state.config.listen
+        if wanted == self._listens and (state.tcp or not wanted):
+            return
+        self._server.leave()
+        state.tcp, state.tcp_problem, self._listens = None, "", wanted
+        if not wanted:
+            return
+        try:
+            listening = tcp.bind(state.config)
+            state.tcp = tcp.auth_of(listening, tcp.kept_token(state.paths.token))
+            await self._server.listen(_Listening(fileno=listening.detach()))
+        except (errors.LocalspecError, OSError) as error:
+            if state.config.origin.get("listen") == "flag":
+                raise
+            state.tcp_problem = f"{error} TCP is not served."
+            return
+        log.info("daemon %d listens on %s", os.getpid(), state.tcp.url)
 
     def drain(self) -> None:
         """Take nothing new, let what runs finish, then end. A second call does not wait."""

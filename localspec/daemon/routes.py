@@ -38,6 +38,7 @@ ROUTES = (
     ("GET", "/localspec/status", "control.status"),
     ("POST", "/localspec/shutdown", "control.shutdown"),
     ("POST", "/localspec/reset", "control.reset"),
+    ("POST", "/localspec/config", "control.configure"),
     ("POST", "/localspec/load", "control.load"),
     ("POST", "/localspec/unload", "control.unload"),
     ("GET", "/localspec/pairs", "pairs.listed"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -29,21 +29,22 @@ _ERRANDS = 4
 
 @dataclass
 class State:
-    """The parts of a running daemon. `stop` begins the drain."""
+    """The parts of a running daemon. `stop` begins the drain, `configure` reads config.toml again."""
 
     paths: Paths
     supervisor: Supervisor
     registry: Registry
     conversations: Conversations
     stop: Callable[[], None]
+    configure: Callable[[], Awaitable[None]]
     editors: Editors = field(default_factory=Editors)
     # Pairs that are looked at before a load: one that changed is hashed, which takes its time.
     looks: Shared[PairFiles] = field(default_factory=lambda: Shared(Threads("look", _LOOKS)))
     # What a person asked for and watches: files made pairs, verified, measured.
     errands: Threads = field(default_factory=lambda: Threads("errand", _ERRANDS))
     draining: bool = False
-    problem: str = ""  # why config.toml as it is now is not in use
     tcp: TcpAuth | None = None  # where TCP is served
+    tcp_problem: str = ""  # why it is not, though it is wanted
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -82,8 +83,9 @@ class State:
 
     @property
     def problems(self) -> list[str]:
-        """Sentences about files that were edited and cannot be read."""
-        return [each for each in (self.problem, self.registry.problem) if each]
+        """Sentences about what is wrong in files that people edit, and what that prevents."""
+        said = [each.what for each in self.config.problems]
+        return [each for each in (*said, self.tcp_problem, self.registry.problem) if each]
 
 
 def state_of(request: Request) -> State:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from localspec.config import load_config
 from localspec.daemon.state import State
-from localspec.errors import UsageError
 
 log = logging.getLogger("localspec.watch")
 
@@ -20,14 +18,18 @@ _LINKS = 40  # as many as Linux follows (MAXSYMLINKS)
 _STANDS = 100  # milliseconds after which the watch says for the first time that it stands
 
 
-def start(state: State) -> threading.Event:
-    """Follow the files in a thread until the event is set; nobody needs to wait for its end."""
+def start(state: State, configure: Callable[[], None]) -> threading.Event:
+    """Follow the files in a thread until the event is set; nobody needs to wait for its end.
+
+    `configure`, called in that thread, has config.toml read again.
+    """
     stop = threading.Event()
-    threading.Thread(target=_watch, args=(state, stop), name="watch", daemon=True).start()
+    arguments = (state, stop, configure)
+    threading.Thread(target=_watch, args=arguments, name="watch", daemon=True).start()
     return stop
 
 
-def _watch(state: State, stop: threading.Event) -> None:
+def _watch(state: State, stop: threading.Event, configure: Callable[[], None]) -> None:
     if stop.wait(_LATER):
         return
     import watchfiles
@@ -56,11 +58,11 @@ def _watch(state: State, stop: threading.Event) -> None:
             ):
                 if not stands:  # what was edited since the daemon read it, nobody has seen
                     stands = True
-                    _read_again(state, {config.name, catalogue.name})
+                    _read_again(state, {config.name, catalogue.name}, configure)
                 elif changes:
                     names = {steps[path].name for _, path in changes}
                     log.info("changed: %s", ", ".join(sorted(names)))
-                    _read_again(state, names)
+                    _read_again(state, names, configure)
                 if any(way(file) != found for file, found in ways.items()):
                     break  # a link leads elsewhere now
     except (OSError, RuntimeError) as error:  # no more watches to be had, a folder gone
@@ -94,23 +96,13 @@ def way(file: Path) -> list[Path]:
     return [*steps, at]
 
 
-def _read_again(state: State, changed: set[str]) -> None:
-    if state.paths.config_file.name in changed:
-        _read_config(state)
+def _read_again(state: State, changed: set[str], configure: Callable[[], None]) -> None:
     if state.paths.user_catalogue.name in changed:
         state.registry.reload()
-    for problem in state.problems:
-        log.warning("%s", problem)
-
-
-def _read_config(state: State) -> None:
-    try:
-        config = load_config(state.paths.config_file)
-    except UsageError as error:
-        state.problem = f"{error.message} The last good configuration stays in use."
-        return
-    state.problem = ""
-    state.supervisor.configure(config)
+        if state.registry.problem:
+            log.warning("%s", state.registry.problem)
+    if state.paths.config_file.name in changed:
+        configure()
 
 
 def _among(paths: Container[str], _change: object, path: str) -> bool:

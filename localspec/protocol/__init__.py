@@ -1,6 +1,7 @@
 """What crosses a process boundary: HTTP bodies and daemon ↔ worker frames. Imports nothing of ours.
 
 frames.py         daemon ↔ engine worker: what is asked of a generation, what comes of it, how it is framed
+settings.py       how far each setting may go, for the configuration, models.toml and frames alike
 sampling.py       the sampling parameters: types, limits and other names, for requests and frames alike
 requests.py       what clients ask: OpenAI's requests and llama-server's
 answers.py        what they get: completions, errors, status

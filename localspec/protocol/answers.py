@@ -223,6 +223,21 @@ class Hashing(Struct):
     size: int
 
 
+class Configured(Struct):
+    """The configuration after it was read again.
+
+    `problems`: what is wrong in it or could not be done. `notes`: what of it the pair does not get on this
+    machine. `origin`: variables and flags that come before the file, by key. `listen`, `token_file`: as
+    in Status.
+    """
+
+    problems: list[str]
+    notes: list[str]
+    origin: dict[str, str]
+    listen: str | None = None
+    token_file: str | None = None
+
+
 class Status(Struct):
     """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
     `hashing`: what a pair that is to be loaded or added waits for.

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from localspec.protocol.sampling import Sampled
+from localspec.protocol.settings import (
+    Bytes,
+    Context,
+    Drafted,
+    FlashAttention,
+    Gpu,
+    KvType,
+    Layers,
+    Sequences,
+    SplitMode,
+    Threads,
+)
 
 MAX_FRAME = (
     256 * 1024 * 1024
@@ -137,25 +149,25 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     `choose_on_device`: greedy tokens are chosen where the logits are; None: where that is a GPU.
     """
 
-    n_ctx: int = 0
-    parallel: int = 4
-    n_threads: int = 0
-    n_batch: int = 512
-    n_gpu_layers: int = -1
-    draft_gpu_layers: int = -1
-    split_mode: Literal["layer", "row", "none"] = "layer"
-    main_gpu: int = 0
-    flash_attention: Literal["auto", "on", "off"] = "auto"
+    n_ctx: Context = 0
+    parallel: Sequences = 4
+    n_threads: Threads = 0
+    n_batch: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 512
+    n_gpu_layers: Layers = -1
+    draft_gpu_layers: Layers = -1
+    split_mode: SplitMode = "layer"
+    main_gpu: Gpu = 0
+    flash_attention: FlashAttention = "auto"
     choose_on_device: bool | None = None
-    type_kv: Literal["f16", "q8_0"] = "f16"
+    type_kv: KvType = "f16"
     extra_buffers: bool = True
     exact: bool = False
-    depth: int | None = None
-    pass_s: float = 0.0
+    depth: Drafted | None = None
+    pass_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     state_dir: str = ""
-    prefix_bytes: int = 0
+    prefix_bytes: Bytes = 0
     states_dir: str = ""
-    states_bytes: int = 0
+    states_bytes: Bytes = 0
 
 
 class Load(Frame, omit_defaults=True):

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct, field
 
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.sampling import INT32, Bias, Count, Sampled, TokenLimit
+from localspec.protocol.settings import Drafted
 
 MAX_CHOICES = 4
 MAX_LOGPROBS = 20
@@ -103,7 +104,7 @@ class SpeculativeOptions(Request):
     """Ours: `depth` is a number of drafted tokens or "auto"."""
 
     enabled: OrDefault[bool] = True
-    depth: OrDefault[Annotated[int, Meta(ge=0, le=64)] | Literal["auto"]] = "auto"
+    depth: OrDefault[Drafted | Literal["auto"]] = "auto"
     kind: OrDefault[Literal["auto", "draft", "ngram"]] = "auto"
     verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
 

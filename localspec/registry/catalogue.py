@@ -8,12 +8,13 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import read_file
+from localspec.protocol.settings import Context
 
 VERSION = 1
 GIB = 1 << 30
@@ -49,7 +50,7 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     revision: str = "main"
     sha256: str = ""
     template_sha256: str = ""  # of the chat template's text
-    size_gib: float = 0
+    size_gib: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
 class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,8 +66,8 @@ class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     draft: Weights | None = None
     heads: Weights | None = None
     embedded_heads: bool = False
-    year: int = 0
-    context: int = 0
+    year: Annotated[int, msgspec.Meta(ge=0, le=9999)] = 0
+    context: Context = 0
     aliases: tuple[str, ...] = ()
     roles: tuple[Literal["chat", "fim"], ...] = ("chat",)
     licence: str = "unknown"

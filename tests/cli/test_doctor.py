@@ -170,7 +170,7 @@ def test_a_socket_path_that_is_too_long(here: Machine, tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_be_read(here: Machine) -> None:
     here.paths.config_file.write_text("parallel = 0\n")
     config = found(here, "config")
-    assert (config.state, config.cure) == ("bad", "localspec config edit")
+    assert (config.state, config.cure) == ("bad", "localspec config unset parallel")
     assert "'parallel' must be between 1 and 64" in config.what
 
 

@@ -57,12 +57,12 @@ def test_a_busy_daemon_of_another_version_is_left_alone(
 
 def test_a_daemon_that_cannot_start_says_why(home: Home) -> None:
     home.use_fake()
-    (home.root / "config").mkdir()
-    (home.root / "config" / "config.toml").write_text("parallel = 0\n")
+    home.socket.mkdir(parents=True)
+    home.socket.parent.chmod(0o700)
     run = home.run("ask", "say hello")
     assert run.returncode == 3
     assert "The daemon did not start: " in run.stderr
-    assert "'parallel' must be between 1 and 64" in run.stderr
+    assert "is not a socket; remove it" in run.stderr
     assert "Traceback" not in run.stderr
 
 

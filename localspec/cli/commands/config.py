@@ -42,14 +42,37 @@ def show(as_json: bool) -> int:
 
 
 @command.command(
-    "set",
-    help="Set a value in the configuration file; without a value, restore the default.",
-    epilog="Examples:\n\n\b\n  localspec config set context 16384\n  localspec config set context",
+    help="Print one value.",
+    epilog="Example: localspec config get pair",
 )
 @click.argument("key", shell_complete=suggest.keys)
-@click.argument("value", required=False)
+def get(key: str) -> int:
+    settings.get(key)
+    return 0
+
+
+@command.command(
+    "set",
+    help="Set a value in the configuration file; without a value, restore the default. A running "
+    "daemon uses it from the next question.",
+    epilog="Examples:\n\n\b\n  localspec config set context 16384\n  localspec config set depth -1",
+    context_settings={"ignore_unknown_options": True},  # -1 is a value
+)
+@click.argument("key", shell_complete=suggest.keys)
+@click.argument("value", required=False, shell_complete=suggest.values)
 def set_(key: str, value: str | None) -> int:
-    settings.change(key, value)
+    name, equals, text = key.partition("=")
+    settings.change(name, text if equals and value is None else value)
+    return 0
+
+
+@command.command(
+    help="Take a value out of the configuration file, which restores the default.",
+    epilog="Example: localspec config unset context",
+)
+@click.argument("key", shell_complete=suggest.keys)
+def unset(key: str) -> int:
+    settings.change(key, None)
     return 0
 
 

@@ -1,7 +1,8 @@
-"""GET /localspec/status, POST /localspec/shutdown, /localspec/reset and /localspec/unload."""
+"""GET /localspec/status, POST /localspec/config, /load, /unload, /reset and /shutdown beside it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from functools import partial
@@ -12,9 +13,13 @@ from starlette.responses import Response
 import localspec
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import EventStream
-from localspec.daemon.state import state_of
-from localspec.protocol.answers import Status
+from localspec.daemon.state import State, state_of
+from localspec.daemon.worker import placement
+from localspec.errors import LocalspecError
+from localspec.protocol.answers import Configured, Status
 from localspec.protocol.requests import LoadRequest
+
+_PATIENCE = 5.0  # seconds: a pair that was never looked at is hashed, which nobody waits for here
 
 
 async def status(request: Request) -> Response:
@@ -57,6 +62,41 @@ async def shutdown(request: Request) -> Response:
 async def reset(request: Request) -> Response:
     state_of(request).supervisor.loaded.reset()
     return answer({"status": "ok"})
+
+
+async def configure(request: Request) -> Response:
+    """Read config.toml again; whoever is answered afterwards is answered by it.
+
+    The answer says what is wrong in it, and what it costs on this machine.
+    """
+    daemon = state_of(request)
+    await daemon.configure()
+    config = daemon.config
+    return answer(
+        Configured(
+            problems=daemon.problems,
+            notes=await _costs(daemon, request),
+            origin={key: where for key, where in config.origin.items() if _not_a_file(where)},
+            listen=daemon.tcp.url if daemon.tcp else None,
+            token_file=str(daemon.paths.token) if daemon.tcp else None,
+        )
+    )
+
+
+def _not_a_file(where: str) -> bool:
+    return where == "flag" or where.startswith("LOCALSPEC_")
+
+
+async def _costs(daemon: State, request: Request) -> list[str]:
+    """What of the configuration the pair does not get on this machine; nothing where that takes long."""
+    loaded = daemon.supervisor.loaded
+    settings = placement.settings(daemon.config, daemon.paths)
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            pair = await daemon.pair("", request.receive)
+            return await asyncio.to_thread(placement.costs, pair, settings, loaded.worker_pid)
+    except (TimeoutError, LocalspecError):  # the next question says why
+        return []
 
 
 async def load(request: Request) -> Response:

@@ -119,16 +119,12 @@ def bind(config: Config) -> socket.socket:
     """Listen where `config.listen` says.
 
     Raises:
-        UsageError: it is reachable from other machines and `listen_anywhere` is not set, or the port
-            is taken or not allowed.
+        UsageError: the port is taken or not allowed, or the address is not of this machine.
     """
     host, port = host_and_port(config.listen)
     address = ipaddress.ip_address(host)
-    if not address.is_loopback and not config.listen_anywhere:
-        raise UsageError(
-            f"{config.listen} can be reached from other machines, and what is said there is not "
-            "encrypted. Use 127.0.0.1, or add --listen-anywhere if that is what you want."
-        )
+    if not address.is_loopback and not config.listen_anywhere:  # a configuration sees to it before
+        raise UsageError(f"{config.listen} can be reached from other machines.")
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

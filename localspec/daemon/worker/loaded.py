@@ -87,7 +87,7 @@ class LoadedPair:
 
         `worker_command` starts an engine; `--fd N` is appended.
         """
-        self.config = config  # what changes here is used from the next load
+        self.config = config  # what changes here is used from the next request
         self.state: Unloaded | Loading | Ready = Unloaded()
         self.safe_mode = SafeMode(paths.state / "safe-mode.json")
         self.deadly_texts = DeadlyTexts()
@@ -217,11 +217,10 @@ class LoadedPair:
     def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
         """Whether a request for `pair` may go to the engine as it is."""
         mine = self._next_pair in (None, pair)
-        # An edit of the configuration waits for the answers that are being written.
-        current = (
-            engine.config == self.config
-            or engine.worker.busy
-            or self._settings(engine.config) == self._settings(self.config)
+        # After an edit of the configuration nobody is answered by the old one any more: whoever asks
+        # waits for the answers that are being written, as for another pair.
+        current = engine.config == self.config or (
+            self._settings(engine.config) == self._settings(self.config)
         )
         return engine.worker.alive and engine.pair == pair and current and mine
 

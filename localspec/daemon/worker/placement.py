@@ -32,11 +32,14 @@ MAC_SHARE = 0.7
 
 
 class Planned(NamedTuple):
-    """What to hand to the engine; `notes` say in sentences what had to give."""
+    """What to hand to the engine; `notes` say in sentences what had to give, and `beyond` where more was
+    asked for than there can be.
+    """
 
     pair: PairFiles
     settings: EngineSettings
     notes: tuple[str, ...] = ()
+    beyond: str = ""
 
 
 def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
@@ -68,6 +71,15 @@ def plan_here(pair: PairFiles, settings: EngineSettings) -> Planned:
     return plan(pair, settings, free_memory(machine.Host.here()), machine.installed_backend())
 
 
+def costs(pair: PairFiles, settings: EngineSettings, worker: int | None) -> list[str]:
+    """What of its settings a pair would not get here, in sentences; the worker of that pid ends first."""
+    from localspec import machine
+
+    free = free_memory(machine.Host.here(), worker)
+    planned = plan(pair, settings, free, machine.installed_backend())
+    return [each for each in (planned.beyond, *planned.notes) if each]
+
+
 def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | None) -> Planned:
     """Fit a pair into the memory that is free. `built`: the backend llama.cpp is built for.
 
@@ -85,6 +97,8 @@ def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | N
         draft = read_local_model(Path(pair.draft)) if pair.draft else None
         wanted = settings.n_ctx or USUAL_CONTEXT
         chosen = fit.fit(target, draft, memory, context=wanted, kv_type=settings.type_kv)
+    except errors.DoesNotFit as error:
+        return Planned(pair, settings, beyond=error.message)
     except errors.LocalspecError:
         return Planned(pair, settings)
     return _applied(pair, settings, chosen, counted, _trained(target, draft))
@@ -108,7 +122,7 @@ def _applied(
     if not chosen.draft:
         pair = msgspec.structs.replace(pair, draft=None)
     # A context longer than the models know is cut by the engine as ever.
-    return Planned(pair, msgspec.structs.replace(settings, **changes), chosen.notes)
+    return Planned(pair, msgspec.structs.replace(settings, **changes), chosen.notes, chosen.beyond)
 
 
 def free_memory(host: Host, worker: int | None = None) -> Memory:

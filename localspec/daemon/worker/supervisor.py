@@ -59,9 +59,10 @@ class Supervisor:
         return self.loaded.busy or self.admission.running > 0
 
     def configure(self, config: Config) -> None:
-        """Use another configuration: at once where that is possible, else from the next load."""
+        """Use another configuration: at once, or from the next request, which loads the pair anew."""
         self.loaded.config = config
         self.admission.limit = config.queue
+        self._rest_if_idle()  # by the new time
 
     # ------------------------------------------------------------------ requests
 

@@ -37,6 +37,7 @@ from localspec.engine.pair.models import (
     open_model,
     physical_cores,
     runner,
+    usable_cores,
 )
 from localspec.engine.pair.pair import Pair
 from localspec.engine.pair.profile import Learned, ProfileStore, Stored, identity
@@ -68,6 +69,10 @@ def load_pair(
     Raises:
         LoadFailed: a file cannot be loaded, or the two tokenizers differ.
     """
+    try:
+        msgspec.convert(msgspec.to_builtins(settings), EngineSettings)
+    except msgspec.ValidationError as error:  # else llama.cpp would meet the number
+        raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
     given: dict[str, str] = {}  # what had to give, and the last sentence about it
     while True:
         load = _Load(files, settings, progress, list(given.values()))
@@ -149,6 +154,11 @@ class _Load:
         """Both models, compared with each other. Raises LoadFailed, OutOfMemory."""
         files, settings = self._files, self._settings
         threads = settings.n_threads or physical_cores()
+        if threads > (cores := usable_cores()):
+            self._notes.append(
+                f"{threads} threads were asked for and {cores} are used: so many cores."
+            )
+            threads = cores
         target = self._model("target", files.target, settings)
         self.layers = target.n_layer
         # The draft on one GPU, whole: its steps are too short to be shared.

@@ -60,10 +60,15 @@ class Models:
         return self.opened.enter_context(Context(model, settings))
 
 
+def usable_cores() -> int:
+    """Cores this process may use, hyper-threads among them: more threads than these wait for each other."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return allowed or 1
+
+
 def physical_cores() -> int:
     """Cores this process may use; hyper-threads do not help matrix products."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    logical = allowed or 1
+    logical = usable_cores()
     try:
         pairs = set()
         for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list"):

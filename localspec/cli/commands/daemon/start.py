@@ -28,7 +28,8 @@ from localspec.paths import default_paths
 def command(reset: bool, listen: str | None, listen_anywhere: bool) -> int:
     client = Client()
     if listen:
-        load_config(default_paths().config_file, flags={"listen": listen})  # a typo is told here
+        flags = {"listen": listen, **({"listen_anywhere": True} if listen_anywhere else {})}
+        load_config(default_paths().config_file, flags=flags)  # a typo is told here
         arguments = ["--listen", listen, *(["--listen-anywhere"] if listen_anywhere else [])]
         if not autostart.start(client.socket_path, arguments):
             raise Conflict(
