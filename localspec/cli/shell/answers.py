@@ -126,7 +126,8 @@ def message(answer: str) -> str:
         return ""
     subject = _subject(lines[0])
     body = [wrapped for line in lines[1:] for wrapped in _wrapped(_TITLE.sub("", line))]
-    return "\n".join([subject, "", *body]).strip() if subject else message("\n".join(lines[1:]))
+    text = "\n".join(body).strip("\n")
+    return f"{subject}\n\n{text}".strip() if subject else message("\n".join(lines[1:]))
 
 
 def _subject(line: str) -> str:

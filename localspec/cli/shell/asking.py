@@ -124,10 +124,10 @@ def middle_left_out(text: str) -> Callable[[int], Cut]:
     def cut(room: int) -> Cut:
         if len(text) <= room:
             return Cut(text)
-        head = text[: room // 4].rpartition("\n")[0]
-        tail = text[-(room - room // 4) :].partition("\n")[2]
-        lines = text.count("\n") - head.count("\n") - tail.count("\n") - 1
-        said = f"{lines} lines in the middle"
+        head, tail = text[: room // 4], text[len(text) - room + room // 4 :]
+        head, tail = head.rpartition("\n")[0] or head, tail.partition("\n")[2] or tail
+        lines = text[len(head) : len(text) - len(tail)].strip("\n").count("\n") + 1
+        said = f"{lines} line{'s' * (lines > 1)} in the middle"
         return Cut(f"{head}\n[… {said} left out …]\n{tail}", f"{said}.")
 
     return cut

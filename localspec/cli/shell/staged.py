@@ -10,8 +10,11 @@ from localspec.errors import LocalspecError
 
 _HEAD = b"diff --git "
 # The same text whatever a person has configured for their own eyes, and no program of theirs is run.
-_PLAIN = ("-c", "core.quotePath=false", "-c", "diff.relative=false", "-c", "diff.noprefix=false")
-_DIFF = ("--cached", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short", "-M")
+_PLAIN = ("-c", "core.quotePath=false", "-c", "diff.relative=false")
+_DIFF = (
+    *("--cached", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short", "-M"),
+    *("--src-prefix=a/", "--dst-prefix=b/"),
+)
 # What git says is going on, and has a message for.
 _BEGUN = {
     "MERGE_HEAD": "merge",
@@ -121,7 +124,7 @@ def cut(found: list[Patch], room: int) -> Cut:
         if len(cuts) <= _NAMED
         else [*cuts[: _NAMED - 1], f"parts of {len(cuts) - _NAMED + 1} more"]
     )
-    return Cut("\n".join(texts)[:room], f"{', '.join(few)}.")
+    return Cut("\n".join(texts), f"{', '.join(few)}.")
 
 
 _NAMED = 5  # files in a message

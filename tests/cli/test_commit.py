@@ -1,0 +1,461 @@
+"""commit: a message for what is staged, in git's own editor; and in git's hook, where it stops nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.cli.shell import answers, staged
+from tests.support.daemons import Home, scripted_home, temporary_home
+from tests.support.shells import with_program
+from tests.support.terminal import Terminal, terminal
+
+# Names that would do something if a shell, or git, read them.
+STRANGE = [
+    "$(touch pwned).txt",
+    "`touch pwned`",
+    "; touch pwned;",
+    "a\ntouch pwned",
+    "-rf",
+    "--output=pwned",
+    "\"quoted\" 'both'",
+    "a b/ b/ c",
+    "\x1b[2J\x07",
+    "\u202egnp",
+    "bytes\udcff",
+    "$input $$",
+]
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Home]:
+    """Its model writes the message that stands in the first line that is added."""
+    with scripted_home() as home:
+        with_program(home)
+        home.environment |= {
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_NOSYSTEM": "1",
+            **{f"GIT_{who}_NAME": "N" for who in ("AUTHOR", "COMMITTER")},
+            **{f"GIT_{who}_EMAIL": "n@example.org" for who in ("AUTHOR", "COMMITTER")},
+        }
+        yield home
+
+
+class Repository:
+    def __init__(self, home: Home, root: Path) -> None:
+        self.home = home
+        self.root = root
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=self.root,
+            env={**self.home.environment, **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def stage(self, name: str, text: str) -> None:
+        file = self.root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        self.git("add", "--", name)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self.home.run("commit", *words, cwd=self.root)
+
+    def message(self) -> str:
+        return self.git("log", "-1", "--format=%B").stdout.strip()
+
+    def commits(self) -> int:
+        return int(self.git("rev-list", "--count", "--all").stdout)
+
+    def hook(self) -> None:
+        file = self.root / ".git" / "hooks" / "prepare-commit-msg"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(self.run("--hook").stdout)
+        file.chmod(0o755)
+
+
+@pytest.fixture
+def repository(home: Home, tmp_path: Path) -> Repository:
+    return Repository(home, tmp_path)
+
+
+def says(home: Home, answer: str) -> None:
+    """Let the model answer this, whatever is staged."""
+    file = home.root / "config" / "templates" / "commit.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # What is staged follows, where the template does not place it; a model may go on, too.
+    prompt = f"raw ```\n{answer}\n```"
+    file.write_text(f"prompt = {json.dumps(prompt)}\n")
+
+
+# ------------------------------------------------------------------ a message
+
+
+SUBJECT = (
+    st.text("abc DEF.,()/'\"`$", min_size=1, max_size=60)
+    .map(str.strip)
+    .filter(lambda s: s.strip("\"'`") == s != "" and answers.message(s) == s)
+)
+
+
+@given(
+    SUBJECT,
+    st.sampled_from(["", "\n\nBecause it was slow.", "\n\n- one\n- two"]),
+    st.sampled_from(["{}", "```\n{}\n```", "```text\n{}\n```\n\nThis message says what changed."]),
+    st.sampled_from(["", "Here is the commit message:\n\n", "Sure! Here's a message:\n"]),
+    st.sampled_from(["{}", "**{}**", '"{}"', "`{}`", "# {}", "Subject: {}", "Commit message: {}"]),
+)
+def test_a_message_is_found(subject: str, body: str, form: str, intro: str, title: str) -> None:
+    answer = intro + form.format(title.format(subject) + body)
+    assert answers.message(answer) == subject + body
+
+
+@given(st.text(st.one_of(st.characters(), st.sampled_from("#`*:\n\r -'")), max_size=200))
+def test_every_message_is_one_that_git_takes_as_it_is(answer: str) -> None:
+    found = answers.message(answer)
+    assert found == found.strip()
+    assert all(char in "\n\t" or char.isprintable() for char in found)
+    subject, *rest = found.split("\n")
+    assert not rest or rest[0] == ""
+    assert not any(line.startswith("#") for line in [subject, *rest])
+
+
+def test_long_lines_of_the_body_are_wrapped() -> None:
+    words = " ".join(["word"] * 40)
+    lines = answers.message(f"Add it\n\n{words}\n- {words}\nhttps://{'x' * 100}").split("\n")
+    assert lines[:2] == ["Add it", ""]
+    assert all(len(line) <= 72 or "https" in line for line in lines)
+    assert [line[:6] for line in lines if line[0:1] in "- "][-3:] == ["- word", "  word", "  word"]
+
+
+# ------------------------------------------------------------------ what is staged
+
+
+def test_nothing_staged_no_repository_and_a_merge_are_said(
+    repository: Repository, home: Home, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (repository.root / "a").write_text("a")
+    run = repository.run()
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "Nothing is staged. Stage changes first: git add FILE" in run.stderr
+    run = home.run("commit", cwd=tmp_path_factory.mktemp("none"))
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "not in a git repository" in run.stderr
+    repository.stage("a", "a")
+    repository.git("commit", "-qm", "one")
+    repository.git("checkout", "-qb", "other")
+    repository.stage("a", "b")
+    repository.git("commit", "-qm", "two")
+    repository.git("checkout", "-q", "main")
+    repository.stage("b", "b")
+    repository.git("commit", "-qm", "three")
+    repository.git("merge", "-q", "--no-commit", "other")
+    run = repository.run()
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "A merge is in progress, and git has a message for it: git commit" in run.stderr
+
+
+def test_without_git_that_is_said(home: Home, tmp_path: Path) -> None:
+    path = home.environment["PATH"]
+    home.environment["PATH"] = str(tmp_path)
+    run = home.run("commit")
+    home.environment["PATH"] = path
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "git is not installed" in run.stderr
+
+
+def test_without_a_terminal_the_message_is_printed_and_nothing_committed(
+    repository: Repository,
+) -> None:
+    says(repository.home, "Add a retry\n\nUploads fail at night.")
+    repository.stage("a", "a\n")
+    run = repository.run()
+    assert (run.returncode, run.stdout) == (0, "Add a retry\n\nUploads fail at night.\n")
+    assert repository.commits() == 0
+
+
+def test_the_template_gets_the_diff_the_words_and_the_last_subjects(
+    repository: Repository,
+) -> None:
+    file = repository.home.root / "config" / "templates" / "commit.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('prompt = "raw <$recent> $input"')
+    repository.stage("a.py", "x = 1\n")
+    repository.git("commit", "-qm", "Add a")
+    repository.git("mv", "a.py", "b.py")
+    repository.stage("c.bin", "\0")
+    (repository.root / "not.staged").write_text("no")
+    said = repository.run("mention", "issue 12").stdout
+    for part in ("<- Add a>", "mention issue 12", "rename to b.py", "c.bin", "Binary files"):
+        assert part in said.replace("\n", " ")
+    assert "not.staged" not in said
+    file.unlink()
+    assert "- Add a" in repository.run().stdout  # what comes with localspec says them too
+
+
+def test_whatever_git_is_configured_to_show_the_diff_is_plain(repository: Repository) -> None:
+    says(repository.home, "x")
+    for key, value in {
+        "color.ui": "always",
+        "diff.external": "touch pwned",
+        "diff.mnemonicPrefix": "true",
+        "diff.noprefix": "true",
+        "diff.submodule": "log",
+        "diff.relative": "true",
+        "core.pager": "touch pwned",
+    }.items():
+        repository.git("config", key, value)
+    repository.stage("folder/a", "one\n")
+    repository.stage("b", "two\n")
+    with contextlib.chdir(repository.root / "folder"):
+        found = staged.patches()
+    assert [each.name for each in found] == ["b", "folder/a"]
+    assert "\x1b" not in found[0].text
+    assert "+two" in found[0].text
+    assert not (repository.root / "pwned").exists()
+
+
+def test_names_of_files_reach_no_shell(repository: Repository) -> None:
+    says(repository.home, "Add them")
+    for name in STRANGE:
+        try:
+            (repository.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (repository.root / name).write_text(f"{name!r}\n")
+        except OSError:
+            continue  # a file system that knows only UTF-8
+    repository.git("add", "-A")
+    run = repository.run()
+    assert (run.returncode, run.stdout) == (0, "Add them\n"), run.stderr
+    repository.hook()
+    repository.git("commit", GIT_EDITOR="true")
+    assert repository.message() == "Add them"
+    found = {each.name for each in repository.root.rglob("*")}
+    assert "pwned" not in found
+
+
+# ------------------------------------------------------------------ longer than the context
+
+
+def made(random_: random.Random) -> list[staged.Patch]:
+    found = []
+    for number in range(random_.randrange(1, 30)):
+        lines = [f"+{'x' * random_.randrange(80)}" for _ in range(int(random_.expovariate(0.02)))]
+        name = f"file{number}.py"
+        head = [f"diff --git a/{name} b/{name}", f"--- a/{name}", f"+++ b/{name}"]
+        found.append(staged.Patch(name, "\n".join([*head, *lines])))
+    return found
+
+
+def test_a_cut_diff_has_its_length_and_says_what_is_missing() -> None:
+    random_ = random.Random(17)
+    for _ in range(300):
+        patches = made(random_)
+        whole = "\n".join(each.text for each in patches)
+        room = random_.randrange(1, len(whole) + 200)
+        text, left_out = staged.cut(patches, room)
+        if len(whole) < room:
+            assert (text, left_out) == (whole, "")
+            continue
+        notes = sum(len(line) + 1 for line in text.split("\n") if line.startswith("[… "))
+        assert len(text) - notes <= room
+        assert ("left out" in text) == bool(left_out) == (text != whole)
+        kept = {line for line in text.split("\n") if not line.startswith("[… ")}
+        assert kept <= set(whole.split("\n"))
+        for each in patches:  # the small ones are whole where others are cut
+            if len(each.text) < room // len(patches) - 1:
+                assert each.text in text
+
+
+def test_a_diff_longer_than_the_context_is_cut_and_that_is_said(tmp_path: Path) -> None:
+    with temporary_home() as home:  # the shipped pair, whose context is short
+        home.environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+        repository = Repository(home, tmp_path)
+        repository.stage("large.py", "".join(f"value_{n} = {n}\n" for n in range(20_000)))
+        repository.stage("small.py", "import os\n")
+        run = repository.run()
+        assert run.returncode == 0 or "no message in it" in run.stderr, run.stderr
+        assert "Too long for the pair's context; left out: " in run.stderr
+        assert "lines of large.py." in run.stderr
+        log = "".join(f"make: line {n}\n" for n in range(20_000))
+        run = home.run("explain", stdin=log)
+        assert run.returncode == 0, run.stderr
+        assert "lines in the middle" in run.stderr
+
+
+# ------------------------------------------------------------------ at a terminal
+
+
+IN_FOLDER = """
+import os, sys
+os.chdir(sys.argv[1])
+os.execv(sys.executable, [sys.executable, "-m", "localspec", "commit", *sys.argv[2:]])
+"""
+
+
+@contextlib.contextmanager
+def at_terminal(repository: Repository, *words: str, editor: str) -> Iterator[Terminal]:
+    environment = {**repository.home.environment, "GIT_EDITOR": editor}
+    where = str(repository.root)
+    with terminal(environment, where, *words, program=("-c", IN_FOLDER)) as shown:
+        yield shown
+
+
+def test_at_a_terminal_gits_editor_has_the_message(repository: Repository) -> None:
+    says(repository.home, "Add a\n\nBecause.\n#12 is done.")
+    repository.stage("a", "a\n")
+    editor = repository.root / ".git" / "editor"
+    editor.write_text('#!/bin/sh\ncp "$1" seen\nsed -i 1s/a/b/ "$1"\ntest -t 0\n')
+    editor.chmod(0o755)
+    with at_terminal(repository, editor=str(editor)) as shown:
+        assert shown.wait() == 0
+    seen = (repository.root / "seen").read_text()
+    assert seen.startswith("Add a\n\nBecause.\n #12 is done.\n")
+    assert "an empty message aborts the commit" in seen.replace("\n# ", " ")
+    assert repository.message() == "Add b\n\nBecause.\n #12 is done."
+
+
+def test_without_a_message_left_git_aborts(repository: Repository) -> None:
+    says(repository.home, "Add a")
+    repository.stage("a", "a\n")
+    with at_terminal(repository, editor="truncate -s 0") as shown:
+        assert shown.wait() == 1
+        assert "Aborting commit due to empty commit message" in shown.text
+    assert repository.commits() == 0
+
+
+def test_print_commits_nothing_at_a_terminal_too(repository: Repository) -> None:
+    says(repository.home, "Add a")
+    repository.stage("a", "a\n")
+    with at_terminal(repository, "--print", editor="true") as shown:
+        assert shown.wait() == 0
+        assert shown.text.endswith("Add a\n")
+    assert repository.commits() == 0
+
+
+# ------------------------------------------------------------------ the hook
+
+
+def test_the_hook_says_how_to_install_it(repository: Repository) -> None:
+    run = repository.run("--hook")
+    assert run.stdout.startswith("#!/bin/sh\n")
+    assert subprocess.run(["sh", "-n"], input=run.stdout, text=True, check=False).returncode == 0
+    with terminal(repository.home.environment, "commit", "--hook", columns=200) as shown:
+        assert shown.wait() == 0
+        install = shown.text.split("To install it here: ")[1].strip()
+    subprocess.run(
+        ["sh", "-c", install], cwd=repository.root, env=repository.home.environment, check=True
+    )
+    says(repository.home, "Add a")
+    repository.stage("a", "a\n")
+    repository.git("commit", GIT_EDITOR="true")
+    assert repository.message() == "Add a"
+
+
+def test_the_hook_proposes_a_message_where_none_was_given_and_only_there(
+    repository: Repository,
+) -> None:
+    says(repository.home, "Proposed")
+    repository.hook()
+    editor = {"GIT_EDITOR": "true"}
+    repository.stage("a", "a\n")
+    repository.git("commit", **editor)
+    assert repository.message() == "Proposed"
+    repository.stage("a", "b\n")
+    repository.git("commit", "-m", "Mine", **editor)
+    assert repository.message() == "Mine"
+    repository.stage("a", "c\n")
+    repository.git("commit", "--amend", **editor)
+    assert repository.message() == "Mine"
+    (repository.root / "text").write_text("From a file\n")
+    repository.stage("a", "d\n")
+    repository.git("commit", "-F", "text", "-e", **editor)
+    assert repository.message() == "From a file"
+    repository.git("checkout", "-qb", "other", "HEAD~1")
+    repository.stage("b", "b\n")
+    repository.git("commit", "-m", "Other", **editor)
+    repository.git("checkout", "-q", "main")
+    repository.git("merge", "other", **editor)
+    assert "Merge branch 'other'" in repository.message()
+    assert "Proposed" not in repository.message()
+    repository.git("revert", "--no-commit", "HEAD~1")
+    repository.git("commit", **editor)
+    assert "Revert" in repository.message()
+    (repository.root / "text").write_text("# the template of this place\n\nIssue: \n")
+    repository.git("config", "commit.template", "text")
+    (repository.root / "a").write_text("of -a\n")
+    repository.git("commit", "-a", **editor)
+    assert repository.message() == "Proposed\n\nIssue:"
+    repository.git("commit", "--allow-empty", "--allow-empty-message", "-m", "", **editor)
+    assert repository.message() == ""
+
+
+def test_the_hook_sees_what_this_commit_takes(repository: Repository) -> None:
+    file = repository.home.root / "config" / "templates" / "commit.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text('prompt = "raw Files $input"')
+    for name in ("one", "two"):
+        repository.stage(name, "1\n")
+    repository.git("commit", "-qm", "Begin")
+    repository.hook()
+    for name in ("one", "two"):
+        (repository.root / name).write_text("2\n")
+    repository.git("commit", "one", GIT_EDITOR="true")
+    assert "b/one" in repository.message()
+    assert "b/two" not in repository.message()
+
+
+@pytest.mark.parametrize("wrong", ["no daemon", "no pair", "slow", "no program", "broken template"])
+def test_the_hook_prevents_no_commit(repository: Repository, home: Home, wrong: str) -> None:
+    says(home, "Proposed")
+    repository.hook()
+    repository.stage("a", "a\n")
+    said = "localspec proposes no message: "
+    environment = {"GIT_EDITOR": "sh -c 'echo Own > \"$1\"' -"}
+    hook = repository.root / ".git" / "hooks" / "prepare-commit-msg"
+    template = home.root / "config" / "templates" / "commit.toml"
+    if wrong == "no daemon":
+        environment["LOCALSPEC_HOME"] = str(repository.root)
+    elif wrong == "no pair":
+        template.write_text('prompt = "x"\nmodel = "none"')
+    elif wrong == "slow":
+        template.write_text('prompt = "forever"')
+        program = repository.root / "impatient.py"
+        program.write_text(IMPATIENT)
+        text = hook.read_text()
+        hook.write_text(text.replace("localspec commit", f"{sys.executable} {program} commit"))
+    elif wrong == "no program":
+        said = "not found"
+        hook.write_text(hook.read_text().replace("localspec commit", "localspec-gone commit"))
+    else:
+        template.write_text('prompt = "')
+    done = repository.git("commit", **environment)
+    assert repository.message() == "Own"
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+IMPATIENT = """
+import sys
+from localspec import cli
+from localspec.cli.commands.shell import commit
+commit._PATIENCE = 1
+sys.exit(cli.main())
+"""
