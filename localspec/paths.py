@@ -49,6 +49,11 @@ class Paths(NamedTuple):
         return self.state / "daemon.log"
 
     @property
+    def last_run(self) -> Path:
+        """How the daemon that ran last ended."""
+        return self.state / "daemon.json"
+
+    @property
     def token(self) -> Path:
         """The bearer token for TCP; not in the config folder, which people publish."""
         return self.state / "token"

@@ -36,7 +36,7 @@ def is_ours(place: str) -> bool:
 
 # --- our own parts
 
-LEAVES = {"errors", "files", "paths", "config"}
+LEAVES = {"errors", "files", "paths", "config", "ended"}
 
 # What each part may import of ours beside itself, and why no more. A new part needs a line here.
 PARTS: dict[str, tuple[set[str], str]] = {
@@ -44,6 +44,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "__main__": ({"cli"}, "it is the command line under another name"),
     "errors": (set(), "everything may raise them, so they must drag nothing along"),
     "files": (set(), "whoever keeps a file writes it so"),
+    "ended": ({"files", "paths"}, "a daemon writes it, and a client that finds none reads it"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "purpose": (set(), "as compatibility"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),

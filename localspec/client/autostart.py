@@ -85,7 +85,7 @@ def end_unresponsive() -> bool:
         os.close(handle)
 
 
-def _held(lock: Path) -> bool:
+def held(lock: Path) -> bool:
     """Whether a daemon still has the lock: it lets the socket go a moment earlier."""
     try:
         handle = paths.open_file(lock, os.O_RDWR | os.O_NOFOLLOW)
@@ -117,7 +117,7 @@ def wait_gone() -> None:
     """
     deadline = time.monotonic() + STOP_SECONDS
     lock = paths.default_paths().lock
-    while _held(lock):
+    while held(lock):
         if time.monotonic() > deadline:
             raise errors.Unavailable(f"The daemon did not end within {STOP_SECONDS:.0f} seconds.")
         time.sleep(_POLL)

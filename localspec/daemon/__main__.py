@@ -7,11 +7,14 @@ engine. `--listen` and `--listen-anywhere` are the configuration's keys.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from localspec import paths
+from localspec import ended, paths
 from localspec.daemon.http import lock, sockets
 from localspec.errors import LocalspecError, visible
 
@@ -24,7 +27,9 @@ def main() -> int:
         paths.private_directory(locations.runtime)
         handed = sockets.handed_over()
         held = lock.acquire(locations.lock, None if handed else locations.socket)
-        _serve(locations)
+        ended.begin(locations.last_run)
+        with _last_words(locations.last_run):
+            _serve(locations)
         held.release()
     except LocalspecError as error:
         sys.stderr.write(f"localspec: {visible(error.message)}\n")
@@ -34,6 +39,23 @@ def main() -> int:
         sys.stderr.write(f"localspec: {visible(f'{name}{error.strerror or error}.')}\n")
         return 1
     return 0
+
+
+@contextlib.contextmanager
+def _last_words(file: Path) -> Iterator[None]:
+    """Why the daemon ends is written down: nobody may be reading what it says."""
+    try:
+        yield
+    except LocalspecError as error:
+        ended.end(file, error.message)
+        raise
+    except OSError as error:
+        ended.end(file, f"{error}.")
+        raise
+    except BaseException as error:
+        ended.end(file, f"This is a bug in localspec ({type(error).__name__}: {error}).")
+        raise
+    ended.end(file)
 
 
 def _serve(locations: paths.Paths) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,7 +36,6 @@ MAX_CAUSES = 64  # of crashes; more settings than anybody tries
 
 Ending = Literal["crash", "watchdog", "unload"]
 Mark = tuple[int, int] | None  # size in bytes, time of the last change in ns; None: not there
-_OOM_COUNTS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 _NO_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "failed to allocate")
 
 
@@ -265,26 +263,3 @@ def _mark(file: Path) -> Mark:
     except OSError:
         return None
     return info.st_size, info.st_mtime_ns
-
-
-def oom_kills() -> int | None:
-    """Processes that the kernel has ended for memory, here and in our control group.
-
-    None where nothing counts them.
-    """
-    if sys.platform != "linux":
-        return None
-    counts = [
-        int(line.split()[1])
-        for file in _OOM_COUNTS
-        for line in _lines(file)
-        if line.startswith("oom_kill ")
-    ]
-    return sum(counts) if counts else None
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text("ascii", "replace").splitlines()
-    except OSError:
-        return []

@@ -18,7 +18,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from localspec import errors
-from localspec.daemon.worker.death import Death, Ending, oom_kills
+from localspec.daemon.worker.death import Death, Ending
+from localspec.ended import oom_kills
 from localspec.protocol import frames
 
 log = logging.getLogger("localspec.worker")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from typing import Any
 
 import click
 
+from localspec import ended
 from localspec.cli.terminal import figures, render
+from localspec.client import autostart
 from localspec.client.api import Client
-from localspec.errors import NoDaemon
+from localspec.errors import NoAnswer, NoDaemon
+from localspec.paths import default_paths
 
 _EVERY = 1.0  # seconds
 
@@ -27,8 +31,20 @@ def command(as_json: bool, watch: bool) -> int:
     if watch:
         _watch(client, as_json)
     else:
-        (render.record if as_json else figures.status)(client.status())
+        (render.record if as_json else figures.status)(_asked(client))
     return 0
+
+
+def _asked(client: Client) -> dict[str, Any]:
+    """Raises NoDaemon: with how the last one ended."""
+    try:
+        return client.status()
+    except NoAnswer:
+        raise
+    except NoDaemon as error:
+        paths = default_paths()
+        last = "" if autostart.held(paths.lock) else ended.told(paths.last_run)
+        raise NoDaemon(f"{error.message}. {last}" if last else error.message) from error
 
 
 def _watch(client: Client, as_json: bool) -> None:
@@ -36,7 +52,7 @@ def _watch(client: Client, as_json: bool) -> None:
     in_place = render.is_drawn_on(sys.stdout) and not as_json
     while True:
         try:
-            status = client.status()
+            status = _asked(client)
         except NoDaemon as error:
             status = None
             reason = error.message

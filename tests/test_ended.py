@@ -1,0 +1,109 @@
+"""How the last daemon ended, told by `status` afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec import ended
+from tests.support.daemons import Home, RunningDaemon, alive, wait_for
+
+Start = Callable[..., RunningDaemon]
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGTERM, "was stopped at"),
+        (signal.SIGKILL, "was killed: by somebody's command, or by the system."),
+        (signal.SIGSEGV, "crashed (Segmentation fault); where is in"),
+        (signal.SIGABRT, "crashed (Aborted); where is in"),
+    ],
+)
+def test_status_says_how_the_daemon_ended(
+    number: signal.Signals, said: str, home: Home, start_daemon: Start
+) -> None:
+    daemon = start_daemon()
+    assert "The last one" not in home.run("status").stdout
+    os.kill(daemon.pid, number)
+    daemon.process.communicate()
+    assert not alive(daemon.pid)
+    run = home.run("status")
+    assert run.returncode == 3
+    assert f"The last one (pid {daemon.pid}, started " in run.stderr
+    assert said in run.stderr
+
+
+def test_a_daemon_that_ended_of_a_mistake_left_it_behind(home: Home) -> None:
+    home.use_fake()
+    program = (
+        "from localspec.daemon import lifecycle, __main__ as main\n"
+        "async def run(self): raise KeyError('lost')\n"
+        "lifecycle.Daemon.run = run\n"
+        "main.main()"
+    )
+    home.spawn_daemon(program).communicate()
+    assert "This is a bug in localspec (KeyError: 'lost')" in home.run("status").stderr
+
+
+def test_one_that_could_not_start_left_its_reason(home: Home) -> None:
+    home.use_fake()
+    home.socket.mkdir(parents=True)
+    home.socket.parent.chmod(0o700)
+    assert home.run("start").returncode == 3
+    home.socket.rmdir()
+    assert "is not a socket; remove it and try again." in home.run("status").stderr
+
+
+def test_one_that_is_just_starting_was_not_killed(home: Home) -> None:
+    home.use_fake()
+    program = (
+        "import time\nfrom localspec.daemon import __main__ as main\nbegin = main.ended.begin\n"
+        "def slow(file): begin(file); time.sleep(600)\nmain.ended.begin = slow\nmain.main()"
+    )
+    process = home.spawn_daemon(program)
+    wait_for((home.root / "state" / "daemon.json").exists, "its beginning")
+    assert "killed" not in home.run("status").stderr
+    process.kill()
+    process.communicate()
+    assert "was killed" in home.run("status").stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"boot": "another"}, "ended with the machine"),
+        ({"oom_kills": -1}, "ended processes for want of memory"),
+        ({"boot": "", "oom_kills": None}, "was killed"),
+        ({"ended": 1.0, "why": "It was tired."}, "ended at 1970-01-01 "),
+    ],
+)
+def test_what_the_beginning_tells_of_an_end(
+    changes: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "daemon.json"
+    run = {"pid": 1, "started": 0.0, "boot": ended._boot(), "oom_kills": 1 << 60}
+    file.write_text(json.dumps({**run, **changes}))
+    assert said in ended.told(file)
+
+
+@given(
+    st.binary(max_size=60)
+    | st.dictionaries(
+        st.sampled_from(["pid", "started", "ended", "boot", "oom_kills", "why"]),
+        st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.none()),
+    ).map(lambda run: json.dumps(run).encode())
+)
+def test_whatever_is_in_the_file_nothing_fails(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "daemon.json"
+    file.write_bytes(data)
+    assert isinstance(ended.told(file), str)
