@@ -327,6 +327,7 @@ def test_what_waits_for_a_slow_disk_is_bounded(
     assert disk.names() == ["0000", "0001"]
 
 
+@pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize(("forgotten", "left"), [("ab12", ["cd34"]), (None, [])])
 def test_what_waits_of_a_forgotten_conversation_is_not_saved(
     load: Callable[..., Running],
@@ -334,11 +335,15 @@ def test_what_waits_of_a_forgotten_conversation_is_not_saved(
     tmp_path: Path,
     forgotten: str | None,
     left: list[str],
+    cached: bool,
 ) -> None:
     """It is answered all the same."""
     engine = kept_on(load, contextual_files, tmp_path, parallel=1)
     texts = {"ab12": TEXT, "cd34": TEXT[::-1]}
-    ids = [engine.start(texts[name], 4, conversation=name) for name in ("ab12", "cd34", "ab12")]
+    more = {"cache_prompt": cached}
+    ids = [
+        engine.start(texts[name], 4, conversation=name, **more) for name in ("ab12", "cd34", "ab12")
+    ]
     engine.admit()  # the first one runs, the others wait
     engine.engine.forget(forgotten)
     engine.finish()
