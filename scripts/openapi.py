@@ -27,7 +27,7 @@ MARKER = "    # From here on made by scripts/openapi.py.\n"
 
 def completion(name: str, kind: str, choice: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """answers.Completion with one kind of choices: a schema can tell three apart by `object`."""
-    told = {"object": Literal[kind], "choices": list[choice]}  # type: ignore[valid-type]
+    told = {"object": Literal[kind], "choices": list[choice]}  # type: ignore[valid-type] # a type made here
     fields = [
         (field.name, told.get(field.name, field.type))
         if field.required

@@ -61,7 +61,8 @@ def rendered(tokenizer: Any, template: str, body: dict[str, Any]) -> dict[str, s
 
 def recording(folder: Path) -> dict[str, Any]:
     transformers: Any = importlib.import_module("transformers")
-    importlib.import_module(CHAT_TEMPLATES).datetime = Clock  # type: ignore[attr-defined]
+    template_module: Any = importlib.import_module(CHAT_TEMPLATES)
+    template_module.datetime = Clock
     chats = importlib.import_module("tests.support.chats").CHATS
     tokenizer = transformers.PreTrainedTokenizerBase(bos_token="<s>", eos_token="</s>")
     made: dict[str, Any] = {"transformers": transformers.__version__, "templates": {}}

@@ -40,13 +40,13 @@ def prepare() -> None:
     """
     if sys.stdin is None:
         _put(os.O_RDONLY, 0)
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - to stay open
     if sys.stdout is None:
         _put(os.O_RDONLY, 1)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - to stay open
     if sys.stderr is None:
         _put(os.O_WRONLY, 2)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - to stay open
     if sys.stdout is sys.__stdout__ or sys.__stdout__ is None:  # else somebody's own, as a test's
         raw = _Out(1, "w", closefd=False)
         sys.stdout = io.TextIOWrapper(

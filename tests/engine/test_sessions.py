@@ -340,9 +340,9 @@ def test_what_waits_of_a_forgotten_conversation_is_not_saved(
     """It is answered all the same."""
     engine = kept_on(load, contextual_files, tmp_path, parallel=1)
     texts = {"ab12": TEXT, "cd34": TEXT[::-1]}
-    more = {"cache_prompt": cached}
     ids = [
-        engine.start(texts[name], 4, conversation=name, **more) for name in ("ab12", "cd34", "ab12")
+        engine.start(texts[name], 4, conversation=name, cache_prompt=cached)
+        for name in ("ab12", "cd34", "ab12")
     ]
     engine.admit()  # the first one runs, the others wait
     engine.engine.forget(forgotten)

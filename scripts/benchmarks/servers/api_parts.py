@@ -222,7 +222,7 @@ def write_together(
         ready.wait()
         try:
             answers[at] = daemon.stream("/completion", body)
-        except Exception as error:
+        except Exception as error:  # raised again where it is read
             answers[at] = error
 
     threads = [threading.Thread(target=ask, args=(at,)) for at in range(clients)]

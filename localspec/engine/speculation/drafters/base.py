@@ -108,7 +108,7 @@ class Drafter(ABC):
             return None
         return Candidate(self.belief, len(tokens), 0.0, 0.0, [bucket] * len(tokens), tokens)
 
-    def propose(self, requests: list[DraftRequest]) -> None:  # noqa: B027
+    def propose(self, requests: list[DraftRequest]) -> None:  # noqa: B027 - not all kinds need it
         """Fill requests with drafts until their `more` says no: of all sequences that take this kind in
         a round, in one call. Not called where the tokens were known.
 
@@ -127,7 +127,7 @@ class Drafter(ABC):
             for at in range(min(accepted + 1, len(request.tokens))):
                 self.belief.observe(request.buckets[at], at < accepted)
 
-    def elapsed(  # noqa: B027
+    def elapsed(  # noqa: B027 - as propose
         self, used: bool, tokens: int, spent_ms: float, plain_ms: float
     ) -> None:
         """A round took `spent_ms` and wrote so many tokens; plain decoding takes `plain_ms` for one."""
@@ -139,5 +139,5 @@ class Drafter(ABC):
         """
         return False
 
-    def close(self, slot: Slot) -> None:  # noqa: B027
+    def close(self, slot: Slot) -> None:  # noqa: B027 - as propose
         """It drafts no more for this sequence: whatever it holds of the text goes."""
