@@ -187,18 +187,7 @@ def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}]
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": clean(options["system"])})
-    request = fields(options)
-    request["messages"] = messages
-    if options["model"]:
-        from localspec.cli import inputs
-
-        request["model"] = inputs.pair(options["model"])
-    if options["exact"]:
-        request["exact"] = True
-    if (depth := options["draft"]) is not None:
-        request["speculative"] = {"depth": depth} if depth else {"enabled": False}
-    if options["show_draft"]:
-        request["reveal_draft"] = True
+    request = {**wanted(options), "messages": messages}
     if options["schema"] is not None:
         from localspec.cli import inputs
 
@@ -227,6 +216,22 @@ def _title(options: dict[str, Any]) -> str:
 
 def _is_piped() -> bool:
     return sys.stdin is not None and not sys.stdin.isatty()
+
+
+def wanted(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that say who is to answer, and how; `chat` has these options too."""
+    request = fields(options)
+    if options["model"]:
+        from localspec.cli import inputs
+
+        request["model"] = inputs.pair(options["model"])
+    if options["exact"]:
+        request["exact"] = True
+    if (depth := options["draft"]) is not None:
+        request["speculative"] = {"depth": depth} if depth else {"enabled": False}
+    if options["show_draft"]:
+        request["reveal_draft"] = True
+    return request
 
 
 def _question(options: dict[str, Any]) -> str:

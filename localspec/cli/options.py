@@ -172,9 +172,16 @@ EXCLUSIVE = (
     ("save", "template"),
 )
 
+# Those that `/set` changes in a chat.
+SETTABLE = {
+    option.name: option
+    for option in ASK
+    if option in SAMPLING
+    or option.name in ("tokens", "draft", "exact", "plain", "show_draft", "hide_reasoning", "usage")
+}
 _IN_CHAT = (
-    *("model", "system", "last", "conversation", "tokens", "temperature", "plain", "show_draft"),
-    *("hide_reasoning", "no_log", "no_daemon_start", "debug"),
+    *("model", "system", "last", "conversation", "files", "template", "values", *SETTABLE),
+    *("no_log", "no_daemon_start", "debug"),
 )
 CHAT = tuple(option for option in ASK if option.name in _IN_CHAT)
 
@@ -228,8 +235,11 @@ def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | N
 
 
 def _read(option: Option, text: str) -> str | int | float | None:
-    if text.startswith("-") and text != "-":
-        return None
+    return None if text.startswith("-") and text != "-" else read(option, text)
+
+
+def read(option: Option, text: str) -> str | int | float | None:
+    """The value that `text` is for an option that has one; None where it is none."""
     if option.kind is str:
         return text
     try:

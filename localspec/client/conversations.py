@@ -22,8 +22,9 @@ class ConversationsClient(Client):
         found: list[dict[str, Any]] = self._json("GET", target)["conversations"]
         return found
 
-    def conversation(self, name: str) -> dict[str, Any]:
-        return self._json("GET", f"{_BASE}/{quote(name, safe='')}")
+    def conversation(self, name: str, *, wait: bool = False) -> dict[str, Any]:
+        """`wait`: until the answers under way in it have ended."""
+        return self._json("GET", f"{_BASE}/{quote(name, safe='')}{'?wait=true' * wait}")
 
     def forget(self, name: str) -> str:
         """The id of what was removed."""

@@ -70,10 +70,14 @@ class Conversation(Struct):
 
 
 class Undone(Struct):
-    """`question` was taken back, and what followed it."""
+    """`question` was taken back, and what followed it; `left` questions stand before it.
+
+    With none left the conversation is removed.
+    """
 
     id: str
     question: str
+    left: int
 
 
 class Forgotten(Struct):

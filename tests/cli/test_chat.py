@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from localspec.cli.chat.chat import complete, unquoted
+from localspec.cli.chat import slash
+from localspec.cli.chat.typed import as_typed, complete, meant
 from tests.support.daemons import Home, wait_for
 from tests.support.terminal import Terminal, terminal
 
@@ -133,7 +139,9 @@ def test_save_stats_and_what_is_no_command(warm: Home, tmp_path: Path) -> None:
         line(shown, "/regn")
         shown.expect("did you mean /regen?")
         line(shown, "/help")
-        shown.expect("write the question in $EDITOR")
+        for name in slash.COMMANDS:
+            shown.expect(f"  {name} ")
+        shown.expect("a space first")
         line(shown, "/exit")
         assert shown.wait() == 0
     assert target.read_text() == "## You\n\nsay hello\n\n## Answer\n\nhello\n"
@@ -148,8 +156,25 @@ def test_edit_asks_what_was_written(warm: Home, tmp_path: Path) -> None:
     environment = {**warm.environment, "EDITOR": str(editor), "VISUAL": ""}
     with terminal(environment, "chat") as shown:
         line(shown, "/edit")
-        shown.expect("edited")
+        shown.expect("say edited")  # in the prompt: it is seen before it is sent
+        shown.expect("› say edited")
+        assert said(warm)[:1] != ["say edited"]
+        shown.send(" twice\r")
+        shown.expect("edited twice")
         line(shown, "/exit")
+        assert shown.wait() == 0
+    assert said(warm) == ["say edited twice", "edited twice"]
+
+
+@pytest.mark.parametrize("editor", ["false", "/nowhere/vi"])
+def test_an_editor_that_fails_does_not_end_the_chat(warm: Home, editor: str) -> None:
+    environment = {**warm.environment, "EDITOR": editor, "VISUAL": ""}
+    with terminal(environment, "chat") as shown:
+        line(shown, "/edit")
+        shown.expect("$EDITOR names the editor to use")
+        line(shown, "say alive")
+        wait_for(lambda: said(warm) == ["say alive", "alive"], "the turn")
+        line(shown, "exit")
         assert shown.wait() == 0
 
 
@@ -233,6 +258,221 @@ def test_narrow_and_wide(warm: Home, columns: int) -> None:
         assert shown.wait() == 0
 
 
+def test_the_end_has_many_names(warm: Home) -> None:
+    for typed in ("exit", "quit", "/bye", "/quit", "/q", "/exit"):
+        with terminal(warm.environment, "chat") as shown:
+            line(shown, typed)
+            assert shown.wait() == 0, typed
+
+
+def test_what_looks_like_a_command_can_be_sent(warm: Home) -> None:
+    with terminal(warm.environment, "chat") as shown:
+        line(shown, "/nothing")
+        shown.expect("There is no command /nothing; /help lists them.")
+        shown.expect("begin with a space.")
+        line(shown, "/hist")
+        shown.expect("did you mean /history?")
+        line(shown, " /undo that?")
+        wait_for(lambda: len(said(warm)) == 2, "the turn")
+        line(shown, "/etc/hosts: what is it?")
+        wait_for(lambda: len(said(warm)) == 4, "the turn")
+        line(shown, '"""quit"""')
+        wait_for(lambda: len(said(warm)) == 6, "the turn")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+    assert said(warm)[::2] == ["/undo that?", "/etc/hosts: what is it?", "quit"]
+
+
+def test_new_conversations(warm: Home) -> None:
+    before = len(listed(warm))
+    with terminal(warm.environment, "chat", "-s", "Be brief.") as shown:
+        line(shown, "say one")
+        wait_for(lambda: "one" in said(warm), "the turn")
+        line(shown, "/new")
+        shown.expect("A new conversation begins.")
+        line(shown, "say two")
+        wait_for(lambda: "two" in said(warm), "the turn")
+        line(shown, "/clear")
+        shown.expect("A new conversation begins.")
+        assert "\x1b[2J" in shown.raw
+        line(shown, "say three")
+        line(shown, "/history")
+        shown.expect("You\n")
+        shown.expect("say three")
+        line(shown, "/bye")
+        assert shown.wait() == 0
+    assert said(warm) == ["Be brief.", "say three", "three"]
+    assert len(listed(warm)) == before + 3
+
+
+def listed(home: Home) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = home.request(
+        "GET", "/localspec/conversations?limit=10000"
+    ).json["conversations"]
+    return found
+
+
+def test_what_was_all_taken_back_is_no_conversation(warm: Home) -> None:
+    warm.run("ask", "say before")
+    with terminal(warm.environment, "chat") as shown:
+        line(shown, "/regen")
+        shown.expect("There is no question to answer again.")
+        line(shown, "say one")
+        line(shown, "/undo")
+        shown.expect("Taken back: say one")
+        line(shown, "/regen")
+        shown.expect("There is no question to answer again.")
+        assert said(warm) == ["say before", "before"]
+        line(shown, "say two")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+    assert said(warm) == ["say two", "two"]
+    assert listed(warm)[0]["title"] == "say two"
+
+
+def test_a_question_that_is_not_answered_again_is_in_the_prompt(warm: Home) -> None:
+    with terminal(warm.environment, "chat") as shown:
+        line(shown, "say one")
+        wait_for(lambda: said(warm) == ["say one", "one"], "the turn")
+        line(shown, "/pair /nowhere/x.gguf")
+        shown.expect("will answer from now on")
+        line(shown, "/regen")
+        shown.expect("localspec: ")
+        shown.expect("› say one")
+        shown.send("\x03")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+
+
+def test_an_interrupt_before_the_first_word_leaves_nothing(warm: Home) -> None:
+    with terminal(warm.environment, "chat") as shown:
+        line(shown, "late 30")
+        wait_for(lambda: warm.status()["running"], "the question at the engine")
+        time.sleep(0.5)  # the answer's head is on its way
+        shown.interrupt()
+        shown.expect("Stopped before anything came")
+        line(shown, "say hello")
+        wait_for(lambda: said(warm) == ["say hello", "hello"], "the next turn")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+
+
+def test_thoughts_alone_are_a_turn_that_can_be_taken_back(warm: Home) -> None:
+    with terminal(warm.environment, "chat", "--hide-reasoning") as shown:
+        line(shown, "say one")
+        wait_for(lambda: said(warm) == ["say one", "one"], "the turn")
+        line(shown, "think")
+        wait_for(lambda: warm.status()["running"], "the question at the engine")
+        time.sleep(0.5)
+        shown.interrupt()
+        shown.expect("Stopped; what came is part of the conversation.")
+        line(shown, "/undo")
+        shown.expect("Taken back: think")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+    assert said(warm) == ["say one", "one"]
+
+
+OPTIONS = ("--top-k 3 --presence-penalty -1.5 --seed 7 --exact -n 9 --draft 2").split()
+
+
+def test_sampling_by_option_and_by_command(warm: Home) -> None:
+    def sampling(frame: dict[str, Any]) -> dict[str, Any]:
+        return {**frame["sampling"], "n": frame.get("max_tokens"), "exact": frame.get("exact")}
+
+    with terminal(warm.environment, "chat", *OPTIONS, columns=200) as shown:
+        line(shown, "echo")
+        wait_for(lambda: len(said(warm)) == 2, "the turn")
+        for command in ("top_p 0.5", "--frequency-penalty -2", "exact off", "tokens default"):
+            line(shown, f"/set {command}")
+            shown.expect("from the next question on.")
+        line(shown, "/set parameter seed 8")
+        shown.expect("seed is 8 from")
+        for wrong, why in (
+            ("top_p 1.5", "'top_p' must be a number from 0 to 1, or 'default', not '1.5'."),
+            ("seed x", "'seed' must be a whole number from"),
+            ("exact 2", "'exact' must be on or off, not '2'."),
+            ("temprature 1", "'temprature' cannot be set; did you mean temperature?"),
+        ):
+            line(shown, f"/set {wrong}")
+            shown.expect(why)
+        line(shown, "/set seed")
+        shown.expect("seed is 8.")
+        line(shown, "/set")
+        shown.expect("NAME")
+        shown.expect("top_p              0.5")
+        line(shown, "echo")
+        wait_for(lambda: len(said(warm)) == 4, "the turn")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+    first, second = (sampling(json.loads(each)) for each in said(warm)[1::2])
+    assert (first["top_k"], first["presence_penalty"], first["seed"]) == (3, -1.5, 7)
+    assert (first["n"], first["exact"]) == (9, True)
+    changed = {"top_p": 0.5, "frequency_penalty": -2, "seed": 8, "n": None, "exact": None}
+    assert second == {**first, **changed}
+
+
+def test_files_and_a_template_go_with_the_first_question(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("note")
+    warm.run("ask", "--save", "tr", "-s", "In $language.", "-n", "9", "say $input", "--force")
+    file = str(tmp_path / "a.txt")
+    options = ("-t", "tr", "-p", "language=German", "-f", file)
+    with terminal(warm.environment, "chat", *options) as shown:
+        shown.expect("will go with your next question.")
+        line(shown, "why?")
+        shown.expect("say /")  # what is sent is shown
+        wait_for(lambda: len(said(warm)) == 3, "the turn")
+        line(shown, "say more")
+        wait_for(lambda: len(said(warm)) == 5, "the turn")
+        line(shown, "/regen")
+        wait_for(lambda: len(said(warm)) == 5, "the turn")
+        line(shown, "/new")
+        line(shown, "hello")
+        wait_for(lambda: len(said(warm)) == 3, "the turn")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+    assert said(warm) == ["In German.", "say hello", "hello"]
+    asked = warm.request("GET", f"/localspec/conversations/{listed(warm)[1]['id']}").json
+    contents = [each["content"] for each in asked["messages"]]
+    assert contents[:2] == ["In German.", f"say {file}:\n```\nnote\n```\n\nwhy?"]
+    assert contents[3:] == ["say more", "more"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["-t", "nope"], "There is no template 'nope'"),
+        (["-p", "a=b"], "add -t TEMPLATE"),
+        (["-f", "-"], "In a chat standard input is the keyboard"),
+        (["-f", "/nowhere"], "cannot be read"),
+    ],
+)
+def test_a_chat_that_cannot_begin_says_why(warm: Home, options: list[str], why: str) -> None:
+    with terminal(warm.environment, "chat", *options, columns=200) as shown:
+        assert shown.wait() == 2
+    assert why in shown.text
+
+
+@pytest.mark.parametrize(
+    ("typed", "effect"),
+    [
+        ("/hist", "nothing was said yet"),
+        ("/set temper", "temperature is default."),
+        ("/set exact of", "exact is off from"),
+        ("/pai", "builtin"),
+    ],
+)
+def test_tab_completes_commands_and_settings(warm: Home, typed: str, effect: str) -> None:
+    with terminal(warm.environment, "chat", columns=120) as shown:
+        shown.expect("›")
+        shown.send(f"{typed}\t")
+        time.sleep(0.5)  # it completes in a thread
+        shown.send("\r")
+        shown.expect(effect)
+        line(shown, "/exit")
+        assert shown.wait() == 0
+
+
 def test_a_pipe_is_no_place_for_a_chat(warm: Home) -> None:
     run = warm.run("chat", stdin="hi")
     assert run.returncode == 2
@@ -240,15 +480,41 @@ def test_a_pipe_is_no_place_for_a_chat(warm: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "whole", "meant"),
+    ("typed", "whole", "kind", "text"),
     [
-        ("one", True, "one"),
-        ('"""one', False, "one"),
-        ('"""one\ntwo"""', True, "one\ntwo"),
-        ('"""', False, ""),
-        ('"""a"""', True, "a"),
+        ("one", True, "message", "one"),
+        ('"""one', False, "message", "one"),
+        ('"""one\ntwo"""', True, "message", "one\ntwo"),
+        ('"""', False, "message", ""),
+        ('"""a"""', True, "message", "a"),
+        ('"""/undo"""', True, "message", "/undo"),
+        (' """a', True, "message", '"""a'),
+        ("/undo", True, "command", "/undo"),
+        ("/set seed 7 ", True, "command", "/set seed 7"),
+        ("/system a\nb", True, "command", "/system a\nb"),
+        ("/nothing", True, "command", "/nothing"),
+        (" /undo", True, "message", "/undo"),
+        ("/etc/hosts: why?", True, "message", "/etc/hosts: why?"),
+        ("// a comment", True, "message", "// a comment"),
+        ("exit", True, "leave", ""),
+        ("quit ", True, "leave", ""),
+        (" exit", True, "message", "exit"),
+        ("exit now", True, "message", "exit now"),
+        ("", True, "message", ""),
     ],
 )
-def test_quotes(text: str, whole: bool, meant: str) -> None:
-    assert complete(text) is whole
-    assert unquoted(text) == meant
+def test_what_a_line_means(typed: str, whole: bool, kind: str, text: str) -> None:
+    assert complete(typed) is whole
+    assert meant(typed) == (kind, text)
+
+
+@given(
+    st.text()
+    | st.builds(
+        "".join, st.lists(st.sampled_from(["/", "undo", " ", '"""', "exit", "quit", "a", "\n"]))
+    )
+)
+def test_every_message_can_be_typed(text: str) -> None:
+    typed = as_typed(text)
+    assert meant(typed) == ("message", text.strip())
+    assert complete(typed)

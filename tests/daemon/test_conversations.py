@@ -287,11 +287,34 @@ def test_undo_takes_the_last_question_back(api: Home) -> None:
     name = ask(api, "say one")["localspec"]["conversation"]
     ask(api, "say two", name)
     undone = api.request("POST", f"/localspec/conversations/{name}/undo").json
-    assert undone == {"id": name, "question": "say two"}
+    assert undone == {"id": name, "question": "say two", "left": 1}
     assert said(api, name) == [("user", "say one"), ("assistant", "one")]
-    api.request("POST", f"/localspec/conversations/{name}/undo")
+
+
+def test_a_conversation_of_which_all_is_taken_back_is_gone(api: Home) -> None:
+    before = ask(api, "say before")["localspec"]["conversation"]
+    asked = [("system", "Be brief."), ("user", "say one")]
+    messages = [{"role": role, "content": text} for role, text in asked]
+    body = {"messages": messages, "localspec": {"conversation": "new"}}
+    name = api.request("POST", "/v1/chat/completions", body).json["localspec"]["conversation"]
+    undone = api.request("POST", f"/localspec/conversations/{name}/undo").json
+    assert undone["left"] == 0
+    assert kept(api, "last")["id"] == before
     empty = api.request("POST", f"/localspec/conversations/{name}/undo")
     assert (empty.status, empty.error["code"]) == (404, "not_found")
+
+
+def test_a_reader_can_wait_for_what_is_under_way(api: Home) -> None:
+    name = ask(api, "say one")["localspec"]["conversation"]
+    for _ in range(10):
+        with api.streaming("forever", localspec={"conversation": name}) as stream:
+            for _ in range(5):
+                stream.readline()
+        found = api.request("GET", f"/localspec/conversations/{name}?wait=true").json["messages"]
+        assert found[-2]["content"] == "forever"
+        assert found[-1]["finish"] == "interrupted"
+        api.request("POST", f"/localspec/conversations/{name}/undo")
+    assert api.request("GET", f"/localspec/conversations/{name}?wait=1").status == 400
 
 
 def test_search_knows_no_case_and_no_wildcards(api: Home) -> None:

@@ -71,7 +71,10 @@ class Person:
         if name:
             undone = self.home.request("POST", f"/localspec/conversations/{name}/undo")
             assert undone.status == 200
-            self.kept[name].pop()
+            word = self.kept[name].pop()
+            if not self.kept[name]:  # the conversation went with its only question
+                del self.kept[name]
+                self.gone.append(word)
 
     def remove(self) -> None:
         if self.kept:

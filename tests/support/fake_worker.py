@@ -5,6 +5,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     say WORD…      answer with these words (the default: the prompt itself)
     slow N         N pieces, one each 20 ms
     forever        pieces until cancelled
+    late S         begin at once, and answer after S seconds, unless cancelled
     think          the same, as thoughts
     flood          10 MiB as fast as can be
     stall          answer nothing more, not even pings, but stay alive
@@ -184,6 +185,11 @@ class FakeWorker:
                 for index in range(count):
                     yield f"{index} "
                     time.sleep(0.02)
+            case "late":
+                until = time.monotonic() + float(argument)
+                while time.monotonic() < until and frame.id not in self.cancelled:
+                    time.sleep(0.01)
+                yield "late"
             case "flood":
                 yield from ["x" * 65_536] * 160
             case "stall":

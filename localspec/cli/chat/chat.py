@@ -12,6 +12,9 @@ from localspec import paths
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import Chat
 from localspec.cli.chat.talk import Talk
+from localspec.cli.chat.typed import complete, meant
+from localspec.cli.options import SETTABLE
+from localspec.cli.templates import Template
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
@@ -22,73 +25,68 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-_QUOTES = '"""'
-
 
 def run(options: dict[str, Any]) -> int:
     """Talk until Ctrl-D or /exit.
 
     Raises:
-        UsageError: stdin or stdout is no terminal.
+        UsageError: stdin or stdout is no terminal; a file or template is of no use.
         LocalspecError: the conversation to go on with is not there.
     """
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError("A chat needs a terminal; in a pipe: localspec ask")
-    chat = Chat(Talk(options))
+    template = Template(options) if options["template"] is not None else None
+    if template is None and options["values"]:
+        raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
+    options = options if template is None else template.options
+    chat = Chat(Talk(dict(options)), template)
+    if options["files"]:
+        slash.attach(chat, options["files"])
     session = _session(chat)
     _greet(chat)
     while not chat.ended:
+        draft, chat.draft = chat.draft, ""
         try:
-            line = session.prompt("› ")
+            line = session.prompt("› ", default=draft)
         except KeyboardInterrupt:
             continue  # Ctrl-C empties the line, as in a shell
         except EOFError:
             break
-        _turn(chat, unquoted(line))
+        _turn(chat, line)
     return 0
 
 
 def _greet(chat: Chat) -> None:
     if chat.talk.messages:
-        turns = len(chat.talk.messages) // 2
+        turns = len(chat.talk.questions)
         render.dim(f"Going on after {turns} question{'s' * (turns != 1)}.")
     render.dim("/help lists the commands, Ctrl-D ends.")
 
 
-def _turn(chat: Chat, text: str) -> None:
-    """One line of the person: a command, or a question and its answer."""
+def _turn(chat: Chat, line: str) -> None:
+    """One line of the person. Whatever goes wrong, the chat goes on."""
+    kind, text = meant(line)
     try:
-        question: str | None = text
-        if text.startswith("/"):
-            question = slash.run(chat, text)
-        if question and question.strip():
-            chat.talk.say(chat.question(question), question)
-            render.line("")
+        if kind == "command":
+            slash.run(chat, text)
+        elif kind == "leave":
+            chat.ended = True
+        elif text:
+            chat.say(text)
+        if not chat.ended:
             _look(chat.talk)
     except KeyboardInterrupt:
-        render.dim("Stopped; what came is part of the conversation.")
+        render.dim("Stopped.")
     except LocalspecError as error:
         render.error(error.message)
+    except OSError as error:
+        render.error(f"{error.filename or ''}: {error.strerror or error}.".removeprefix(": "))
 
 
 def _look(talk: Talk) -> None:
     """How large the context is: for the line at the bottom."""
-    pair = talk.client.status()["pair"]
-    talk.context = pair.get("n_ctx") or 0
-
-
-def unquoted(text: str) -> str:
-    """Without the three quotes around several lines."""
-    text = text.strip()
-    if text.startswith(_QUOTES):
-        return text.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
-    return text
-
-
-def complete(text: str) -> bool:
-    """Whether Enter ends the input: not within three quotes."""
-    text = text.strip()
-    return not text.startswith(_QUOTES) or (len(text) >= 6 and text.endswith(_QUOTES))
+    if talk.last:
+        talk.context = talk.client.status()["pair"].get("n_ctx") or 0
 
 
 # ---------------------------------------------------------------------------- prompt_toolkit
@@ -175,11 +173,17 @@ def _completer(talk: Talk) -> Any:
                 for command, each in slash.COMMANDS.items():
                     if command.startswith(name):
                         yield Completion(command, -len(name), display_meta=each.help)
-            elif name in ("/file", "/save"):
+            elif name == "/file":
+                last = Document(argument.rpartition(" ")[2])
+                found = files.get_completions(last, complete_event)
+                yield from (each for each in found if _can_be_shown(each.text))
+            elif name == "/save":
                 found = files.get_completions(Document(argument), complete_event)
                 yield from (each for each in found if _can_be_shown(each.text))
-            elif name == "/pair":
+            elif slash.ALIASES.get(name, name) == "/pair":
                 yield from _pairs(talk, argument)
+            elif name == "/set":
+                yield from _settings(argument)
 
     return Commands()
 
@@ -187,6 +191,22 @@ def _completer(talk: Talk) -> Any:
 def _can_be_shown(text: str) -> bool:
     """A completion becomes what is typed, so it cannot be made harmless first."""
     return text == render.harmless(text, lines=False)
+
+
+def _settings(typed: str) -> Iterator[Completion]:
+    """Names, and after one its values where they can be listed."""
+    from prompt_toolkit.completion import Completion
+
+    name, blank, value = typed.partition(" ")
+    option = SETTABLE.get(name)
+    if not blank:
+        for each in SETTABLE.values():
+            if each.name.startswith(name):
+                yield Completion(each.name, -len(name), display_meta=each.help)
+    elif option is not None:
+        for word in ("on", "off") if option.kind is bool else ("default",):
+            if word.startswith(value):
+                yield Completion(word, -len(value))
 
 
 def _pairs(talk: Talk, beginning: str) -> Iterator[Completion]:

@@ -5,66 +5,102 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from localspec.cli import inputs
+from localspec.cli import inputs, options
 from localspec.cli.chat.talk import Talk
-from localspec.cli.terminal import figures, render
+from localspec.cli.chat.typed import as_typed
+from localspec.cli.templates import Template
+from localspec.cli.terminal import figures, history, render
 from localspec.cli.terminal.pairs import size
 from localspec.client.pairs import PairsClient
-from localspec.errors import UsageError
+from localspec.errors import NotFound, UsageError
+
+_DEFAULT = "default"
+SWITCH = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
 
 
 class Chat:
-    """What commands change: the talk, and what goes with the next question."""
+    """What commands change: the talk, what goes with the next question, what the prompt begins with."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Talk, template: Template | None = None) -> None:
+        """`template`: the first question of each conversation is asked with it."""
         self.talk = talk
         self.attached: list[str] = []
+        self.draft = ""
         self.ended = False
+        self._template = template
 
-    def question(self, text: str) -> str:
-        """`text` with the attached files before it; they are used up."""
+    def say(self, text: str) -> None:
+        """Ask what a person wrote, with the attached files before it; they are used up.
+
+        Raises:
+            LocalspecError: there is nothing to ask, or no answer.
+        """
         parts, self.attached = [*self.attached, text], []
-        return "\n\n".join(parts)
+        question = "\n\n".join(parts)
+        if self._template is not None and not self.talk.messages:
+            before = self._template.options["system"]
+            question = self._template.question(question)
+            if self._template.options["system"] != before:  # it names $input
+                self.talk.system = self._template.options["system"]
+            render.dim(question)
+        self.ask(question, text)
+
+    def ask(self, question: str, title: str = "") -> bool:
+        """Ask the question as it is; whether any answer came."""
+        came = self.talk.say(question, title)
+        render.line("")
+        if self.talk.options["usage"] and self.talk.last.get("timings"):
+            figures.statistics(self.talk.last)
+        return came
 
 
 class Slash(NamedTuple):
-    run: Callable[[Chat, str], str | None]  # a question to ask, or None
+    run: Callable[[Chat, str], None]
     argument: str
     help: str
 
 
-def run(chat: Chat, line: str) -> str | None:
-    """Run "/name argument"; the question it makes, if it makes one.
+def run(chat: Chat, line: str) -> None:
+    """Run "/name argument".
 
     Raises:
         UsageError: there is no such command.
         LocalspecError: what it met.
     """
-    name, _, argument = line.partition(" ")
+    name, argument = (*line.split(None, 1), "")[:2]
+    name = ALIASES.get(name, name)
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        meant = f"did you mean {close[0]}?" if close else "/help lists them."
-        raise UsageError(f"There is no command {name}; {meant}")
-    return COMMANDS[name].run(chat, argument.strip())
+        raise UsageError(
+            f"There is no command {name}; {_suggestion(name, [*COMMANDS, *ALIASES], '/help lists them.')} "
+            "To send it as a message, begin with a space."
+        )
+    COMMANDS[name].run(chat, argument.strip())
+
+
+def _suggestion(wrong: str, right: list[str], otherwise: str) -> str:
+    """As in "did you mean /regen?"."""
+    longer = [each for each in right if len(wrong) > 1 and each.startswith(wrong)]
+    close = longer or difflib.get_close_matches(wrong, right, 1)
+    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def _help(chat: Chat, argument: str) -> None:
     del chat, argument
-    render.fields([(f"  {name} {each.argument}", each.help) for name, each in COMMANDS.items()])
-    render.line('  Alt-Enter adds a line; or begin and end with """. Ctrl-C stops an answer.')
+    commands = [(f"{name} {each.argument}", each.help) for name, each in COMMANDS.items()]
+    render.fields([(f"  {what}", meaning) for what, meaning in (*commands, *KEYS)])
 
 
-def _edit(chat: Chat, argument: str) -> str | None:
-    import click
+# ---------------------------------------------------------------------------- the next question
 
-    del chat
-    text = click.edit(argument or None, extension=".md")
-    if text is None or not text.strip():
+
+def _edit(chat: Chat, argument: str) -> None:
+    written = inputs.edited(argument, lambda _: "", "", extension=".md")
+    if written is None or not written.strip():
         render.line("Nothing was written.")
-        return None
-    return text.strip()
+        return
+    chat.draft = as_typed(written)
 
 
 def _file(chat: Chat, argument: str) -> None:
@@ -72,6 +108,17 @@ def _file(chat: Chat, argument: str) -> None:
         raise UsageError("Which file? As in: /file src/main.py")
     # A name with blanks is one file when there is one, else several names.
     names = [argument] if Path(argument).expanduser().exists() else argument.split()
+    attach(chat, names)
+
+
+def attach(chat: Chat, names: list[str]) -> None:
+    """Let files go with the next question.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    if "-" in names:
+        raise UsageError("In a chat standard input is the keyboard; name a file.")
     text = inputs.files(names)
     chat.attached.append(text)
     render.line(f"{size(len(text.encode()))} will go with your next question.")
@@ -80,7 +127,7 @@ def _file(chat: Chat, argument: str) -> None:
 def _system(chat: Chat, argument: str) -> None:
     if argument:
         chat.talk.system = argument
-        render.line("It holds from your next question on.")
+        render.line("Applies from the next question.")
     else:
         render.line(chat.talk.system or "There is no system message; /system TEXT sets one.")
 
@@ -88,6 +135,7 @@ def _system(chat: Chat, argument: str) -> None:
 def _pair(chat: Chat, argument: str) -> None:
     if ":" in argument or any(map(inputs.is_path, argument.split(","))):
         chat.talk.model = argument
+        render.line(f"{argument} will answer from now on.")
         return
     names = pair_names(chat.talk)
     if argument and argument not in names:
@@ -105,9 +153,84 @@ def pair_names(talk: Talk) -> list[str]:
     return [each["name"] for each in client.pairs()["pairs"]]
 
 
-def _regen(chat: Chat, argument: str) -> str:
+def _set(chat: Chat, argument: str) -> None:
+    """`/set parameter NAME VALUE`, as Ollama has it, is understood too."""
+    words = argument.removeprefix("parameter ").split()
+    values = chat.talk.options
+    if not words:
+        rows = [["NAME", "VALUE", "MEANING"]]
+        rows += [[name, _shown(values[name]), each.help] for name, each in options.SETTABLE.items()]
+        render.table(rows)
+        return
+    name = words[0].lstrip("-").replace("-", "_").lower()
+    name = {"max_tokens": "tokens", "num_predict": "tokens", "pair": "model"}.get(name, name)
+    if name in ("model", "system"):
+        COMMANDS["/pair" if name == "model" else "/system"].run(chat, " ".join(words[1:]))
+        return
+    if name not in options.SETTABLE:
+        meant = _suggestion(name, list(options.SETTABLE), "/set alone lists what can be set.")
+        raise UsageError(f"'{words[0]}' cannot be set; {meant}")
+    if len(words) == 1:
+        render.line(f"{name} is {_shown(values[name])}. {options.SETTABLE[name].help}")
+        return
+    values[name] = _value(options.SETTABLE[name], " ".join(words[1:]))
+    render.line(f"{name} is {_shown(values[name])} from the next question on.")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return _DEFAULT if value is None else str(value)
+
+
+def _value(option: options.Option, text: str) -> Any:
+    """Raises UsageError: the option cannot have this value."""
+    flag = option.kind is bool
+    if text == _DEFAULT:
+        return False if flag else None
+    value = SWITCH.get(text.lower()) if flag else options.read(option, text)
+    if value is None:
+        kind = {int: "a whole number", float: "a number"}.get(option.kind)
+        allowed = "on or off" if flag else f"{kind} {option.limits}, or '{_DEFAULT}'"
+        raise UsageError(f"'{option.name}' must be {allowed}, not '{text}'.")
+    return value
+
+
+# ---------------------------------------------------------------------------- what was said
+
+
+def _new(chat: Chat, argument: str) -> None:
     del argument
-    return chat.talk.undo()
+    if chat.talk.messages and not chat.talk.keeps_nothing:
+        render.line(f"The conversation before is kept: localspec history show {chat.talk.id}")
+    chat.talk.renew()
+    render.line("A new conversation begins.")
+
+
+def _clear(chat: Chat, argument: str) -> None:
+    from prompt_toolkit.shortcuts import clear
+
+    clear()
+    _new(chat, argument)
+
+
+def _history(chat: Chat, argument: str) -> None:
+    del argument
+    history.conversation(chat.talk.kept())
+
+
+def _regen(chat: Chat, argument: str) -> None:
+    """Where no other answer comes, the question stands in the next prompt: it is not said any more."""
+    del argument
+    if not chat.talk.questions:
+        raise NotFound("There is no question to answer again.")
+    question = chat.talk.undo()
+    before = len(chat.talk.messages)
+    try:
+        chat.ask(question)
+    finally:
+        if len(chat.talk.messages) == before:
+            chat.draft = as_typed(question)
 
 
 def _undo(chat: Chat, argument: str) -> None:
@@ -144,14 +267,28 @@ def _exit(chat: Chat, argument: str) -> None:
 
 
 COMMANDS = {
-    "/help": Slash(_help, "", "this list"),
-    "/edit": Slash(_edit, "[TEXT]", "write the question in $EDITOR"),
-    "/file": Slash(_file, "FILE…", "ask about files; patterns too"),
-    "/system": Slash(_system, "[TEXT]", "set or show the system message"),
-    "/pair": Slash(_pair, "[NAME]", "change the pair, or list them"),
-    "/regen": Slash(_regen, "", "answer the last question anew"),
-    "/undo": Slash(_undo, "", "take the last question back"),
-    "/save": Slash(_save, "FILE", "write the talk to a file"),
-    "/stats": Slash(_stats, "", "statistics of the last answer"),
-    "/exit": Slash(_exit, "", "end the chat (or Ctrl-D)"),
+    "/help": Slash(_help, "", "Show this list."),
+    "/new": Slash(_new, "", "Start a new conversation; the settings stay."),
+    "/clear": Slash(_clear, "", "Clear the screen and start a new conversation."),
+    "/history": Slash(_history, "", "Show this conversation."),
+    "/undo": Slash(_undo, "", "Remove the last question and its answer."),
+    "/regen": Slash(_regen, "", "Answer the last question again."),
+    "/edit": Slash(_edit, "[TEXT]", "Write the question in $EDITOR; Enter then sends it."),
+    "/file": Slash(_file, "FILE…", "Include files or globs in the next question."),
+    "/system": Slash(_system, "[TEXT]", "Show or set the system message."),
+    "/pair": Slash(_pair, "[NAME]", "List the pairs, or switch to one."),
+    "/set": Slash(_set, "[NAME [VALUE]]", "Show or set temperature, tokens, seed and more."),
+    "/save": Slash(_save, "FILE", "Save the conversation as Markdown."),
+    "/stats": Slash(_stats, "", "Show statistics of the last answer."),
+    "/exit": Slash(_exit, "", "End the chat; also /bye, exit, quit or Ctrl-D."),
 }
+ALIASES = {
+    **{"/bye": "/exit", "/quit": "/exit", "/q": "/exit", "/?": "/help"},
+    **{"/model": "/pair", "/retry": "/regen", "/reset": "/new"},
+}
+KEYS = (
+    ("Alt-Enter", 'Start a new line. Text between """ and """ may have several lines, too.'),
+    ("Tab", "Complete a command, a file, a pair or a setting."),
+    ("Ctrl-C", "Stop the answer, or clear the line."),
+    ("a space first", "Send a message that begins with a slash as it is."),
+)

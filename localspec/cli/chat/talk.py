@@ -1,118 +1,188 @@
-"""A conversation with the daemon, without the terminal around it."""
+"""A conversation with the daemon, without the terminal around it.
+
+What was said is what the daemon keeps, and is read from there after every answer: an answer that was
+interrupted, one of thoughts alone, and a question that was refused are then the same on both sides.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
-from localspec.cli import ask, inputs
-from localspec.cli.options import fields
+from localspec.cli import ask
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
-from localspec.errors import NotFound
+from localspec.errors import LocalspecError, NotFound
 
 # Of a kept message, what a request's messages have too.
 _SENT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+_NEW = "new"
 
 
 class _Listening(render.Printer):
-    """Prints as another printer does, and remembers."""
+    """Prints as another printer does, and remembers; at the end `rest` of what was said is printed too."""
 
-    def __init__(self, printer: render.Printer) -> None:
-        self.said: list[str] = []
+    def __init__(self, printer: render.Printer, rest: Callable[[str], str]) -> None:
+        self.said = ""
         self._printer = printer
+        self._rest = rest
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
-        self.said.append(piece)
+        self.said += piece
         self._printer.text(piece, drafted)
 
     def close(self) -> None:
-        self._printer.close()
+        try:
+            if rest := self._rest(self.said):
+                self.text(rest, [])
+        finally:
+            self._printer.close()
 
 
 class Talk:
-    """What was said. The daemon keeps it too, unless `options["no_log"]`."""
+    """What was said. The daemon keeps it too, unless `options["no_log"]`.
+
+    `options` are those of `chat`, and may be changed between questions.
+    """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.client = ConversationsClient(autostart=not options["no_daemon_start"])
-        self.id = "new"
-        self.model: str = options["model"] or ""
-        self.messages: list[dict[str, Any]] = []
+        self.options = options
+        self.id = _NEW
+        self.messages: list[dict[str, Any]] = []  # without the system message
         self.last: dict[str, Any] = {}  # statistics of the last answer
         self.context = 0
-        self._options = options
         self._lost = False  # the daemon could not keep an answer
+        self._titles: dict[str, str] = {}  # of questions: their words without files
         self._said_system: str | None = None
-        self.system: str | None = options["system"]
         wanted = "last" if options["last"] else options["conversation"]
         if wanted:
-            self._resume(wanted)
+            found = self.client.conversation(wanted)
+            self._take(found)
+            self.model = self.model or found["model"]
+            self.system = self.system or self._said_system
+
+    @property
+    def model(self) -> str:
+        return self.options["model"] or ""
+
+    @model.setter
+    def model(self, name: str) -> None:
+        self.options["model"] = name
+
+    @property
+    def system(self) -> str | None:
+        """The system message from the next question on."""
+        system: str | None = self.options["system"]
+        return system
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        self.options["system"] = text
 
     @property
     def keeps_nothing(self) -> bool:
         """Whether all that was said goes with every question: the daemon keeps none of it."""
-        return bool(self._options["no_log"]) or self._lost
+        return bool(self.options["no_log"]) or self._lost
 
-    def _resume(self, name: str) -> None:
-        found = self.client.conversation(name)
-        self.id = found["id"]
-        self.model = self.model or found["model"]
-        for each in found["messages"]:
-            if each["role"] == "system":
-                self._said_system = each["content"]
-                self.system = self.system or each["content"]
-            else:
-                self.messages.append({key: each[key] for key in _SENT if each.get(key) is not None})
+    @property
+    def questions(self) -> list[str]:
+        return [str(each["content"]) for each in self.messages if each["role"] == "user"]
 
-    def say(self, question: str, title: str = "") -> None:
-        """Ask and print the answer; interrupted or not, what came is part of the conversation.
+    # ------------------------------------------------------------------ said
 
-        `title` is what the history calls it if it is the first question: its words without files.
+    def say(self, question: str, title: str = "") -> bool:
+        """Ask, and print the answer; whether anything came, which is then part of the conversation.
+
+        Ctrl-C ends the answer alone. `title` is what the history calls the conversation where this is the
+        first question: its words without files.
+
+        Raises:
+            LocalspecError: why there is no answer, or no more of it.
         """
+        before, stopped = len(self.messages), False
+        self._titles.setdefault(question, title)
         printer = _Listening(
-            render.printer(plain=self._options["plain"], tinted=self._options["show_draft"])
+            render.printer(plain=self.options["plain"], tinted=self.options["show_draft"]),
+            self._settled,
         )
-        hidden = bool(self._options["hide_reasoning"])
         self.last = {}
         try:
             ask.stream(
                 self.client,
-                self._request(question, title),
+                self._request(question),
                 printer,
-                hide_reasoning=hidden,
+                hide_reasoning=bool(self.options["hide_reasoning"]),
                 seen=self.last,
             )
+        except KeyboardInterrupt:
+            stopped = True
         finally:
-            ours = self.last.get("localspec") or {}
-            self.id = ours.get("conversation", self.id)
-            if printer.said or self.last.get("timings"):
-                self._said_system = self.system
-                self.messages.append({"role": "user", "content": question})
-                self.messages.append({"role": "assistant", "content": "".join(printer.said)})
             ask.tell(self.last)
-            if ours.get("not_kept"):
+            if (self.last.get("localspec") or {}).get("not_kept"):
                 self._lost = True
                 render.error(
                     "What is said from here on is not saved either; /save FILE writes it all."
                 )
+            if self.keeps_nothing and (printer.said or self.last.get("timings")):
+                for role, text in (("user", question), ("assistant", printer.said)):
+                    self.messages.append({"role": role, "content": text})
+        came = len(self.messages) > before
+        if stopped and came:
+            render.dim("Stopped; what came is part of the conversation.")
+        elif stopped:
+            render.dim(
+                "Stopped before anything came; the question is not part of the conversation."
+            )
+        return came
 
-    def _request(self, question: str, title: str) -> dict[str, Any]:
-        request = fields(self._options)
-        if self.model:
-            request["model"] = inputs.pair(self.model)
-        if self._options["show_draft"]:
-            request["reveal_draft"] = True
+    def _request(self, question: str) -> dict[str, Any]:
+        request = ask.wanted(self.options)
         messages = [{"role": "user", "content": question}]
         kept = not self.keeps_nothing
         if kept:
             request["localspec"] = {"conversation": self.id, "kind": "chat"}
-            if self.id == "new" and title:
-                request["localspec"]["title"] = title[:1000]
+            if self.id == _NEW and self._titles.get(question):
+                request["localspec"]["title"] = self._titles[question][:1000]
         else:
             messages = [*self.messages, *messages]
         if self.system and (not kept or self.system != self._said_system):
-            messages.insert(0, {"role": "system", "content": self.system})
+            messages.insert(0, {"role": "system", "content": ask.clean(self.system)})
         request["messages"] = messages
         return request
+
+    def _settled(self, printed: str = "") -> str:
+        """Read what the daemon has kept; of the last answer what came after `printed`."""
+        self.id = (self.last.get("localspec") or {}).get("conversation", self.id)
+        if self.keeps_nothing or self.id == _NEW:
+            return ""
+        before = len(self.messages)
+        try:
+            self._take(self.client.conversation(self.id, wait=True))
+        except NotFound:  # nothing of the first answer came, or somebody removed all of it
+            self.renew()
+        except LocalspecError:
+            return ""  # there is an error to tell already
+        answer = str(self.messages[-1]["content"]) if len(self.messages) > before else ""
+        return answer[len(printed) :] if answer.startswith(printed) else ""
+
+    def _take(self, found: dict[str, Any]) -> None:
+        """Make a kept conversation this one."""
+        self.id = found["id"]
+        system = [each["content"] for each in found["messages"] if each["role"] == "system"]
+        self._said_system = system[0] if system else None
+        self.messages = [
+            {key: each[key] for key in _SENT if each.get(key) is not None}
+            for each in found["messages"]
+            if each["role"] != "system"
+        ]
+
+    # ------------------------------------------------------------------ changed
+
+    def renew(self) -> None:
+        """Begin a new conversation; the settings stay."""
+        self.id, self.messages, self._said_system, self._lost = _NEW, [], None, False
 
     def undo(self) -> str:
         """Take back the last question and its answer; the question.
@@ -120,14 +190,32 @@ class Talk:
         Raises:
             NotFound: nothing was said.
         """
-        asked = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
-        if not asked:
+        if not self.questions:
             raise NotFound("There is nothing to take back.")
-        if not self.keeps_nothing:
-            self.client.undo(self.id)
-        question = str(self.messages[asked[-1]]["content"])
-        del self.messages[asked[-1] :]
+        question = self.questions[-1]
+        if self.keeps_nothing:
+            asked = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
+            self.messages = self.messages[: asked[-1]]
+        else:
+            question = self.client.undo(self.id)
+            self._settled()
         return question
+
+    # ------------------------------------------------------------------ shown
+
+    def kept(self) -> dict[str, Any]:
+        """The conversation in the form of the history."""
+        if not self.keeps_nothing and self.id != _NEW:
+            return self.client.conversation(self.id, wait=True)
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        name = "not kept" if self.keeps_nothing else "nothing was said yet"
+        model = self.model or "the configured pair"
+        return {
+            "id": name,
+            "created": time.time(),
+            "model": model,
+            "messages": [*system, *self.messages],
+        }
 
     def markdown(self) -> str:
         """Everything that was said, as a document."""

@@ -11,7 +11,8 @@ from localspec.cli.commands.ask import click_option
 def _run(**values: object) -> int:
     from localspec.cli.chat import chat
 
-    return chat.run(values)
+    lists = {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
+    return chat.run({**values, **lists})
 
 
 command = click.Command(
@@ -21,5 +22,5 @@ command = click.Command(
     help='Chat with a pair. Alt-Enter adds a line, """ begins and ends a multi-line message, '
     "/ starts a command, Tab completes. Ctrl-C stops the answer, Ctrl-D ends the chat.",
     epilog="Examples:\n\n\b\n  localspec chat\n  localspec chat -m coder-7b -s 'Be brief.'\n"
-    "  localspec chat -c",
+    "  localspec chat -c\n  localspec chat -f notes.md -t review --temperature 0.3",
 )

@@ -38,8 +38,19 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 async def show(request: Request) -> Response:
+    """?wait=true until the answers under way in it have ended."""
     name = request.path_params["name"]
-    return answer(await state_of(request).conversations.run(lambda each: each.get(name)))
+    store = state_of(request).conversations
+    if _flag(request, "wait"):
+        await unless_gone(request.receive, store.settled(name))
+    return answer(await store.run(lambda each: each.get(name)))
+
+
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "false")
+    if text not in ("true", "false"):
+        raise InvalidRequest(f"'{name}' must be true or false.", param=name)
+    return text == "true"
 
 
 async def remove(request: Request) -> Response:
@@ -59,6 +70,10 @@ async def remove_all(request: Request) -> Response:
 
 async def undo(request: Request) -> Response:
     name = request.path_params["name"]
-    store = state_of(request).conversations
+    daemon = state_of(request)
+    store = daemon.conversations
     await unless_gone(request.receive, store.settled(name))
-    return answer(await store.run(lambda each: each.undo(name)))
+    undone = await store.run(lambda each: each.undo(name))
+    if not undone.left:
+        await daemon.forget_states(undone.id)
+    return answer(undone)

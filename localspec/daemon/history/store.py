@@ -325,7 +325,7 @@ class Conversations:
         return found
 
     def undo(self, name: str) -> Undone:
-        """Take back the last question and all that came after it.
+        """Take back the last question and all that came after it; with the only one the conversation.
 
         Raises:
             NotFound, InvalidRequest: as `get`; NotFound also where no question is left.
@@ -339,12 +339,21 @@ class Conversations:
             ).fetchone()
             if row is None:
                 raise NotFound(f"Conversation {entry.id} has no question left to take back.")
-        with self._deleting() as db:
-            db.execute(
-                "DELETE FROM messages WHERE conversation = ? AND position >= ?", (entry.id, row[0])
-            )
-        typed.forget(self._typed_lines, [row[1]])
-        return Undone(entry.id, row[1])
+            (left,) = db.execute(
+                "SELECT count(*) FROM messages"
+                " WHERE conversation = ? AND role = 'user' AND position < ?",
+                (entry.id, row[0]),
+            ).fetchone()
+        if left:
+            with self._deleting() as db:
+                db.execute(
+                    "DELETE FROM messages WHERE conversation = ? AND position >= ?",
+                    (entry.id, row[0]),
+                )
+            typed.forget(self._typed_lines, [row[1]])
+        else:
+            self.remove(entry.id)
+        return Undone(entry.id, row[1], left)
 
     def _asked(self, name: str) -> list[str]:
         """What people said in a conversation."""

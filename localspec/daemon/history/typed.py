@@ -7,7 +7,7 @@ What is removed from the history must not stay there, so the daemon takes it out
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def forget(file: Path, contents: Sequence[str]) -> None:
     kept: list[bytes] = []
     for typed, lines in groupby(data.splitlines(keepends=True), lambda line: line[:1] == b"+"):
         block = list(lines)
-        if typed and _within(_meant(block), contents):
+        if typed and any(_within(each, contents) for each in _meant(block)):
             while kept and kept[-1][:1] in (b"#", b"\n"):  # when it was typed
                 kept.pop()
         else:
@@ -55,9 +55,8 @@ def _within(text: str, contents: Sequence[str]) -> bool:
     return bool(text) and any(text in content for content in contents)
 
 
-def _meant(lines: Sequence[bytes]) -> str:
-    """What an entry said: without a command's name and the quotes around several lines."""
+def _meant(lines: Sequence[bytes]) -> Iterator[str]:
+    """What an entry may have said: all of it, and what follows a command, without quotes around it."""
     text = b"".join(line[1:] for line in lines).decode("utf-8", "replace").strip()
-    if text.startswith("/"):
-        text = text.partition(" ")[2].strip()
-    return text.removeprefix('"""').removesuffix('"""').strip()
+    for each in (text, text.partition(" ")[2].strip() if text.startswith("/") else ""):
+        yield each.removeprefix('"""').removesuffix('"""').strip()

@@ -1,0 +1,43 @@
+"""What a typed line means: a message, a command, or the end.
+
+A line that begins with a space is a message, whatever follows. Else a word after a slash is a command, three
+quotes are around a message of several lines, and `exit` or `quit` alone ends the chat.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+_QUOTES = '"""'
+_COMMAND = re.compile(r"/[a-zA-Z?]*(?!\S)")  # and not a path
+_LEAVE = ("exit", "quit")
+
+Kind = Literal["message", "command", "leave"]
+
+
+def meant(line: str) -> tuple[Kind, str]:
+    """The kind of a line, and its text."""
+    text = line.strip()
+    if not line[:1].isspace():
+        if text in _LEAVE:
+            return "leave", ""
+        if _COMMAND.match(text):
+            return "command", text
+        if text.startswith(_QUOTES):
+            return "message", text.removeprefix(_QUOTES).removesuffix(_QUOTES).strip()
+    return "message", text
+
+
+def complete(line: str) -> bool:
+    """Whether Enter ends the input: not within three quotes."""
+    text = line.strip()
+    quoted = text.startswith(_QUOTES) and not line[:1].isspace()
+    return not quoted or (len(text) >= 6 and text.endswith(_QUOTES))
+
+
+def as_typed(message: str) -> str:
+    """A line that means the message."""
+    message = message.strip()
+    plain = meant(message) == ("message", message) and complete(message)
+    return message if plain else f" {message}"
