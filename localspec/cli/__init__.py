@@ -11,6 +11,7 @@ templates.py  saved prompts
 prompts.py    those that come with localspec
 app.py        click: help, usage errors, the table of commands
 formatter.py  how help is laid out
+documents/    folders, notebooks and PDF documents, as text
 commands/     one click command per file
 chat/         the conversation at a terminal
 shell/        what `cmd`, `commit` and `explain` consist of
@@ -47,9 +48,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] == ["ask"]:
+    if arguments[:1] in (["ask"], ["chat"], ["explain"]):
         from localspec.cli import options
 
+        arguments = options.with_files(arguments)
+    if arguments[:1] == ["ask"]:
         plain = options.parse(options.ASK, arguments[1:])
         if plain is not None:
             from localspec.cli import ask

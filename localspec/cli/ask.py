@@ -6,6 +6,7 @@ is used.
 
 from __future__ import annotations
 
+import os
 import sys
 
 from localspec.cli.options import EXCLUSIVE, fields
@@ -43,6 +44,7 @@ def run(options: dict[str, Any]) -> int:
 
         templates.save(options)
         return 0
+    options = _with_files(options)
     if options["template"] is not None:
         from localspec.cli import templates
 
@@ -93,6 +95,18 @@ def _check(options: dict[str, Any]) -> None:
             raise UsageError(f"{' and '.join(names)} exclude each other; leave one out.")
     if options["values"] and not (options["template"] or options["save"]):
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
+
+
+def _with_files(options: dict[str, Any]) -> dict[str, Any]:
+    """Of the words, `-` is standard input, and one that is a file is asked about where a person sits."""
+    words = [word for word in options["words"] if word != "-"]
+    files = ["-"] * ("-" in options["words"]) + options["files"]
+    named = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113
+    if named:
+        from localspec.cli import inputs
+
+        files = files + named if inputs.wanted(named) else files
+    return {**options, "words": words, "files": files}
 
 
 def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -249,11 +263,11 @@ def asked(options: dict[str, Any]) -> str:
 
 def _given(options: dict[str, Any]) -> str:
     """What is asked about: stdin, unless a file named `-` is, and the files."""
-    piped = "" if "-" in options["files"] else _piped()
     if not options["files"]:
-        return piped
+        return _piped()
     from localspec.cli import inputs
 
+    piped = "" if set(inputs.STDIN) & set(options["files"]) else _piped()
     return "\n\n".join(part for part in [piped, inputs.files(options["files"])] if part)
 
 

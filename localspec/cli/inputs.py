@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 # Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
 MAX_INPUT = 4 << 20  # bytes
 
+# Names of standard input, which can be read once.
+STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
+_PDF = b"%PDF-"
 # What a file is when it is no text, by how it begins.
 _KINDS = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"GIF8", "a GIF image"),
-    (b"%PDF", "a PDF document (pdftotext makes text of it)"),
+    (_PDF, "a PDF document (pdftotext makes text of it; so does -f)"),
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "gzip data (zcat makes text of it)"),
     (b"\x7fELF", "a program"),
@@ -71,9 +74,30 @@ def stdin() -> str:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT:
         raise UsageError(f"More than {MAX_INPUT >> 20} MiB on standard input; no context holds it.")
-    if b"\0" in data:
+    if b"\0" in data or data.startswith(_PDF):
         raise UsageError(f"Standard input is not text but {kind(data)}.")
     return data.decode("utf-8", "replace").rstrip("\r\n")
+
+
+def wanted(names: list[str]) -> bool:
+    """Whether the files that words of a question name belong to it; said where nobody can answer."""
+    from localspec.cli.terminal import render
+
+    shown = ", ".join(names)
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        import click
+
+        which = (
+            "is a file here; include its text"
+            if len(names) == 1
+            else "are files here; include them"
+        )
+        return click.confirm(
+            f"{render.harmless(shown, lines=False)} {which}?", default=True, err=True
+        )
+    which = "is a file, and its text is" if len(names) == 1 else "are files, and their text is"
+    render.note(f"{shown} {which} not included; -f {names[0]} includes it.")
+    return False
 
 
 def files(patterns: list[str]) -> str:
@@ -84,7 +108,7 @@ def files(patterns: list[str]) -> str:
     """
     names: dict[str, None] = {}
     for pattern in patterns:
-        names.update(dict.fromkeys(_matching(pattern)))
+        names.update(dict.fromkeys(["-"] if pattern in STDIN else _matching(pattern)))
     parts = [stdin() if name == "-" else _labelled(name) for name in names]
     if sum(map(len, parts)) > MAX_INPUT:
         raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB; no context holds it.")
@@ -92,12 +116,25 @@ def files(patterns: list[str]) -> str:
 
 
 def _matching(pattern: str) -> list[str]:
-    """The file of that name, else those of the pattern: a name may have a [ in it."""
+    """The file of that name, else those of the pattern: a name may have a [ in it. A folder's files."""
     import glob
     from pathlib import Path
 
     path = os.path.expanduser(pattern)
-    if path == "-" or Path(path).exists() or not any(sign in path for sign in "*?["):
+    if Path(path).is_dir():
+        from localspec.cli.documents import folders
+
+        return folders.files(path)
+    if Path(path).exists():
+        return [path]
+    if "://" in path:
+        import shlex
+
+        raise UsageError(
+            f"{pattern} is a URL, and localspec fetches no pages: it works offline. To ask about it: "
+            f"curl -fsSL {shlex.quote(pattern)} | localspec ask …"
+        )
+    if not any(sign in path for sign in "*?["):
         return [path]
     names = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
     found = sorted(name for name in names if Path(name).is_file())
@@ -134,11 +171,15 @@ def read_text(name: str) -> str:
         raise UsageError(f"{name} cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT:
         raise UsageError(f"{name} has more than {MAX_INPUT >> 20} MiB; no context holds it.")
+    if data.startswith(_PDF):
+        from localspec.cli.documents import pdf
+
+        return pdf.text(name)
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
     try:
         if b"\0" not in data:
-            return data.decode("utf-8-sig")
+            return _told(name, data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         if kind(data) == _UNKNOWN:
             raise UsageError(
@@ -149,6 +190,15 @@ def read_text(name: str) -> str:
 
 
 _UNKNOWN = "binary data (it has NUL bytes)"
+
+
+def _told(name: str, text: str) -> str:
+    """What a file says: of a notebook its cells."""
+    if not name.endswith(".ipynb"):
+        return text
+    from localspec.cli.documents import notebooks
+
+    return notebooks.text(name, text)
 
 
 def kind(data: bytes) -> str:

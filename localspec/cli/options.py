@@ -204,6 +204,35 @@ def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
     }
 
 
+def with_files(arguments: list[str]) -> list[str]:
+    """`-f a.py b.py`, which a shell makes of `-f *.py`, as `-f a.py -f b.py`; said on stderr."""
+    if not {"-f", "--file"} & set(arguments):
+        return arguments
+    import os
+
+    result: list[str] = []
+    taken: list[str] = []
+    after = False  # a file
+    rest = iter(arguments)
+    for argument in rest:
+        after = after and not argument.startswith("-") and os.path.exists(argument)  # noqa: PTH110
+        if after:
+            taken.append(argument)
+            result.append("-f")
+        result.append(argument)
+        if argument in ("-f", "--file"):
+            result += [value for value in [next(rest, None)] if value is not None]
+            after = True
+        elif argument == "--":
+            result += rest
+    if taken:
+        from localspec.cli.terminal import render
+
+        more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
+        render.note(f"Also included, as files named after -f: {', '.join(taken[:3])}{more}.")
+    return result
+
+
 def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | None:
     """The values by name, and `words`; None for anything but whole flags and good values.
 

@@ -50,7 +50,7 @@ def test_a_file_named_twice_is_asked_about_once(warm: Home, tmp_path: Path) -> N
     ("name", "data", "why"),
     [
         ("logo.png", b"\x89PNG\r\n\x1a\n\0", "is not text but a PNG image"),
-        ("a.pdf", b"%PDF-1.7\n\xff\0", "is not text but a PDF document"),
+        ("a.pdf", b"%PDF-1.7\n\xff\0", "a.pdf is a PDF document"),
         ("x.bin", b"a\0b", "is not text but binary data"),
         ("latin.txt", "Grüße".encode("latin-1"), "is not UTF-8: byte 2 is 0xfc"),
     ],

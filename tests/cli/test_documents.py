@@ -1,0 +1,221 @@
+"""What a question may be about: folders, notebooks, PDF documents, words that are files, URLs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.cli.documents import notebooks
+from localspec.cli.options import with_files
+from localspec.errors import UsageError
+from tests.support.daemons import Home
+from tests.support.terminal import terminal
+
+
+def asked(home: Home, *line: str, **options: Any) -> tuple[str, str]:
+    """What the model was asked, and what was said on stderr."""
+    home.run("ask", *line, **options)
+    run = home.run("ask", *line, **options)
+    assert run.returncode == 0, run.stderr
+    messages = json.loads(home.run("history", "show", "--json").stdout)["messages"]
+    return messages[0]["content"], run.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = tmp_path / "src"
+    files = {
+        "a.py": b"a = 1\n", "b.py": b"b = 2\n", "sub/c.txt": b"c\n", ".hidden": b"no", ".git-like/x": b"no",
+        "node_modules/x.js": b"no", "picture.png": b"\x89PNG\0", "latin.txt": b"\xe4",
+        "data.csv": b"1\n" * 200_000,
+    }  # fmt: skip
+    for name, data in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+    (source / "nowhere").symlink_to("at-all")
+    return tmp_path
+
+
+def test_a_folder_is_its_text_files_and_what_is_left_out_is_said(warm: Home, folder: Path) -> None:
+    question, said = asked(warm, "-f", "src", "say it", cwd=folder)
+    names = [line for line in question.splitlines() if line.endswith(":")]
+    assert names == ["src/a.py:", "src/b.py:", "src/sub/c.txt:"]
+    assert said == (
+        "src: 3 files, 14 bytes; left out: 1 hidden (.hidden); 1 over 256 KiB (data.csv); "
+        "2 not text (latin.txt, picture.png).\n"
+    )
+
+
+def test_what_git_ignores_is_left_out(warm: Home, folder: Path) -> None:
+    git = ["git", "-C", str(folder / "src")]
+    if subprocess.run([*git, "init", "-q"], capture_output=True).returncode:
+        return  # without git this is the case above
+    (folder / "src" / ".gitignore").write_text("b.py\nsub\nnode_modules\n")
+    marker = folder / "ran"
+    subprocess.run([*git, "config", "core.fsmonitor", f"touch {marker}"], check=True)
+    question, _ = asked(warm, "-f", "src", "say it", cwd=folder)
+    names = [line for line in question.splitlines() if line.endswith(":")]
+    assert names == ["src/a.py:"]
+    assert not marker.exists()
+
+
+def test_a_folder_without_text_and_one_with_too_much_are_refused(
+    warm: Home, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    run = warm.run("ask", "-f", "empty", "say it", cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (2, "localspec: empty has no text files.\n")
+    (tmp_path / "much").mkdir()
+    for each in range(20):
+        (tmp_path / "much" / f"{each}.txt").write_text("x" * 250_000)
+    run = warm.run("ask", "-f", "much/", "say it", cwd=tmp_path)
+    assert run.returncode == 2
+    assert "for example: -f 'much/**/*.py'" in run.stderr
+
+
+def test_a_url_is_refused_with_the_reason(warm: Home) -> None:
+    run = warm.run("ask", "-f", "https://example.com/a?b=[c]", "say it")
+    assert run.returncode == 2
+    assert "it works offline" in run.stderr
+    assert "curl -fsSL 'https://example.com/a?b=[c]' | localspec ask" in run.stderr
+
+
+# ------------------------------------------------------------------ words that are files
+
+
+def test_a_pattern_that_the_shell_expanded_is_all_files(warm: Home, folder: Path) -> None:
+    for line in (
+        ["-f", "src/a.py", "src/b.py", "say it"],
+        ["say it", "-f", "src/a.py", "src/b.py"],
+    ):
+        question, said = asked(warm, *line, cwd=folder)
+        assert question == "src/a.py:\n```\na = 1\n```\n\nsrc/b.py:\n```\nb = 2\n```\n\nsay it"
+        assert said == "Also included, as files named after -f: src/b.py.\n"
+
+
+def test_only_what_follows_a_file_and_is_one_becomes_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / "src")
+    for line in (
+        ["a.py", "b.py"],
+        ["-f", "a.py", "why", "b.py"],
+        ["-f", "a.py", "-s", "b.py"],
+        ["-f", "a.py", "--", "b.py"],
+        ["--", "-f", "a.py", "b.py"],
+        ["-f"],
+    ):
+        assert with_files(line) == line
+    assert with_files(["-f", "a.py", "b.py", "q"]) == ["-f", "a.py", "-f", "b.py", "q"]
+
+
+def test_a_word_that_is_a_file_is_asked_about_on_a_terminal(warm: Home, folder: Path) -> None:
+    for reply, included in (("", True), ("n", False)):
+        with terminal(
+            warm.environment, "ask", "say", str(folder / "src" / "a.py"), columns=400
+        ) as shown:
+            shown.expect("is a file here; include its text? [Y/n]")
+            shown.send(f"{reply}\r")
+            assert shown.wait() == 0
+        messages = json.loads(warm.run("history", "show", "--json").stdout)["messages"]
+        assert ("a = 1" in messages[0]["content"]) is included
+        assert messages[0]["content"].endswith(f"say {folder / 'src' / 'a.py'}")
+
+
+def test_a_word_that_is_a_file_is_said_where_nobody_can_answer(warm: Home, folder: Path) -> None:
+    question, said = asked(warm, "say", "src/a.py", cwd=folder)
+    assert question == "say src/a.py"
+    assert said == "src/a.py is a file, and its text is not included; -f src/a.py includes it.\n"
+
+
+@pytest.mark.parametrize(
+    "line", [["-", "say"], ["say", "-"], ["-f", "-", "say"], ["-f", "-", "-", "-f", "-", "say"],
+             ["-f", "/dev/stdin", "say"]]
+)  # fmt: skip
+def test_standard_input_is_read_once(warm: Home, line: list[str]) -> None:
+    assert asked(warm, *line, stdin="given\n")[0] == "given\n\nsay"
+
+
+# ------------------------------------------------------------------ notebooks and PDF documents
+
+
+def code(source: object, **output: object) -> dict[str, object]:
+    return {"cell_type": "code", "source": source, "outputs": [output] if output else []}
+
+
+NOTEBOOK = {
+    "nbformat": 4,
+    "metadata": {"language_info": {"name": "python"}},
+    "cells": [
+        {"cell_type": "markdown", "source": ["# Title\n", "text"]},
+        code("print(1)", output_type="stream", text=["1\n"]),
+        code("1/0", ename="ZeroDivisionError", evalue="by zero"),
+        code("x", data={"text/plain": "\x1b[31mred\x1b[0m"}),
+        code([]),
+    ],
+}
+
+
+def test_a_notebook_is_its_cells_and_what_they_printed(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "n.ipynb").write_text(json.dumps(NOTEBOOK))
+    question, _ = asked(warm, "-f", "n.ipynb", "say it", cwd=tmp_path)
+    assert question == (
+        "n.ipynb:\n````\n# Title\ntext\n\n```python\nprint(1)\n```\nOutput:\n```\n1\n```\n\n"
+        "```python\n1/0\n```\nOutput:\n```\nZeroDivisionError: by zero\n```\n\n"
+        "```python\nx\n```\nOutput:\n```\nred\n```\n````\n\nsay it"
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["cells", "cell_type", "source", "outputs", "data", "text", "metadata",
+                             "language_info", "name", "text/plain", "ename"]),
+            inner,
+        )
+    ),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(JSON)
+def test_whatever_a_notebook_says_is_text_or_refused(value: object) -> None:
+    for text in (json.dumps(value), json.dumps({"cells": value}), json.dumps({"cells": [value]})):
+        try:
+            assert isinstance(notebooks.text("n.ipynb", text), str)
+        except UsageError as error:
+            assert "is not a Jupyter notebook" in error.message  # noqa: PT017
+    with pytest.raises(UsageError):
+        notebooks.text("n.ipynb", "[" * 100_000)
+
+
+def test_a_pdf_is_read_by_the_program_for_it(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "-d.pdf").write_bytes(b"%PDF-1.7\n\0")
+    run = warm.run("ask", "--file", "./-d.pdf", "say it", cwd=tmp_path, stdin="")
+    assert run.returncode in (1, 2)  # pdftotext is not here, or cannot read it
+    assert "./-d.pdf is a PDF document" in run.stderr
+    program = tmp_path / "bin" / "pdftotext"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\n[ "$4" = "$PWD/./-d.pdf" ] || [ "$4" = "$PWD/-d.pdf" ] && echo "$TEXT"\n'
+    )
+    program.chmod(0o755)
+    home = Home(warm.root)
+    home.environment = {
+        **warm.environment,
+        "PATH": f"{program.parent}:/bin:/usr/bin",
+        "TEXT": "page",
+    }
+    question, _ = asked(home, "-f", "./-d.pdf", "say it", cwd=tmp_path)
+    assert question == "./-d.pdf:\n```\npage\n```\n\nsay it"
+    home.environment["TEXT"] = ""
+    run = home.run("ask", "-f", "./-d.pdf", "say it", cwd=tmp_path)
+    assert (run.returncode, "without text" in run.stderr) == (2, True)
