@@ -60,7 +60,9 @@ def settle(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
                 command = checked(edited)
                 _run(command, shell)
             case "x" | "?":
+                render.line("")
                 explain(command)
+                render.line("")
             case _:
                 break
     render.note("Cancelled; nothing was run.")
@@ -69,11 +71,12 @@ def settle(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
 
 def _show(command: str, shell: Shell) -> None:
     """The command begins and ends its lines, so that it can be copied; the terminal breaks it."""
-    render.stderr(f"{render.harmless(command)}\n")
+    render.verbatim(command)
     lines = command.count("\n") + 1
     what = f"all {lines} lines" if lines > 1 else "it"
-    keys = f"Enter runs {what} in {shell.language}, e edits, x explains, any other key cancels."
-    render.dim(keys)
+    render.dim(
+        f"Enter runs {what} in {shell.language}, e edits, x explains, any other key cancels."
+    )
 
 
 def _key(show: Callable[[], None]) -> str:
@@ -92,6 +95,7 @@ def _edited(command: str) -> str | None:
     """What a person made of it; None if they left by Ctrl-C, Ctrl-D, or with nothing."""
     from prompt_toolkit import PromptSession
 
+    render.dim("Enter runs it, Alt-Enter adds a line, Ctrl-C cancels.")
     session: PromptSession[str] = PromptSession(
         multiline=True, key_bindings=_keys(), enable_open_in_editor=True
     )
