@@ -122,7 +122,11 @@ class Scheduler:
     def _start(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
         request, pair = tokenized.request, self._pair
         align = EXACT_CHUNK if lane.exact else 1
-        slot = lane.slots.acquire(tokenized.tokens, request.cache_prompt, align, tokenized.saved)
+        # A conversation's state is kept, and what was moved in the cache is not what it says.
+        move = request.n_cache_reuse if request.conversation is None else 0
+        slot = lane.slots.acquire(
+            tokenized.tokens, request.cache_prompt, align, tokenized.saved, move
+        )
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         slot.conversation = request.conversation
         sampler, matcher = tokenized.sampler, tokenized.matcher

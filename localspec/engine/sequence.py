@@ -63,7 +63,7 @@ class Sequence:
         # Does the context end it where nothing else does?
         self._cut_short = asked is None or asked > room
         self.n_prompt = len(tokenized.tokens)
-        self.tally = Tally(self.n_prompt, cached=slot.n_past)
+        self.tally = Tally(self.n_prompt, cached=slot.reused, moved=slot.moved)
         self.finished = False
         self.finish_reason = "stop"
         self._vocab = vocab

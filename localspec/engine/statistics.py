@@ -19,6 +19,7 @@ class Tally:
 
     n_prompt: int
     cached: int = 0
+    moved: int = 0  # of `cached`, from another place of the text
     drafted: int = 0
     accepted: int = 0
     produced: int = 0
@@ -83,6 +84,7 @@ class Tally:
         read = self.n_prompt - self.cached
         return Timings(
             cache_n=self.cached,
+            cache_shift_n=self.moved,
             prompt_n=read,
             prompt_ms=prompt_ms,
             prompt_per_token_ms=prompt_ms / max(read, 1),

@@ -183,7 +183,8 @@ class Generate(Frame, omit_defaults=True):
     `shown` are control tokens whose text belongs to the answer (a tool call's marker); others are
     silent. `max_predict_ms` ends the answer at the first newline after that time, and
     `single_line_indent` at a line indented less. `conversation`: the id of a kept one, whose state is
-    then saved and found again.
+    then saved and found again. `n_cache_reuse`: the least tokens of a chunk of the cache that may be moved
+    to another place of the text, near as that is to what reading it there would give; 0: none may.
     """
 
     id: int
@@ -196,6 +197,7 @@ class Generate(Frame, omit_defaults=True):
     top_logprobs: int | None = None
     exact: bool | None = None
     cache_prompt: bool = True
+    n_cache_reuse: int = 0
     priority: Literal["chat", "editor"] = "chat"
     reveal_draft: bool = False
     max_predict_ms: int | None = None
@@ -311,14 +313,15 @@ class TokenLogprob(msgspec.Struct):
 class Started(Frame, omit_defaults=True):
     """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt.
 
-    `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot.
+    `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
+    "shift" some were moved from another place of the text.
     """
 
     id: int
     prompt_tokens: int
     cached_tokens: int
     tail: str = ""
-    cache: Literal["", "slot", "memory", "disk"] = ""
+    cache: Literal["", "slot", "memory", "disk", "shift"] = ""
 
 
 class Delta(Frame, omit_defaults=True):
@@ -339,10 +342,11 @@ class Timings(msgspec.Struct):
     """llama-server's `timings`, in its names. Milliseconds; rates are tokens per second.
 
     As there, `predicted_ms` is from the first token to the last, and the rates of predicted tokens are of
-    those after the first.
+    those after the first. `cache_shift_n`, which it has not: of the cached tokens, those moved in the cache.
     """
 
     cache_n: int = 0
+    cache_shift_n: int = 0
     prompt_n: int = 0
     prompt_ms: float = 0.0
     prompt_per_token_ms: float = 0.0

@@ -125,6 +125,10 @@ class LocalspecOptions(Request):
     title: Annotated[str, Meta(max_length=1000)] | None = None
 
 
+# Least tokens of a chunk of the cache that may be moved; 0: none may be.
+CacheReuse = Annotated[int, Meta(ge=0, le=INT32)]
+
+
 class GenerationRequest(Sampled, Request):
     """What chat and text completions share."""
 
@@ -146,6 +150,7 @@ class GenerationRequest(Sampled, Request):
     speculative: SpeculativeOptions | None = None
     exact: bool | None = None
     cache_prompt: OrDefault[bool] = True
+    n_cache_reuse: OrDefault[CacheReuse] = 0
     reveal_draft: OrDefault[bool] = False
     localspec: LocalspecOptions | None = None
 
@@ -244,7 +249,12 @@ class ExtraFile(Request):
 
 
 class InfillRequest(NativeRequest, kw_only=True):
-    """`prompt` is the part of the cursor's line before it, `input_prefix` the lines above."""
+    """`prompt` is the part of the cursor's line before it, `input_prefix` the lines above.
+
+    `n_cache_reuse`, off elsewhere: an edit above the cursor need not have all that follows read again.
+    """
+
+    n_cache_reuse: OrDefault[CacheReuse] = 32
 
     input_prefix: OrDefault[str] = ""
     input_suffix: OrDefault[str] = ""

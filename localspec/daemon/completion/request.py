@@ -203,6 +203,7 @@ def per_choice(
         "top_logprobs": top_logprobs,
         "exact": request.exact,
         "cache_prompt": request.cache_prompt,
+        "n_cache_reuse": request.n_cache_reuse,
         "reveal_draft": request.reveal_draft,
     }
     shared["stop"] = [text for text in shared["stop"] if text]  # "" would stop at once

@@ -56,8 +56,15 @@ class Slot:
     last_pass: int = 0  # where the target's last pass over this slot began
     busy: bool = False
     last_used: int = 0
+    shared: int = 0  # tokens whose cells another sequence may have too: they are not moved
+    exact: int | None = None  # tokens before the first that was moved; None: none was
+    moves: int = 0  # since it was read
+    reused: int = 0  # tokens that the present request does not read
+    moved: int = 0  # of those, tokens that were moved
     conversation: str | None = None  # whose text it is, where that is to be saved
-    source: Literal["", "slot", "memory", "disk"] = ""  # of what the present request reused
+    source: Literal["", "slot", "memory", "disk", "shift"] = (
+        ""  # of what the present request reused
+    )
 
     @property
     def cached(self) -> list[int]:
@@ -67,6 +74,10 @@ class Slot:
         """A pass of the target over this slot begins; returns the position of its first row."""
         self.last_pass = self.n_past
         return self.n_past
+
+    def exact_part(self, count: int) -> int:
+        """How many of the first `count` tokens are remembered as a fresh reading would."""
+        return count if self.exact is None else min(count, self.exact)
 
     @property
     def unread(self) -> list[int]:

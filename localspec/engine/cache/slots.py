@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from localspec.engine.cache.prefixes import Prefix, Prefixes, common_prefix
+from localspec.engine.cache.shift import MOST_MOVES, Chunk, Parking, find_chunks
 from localspec.engine.cache.slot import OPENING, DraftMemory, Slot, TargetMemory, usable
 from localspec.engine.llama import Context
 
@@ -21,8 +22,12 @@ class Slots:
         count: int,
         prefixes: Prefixes | None = None,
         exact: bool = False,
+        spare: int | None = None,
     ) -> None:
-        """prefixes: where what loses its slot is kept; exact: these are the exact lane's."""
+        """prefixes: where what loses its slot is kept; exact: these are the exact lane's.
+
+        spare: a sequence of the target's that is nobody's.
+        """
         self._target = target
         self._prefixes = prefixes
         self._exact = exact
@@ -31,6 +36,7 @@ class Slots:
         limit = prefixes.limit if prefixes is not None and self._restores else 0
         self._memory = TargetMemory(target, self._worth_keeping, limit // (4 * count))
         self._draft_memory = DraftMemory(draft)
+        self._parking = Parking(target, spare)
         self._slots = [Slot(i, first_draft + i) for i in range(count)]
         self._clock = 0
 
@@ -47,16 +53,26 @@ class Slots:
         reuse: bool = True,
         align: int = 1,
         saved: Prefix | None = None,
+        move: int = 0,
     ) -> Slot:
         """A free slot that holds as much of `prompt` as any slot does; its `n_past` says how much.
 
         Where a kept prefix, or `saved`, holds so much more that putting it back pays, it holds that.
         At least the last prompt token is left to be read (its logits are needed), and reuse ends at a
         multiple of `align`. The caller has checked `free`.
+
+        move: the least tokens of a chunk that may be moved from another place, near as that is to what
+        reading it would give; 0: nothing may.
         """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.busy]
-        shared = {s.id: self._usable(s, prompt, align) if reuse else 0 for s in self._slots}
+        move = move if reuse else 0
+        shared = {s.id: self._usable(s, prompt, align, move) if reuse else 0 for s in self._slots}
+        if move and self._parking.free:
+            slot, chunks = self._chunks(idle, prompt, shared, move)
+            if chunks:
+                self._take(slot, prompt, shared[slot.id], chunks)
+                return slot
         best = max(idle, key=lambda s: (shared[s.id], -s.last_used))
         source = max(self._slots, key=lambda s: shared[s.id])
         keep = shared[best.id]
@@ -67,17 +83,34 @@ class Slots:
             keep = shared[best.id]
         back = self._put_back(best, prompt, shared[source.id], align, saved) if reuse else 0
         if reuse and not back:  # trying may have cost a slot what it held
-            keep, offered = (self._usable(s, prompt, align) for s in (best, source))
+            keep, offered = (self._usable(s, prompt, align, move) for s in (best, source))
             keep = self._bring(best, source, keep, offered)
         self._take(best, prompt, back or keep)
         if not back:
             best.source = "slot" if best.n_past else ""
         return best
 
-    def _usable(self, slot: Slot, prompt: Sequence[int], align: int) -> int:
+    def _usable(self, slot: Slot, prompt: Sequence[int], align: int, move: int) -> int:
         """How many tokens of `prompt` a request can go on from with what is really in a slot's memory."""
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
+        if not move or slot.moves >= MOST_MOVES:
+            shared = slot.exact_part(shared)
         return usable(shared, self._memory.least(slot), slot.marks)
+
+    def _chunks(
+        self, idle: list[Slot], prompt: list[int], shared: dict[int, int], least: int
+    ) -> tuple[Slot, list[Chunk]]:
+        """The idle slot that saves most reading with chunks that are moved, and those; else none."""
+        best, chosen, most = idle[0], list[Chunk](), max(shared.values())
+        for slot in idle:
+            keep = shared[slot.id]
+            if keep < slot.shared or slot.moves >= MOST_MOVES:
+                continue
+            chunks = find_chunks(slot.cached, prompt, keep, least)
+            total = keep + sum(chunk.length for chunk in chunks)
+            if chunks and total > most:
+                best, chosen, most = slot, chunks, total
+        return best, chosen
 
     def _bring(self, slot: Slot, source: Slot, keep: int, offered: int) -> int:
         """Copy a longer shared prefix from another slot; returns what `slot` now holds of the prompt."""
@@ -86,6 +119,8 @@ class Slots:
         self._keep(slot, 0)
         self.clear(slot)
         self._target.copy(source.id, slot.id, offered)
+        source.shared, slot.shared = max(source.shared, offered), offered
+        slot.exact, slot.moves = source.exact, source.moves
         slot.marks = [mark for mark in source.marks if mark.tokens <= offered]
         whole = offered >= self._memory.least(source)
         if not whole and self._memory.back_to_mark(slot, offered) != offered:
@@ -95,12 +130,23 @@ class Slots:
         slot.n_past_draft = self._draft_memory.copy(source, slot, offered)
         return offered
 
-    def _take(self, slot: Slot, prompt: list[int], keep: int) -> None:
+    def _take(self, slot: Slot, prompt: list[int], keep: int, chunks: Sequence[Chunk] = ()) -> None:
         self._clock += 1
-        slot.busy, slot.last_used = True, self._clock
-        self._keep(slot, keep)
+        slot.busy, slot.last_used, moves = True, self._clock, slot.moves
+        if chunks:
+            self._parking.park(slot, list(chunks))
+        else:
+            self._keep(slot, keep)
         keep = self._cut(slot, keep)
         slot.tokens, slot.n_past = prompt, keep
+        slot.moved = sum(chunk.length for chunk in chunks)
+        slot.reused = keep + slot.moved
+        if chunks:
+            if slot.exact is None:  # what is read up to the first of them is as ever
+                slot.exact = chunks[0].new
+            slot.moves = moves + 1
+            slot.source = "shift"
+            slot.n_past = self._parking.attach(slot)
         slot.turns.append(max(len(prompt) - OPENING, 0))
         slot.n_past_draft = min(slot.n_past_draft, keep)
         slot.conversation = None
@@ -145,6 +191,8 @@ class Slots:
         kept = self._prefixes
         if kept is None or slot.n_past <= left or kept.limit <= 0 or not self._restores:
             return
+        if slot.exact is not None and slot.exact < slot.n_past:
+            return  # what was moved is for the next key, and for nobody else
         size = self._target.state_size(slot.id)
         worth = self._worth_keeping(slot.n_past - left, size)
         if not worth or kept.covers(slot.cached, self._exact):
@@ -199,11 +247,14 @@ class Slots:
 
     def prefill_chunk(self, slot: Slot, count: int) -> int:
         """How many of the next `count` tokens of a prompt one pass is to read; call it before each."""
-        return self._memory.before_pass(slot, count)
+        count = self._memory.before_pass(slot, count)
+        until = self._parking.next(slot)
+        return count if until is None else min(count, until - slot.n_past)
 
     def prefilled(self, slot: Slot, count: int) -> None:
         """A pass has read `count` tokens of the prompt."""
         slot.n_past += count
+        slot.n_past = self._parking.attach(slot)
 
     def commit(self, slot: Slot, count: int) -> None:
         """Of what a pass read, `count` tokens are the text's; all else goes out of both memories."""
@@ -222,6 +273,9 @@ class Slots:
             if not length:
                 self.forget(slot)
         slot.n_past = min(slot.n_past, length)
+        slot.shared = min(slot.shared, length)
+        if slot.exact is not None and slot.n_past <= slot.exact:
+            slot.exact, slot.moves = None, 0
         slot.marks = [mark for mark in slot.marks if mark.tokens <= length]
         slot.turns = [turn for turn in slot.turns if turn <= length]
         self.roll_back_draft(slot, min(slot.n_past_draft, length))
@@ -235,6 +289,7 @@ class Slots:
 
     def release(self, slot: Slot) -> None:
         """The request is over; what the target has read stays as a cache."""
+        self._parking.drop(slot)
         slot.tokens = slot.tokens[: slot.n_past]
         slot.turns.append(slot.n_past)
         self._memory.mark(slot)
@@ -244,10 +299,11 @@ class Slots:
 
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""
+        self._parking.drop(slot)
         self._target.remove(slot.id, 0)
         self._draft_memory.empty(slot)
-        slot.n_past = slot.n_past_draft = 0
-        slot.draft_mark = None
+        slot.n_past = slot.n_past_draft = slot.shared = slot.moves = 0
+        slot.draft_mark = slot.exact = None
         slot.marks, slot.turns = [], []
 
     def clear(self, slot: Slot) -> None:

@@ -258,11 +258,21 @@ class Context(Freed):
         self._check_sequence(sequence)
         return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
 
-    def copy(self, source: int, target: int, end: int) -> None:
-        """Make positions [0, end) of `source` part of `target` too (cells are shared)."""
+    def copy(self, source: int, target: int, end: int, *, start: int = 0) -> None:
+        """Make positions [start, end) of `source` part of `target` too (cells are shared)."""
         self._check_sequence(source)
         self._check_sequence(target)
-        C.llama_memory_seq_cp(self._memory, source, target, 0, end)
+        C.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+    @property
+    def can_shift(self) -> bool:
+        """Whether positions can be changed. llama.cpp ends the process where they cannot."""
+        return bool(C.llama_memory_can_shift(self._memory))
+
+    def shift(self, sequence: int, start: int, end: int, by: int) -> None:
+        """Move positions [start, end) of a sequence; of cells that it shares, those of the others too."""
+        self._check_sequence(sequence)
+        C.llama_memory_seq_add(self._memory, sequence, start, end, by)
 
     def length(self, sequence: int) -> int:
         """Tokens the memory holds for a sequence (its highest position + 1)."""

@@ -131,7 +131,8 @@ class _Load:
             draft if no_rollback is None else None,
             lambda: any(lane.slots.evict_draft() for lane in pair.lanes),
         )
-        slots = Slots(context, draft, 0, models.parallel, prefixes)
+        spare = models.parallel if _can_move(models.target) else None
+        slots = Slots(context, draft, 0, models.parallel, prefixes, spare=spare)
         pair = Pair(
             files=self._files,
             models=models,
@@ -183,8 +184,8 @@ class _Load:
         return models.context(models.draft, sequences=sequences, outputs=outputs)
 
     def _target_context(self, models: Models) -> Context:
-        sequences = models.parallel
-        outputs = sequences * (MAX_DEPTH + 1) + MAX_LIMIT
+        sequences = models.parallel + _can_move(models.target)
+        outputs = models.parallel * (MAX_DEPTH + 1) + MAX_LIMIT
         return models.context(models.target, sequences=sequences, outputs=outputs, chooses=True)
 
     def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
@@ -251,6 +252,11 @@ class _Load:
         sessions = SessionStore(folder, key, settings.states_bytes, notice)
         prefixes.dropped = sessions.dropped
         return prefixes, sessions
+
+
+def _can_move(target: Model) -> bool:
+    """Whether it gets a sequence more, for what is moved in its cache."""
+    return target.cuttable and not target.n_swa
 
 
 def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
