@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import localspec
 from localspec import machine
+from localspec.cli import settings
 from localspec.cli.terminal import render
 from localspec.cli.terminal.pairs import size
 from localspec.client.api import Client
-from localspec.config import load_config
+from localspec.client.pairs import PairsClient
+from localspec.config import Config, load_config
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon
 from localspec.paths import Paths, check_socket_path, default_paths, hf_cache
 
@@ -36,6 +40,10 @@ class Finding:
     cure: str = ""
 
 
+def _nobody() -> NoReturn:
+    raise NoDaemon("No daemon is running.")
+
+
 @dataclass(frozen=True)
 class Machine:
     """What is asked, so that a test can pose as any machine."""
@@ -46,6 +54,8 @@ class Machine:
     architectures: str  # CMAKE_CUDA_ARCHITECTURES of that build; "" where nobody knows
     free: Callable[[Path], int]  # bytes on the disk of a folder that exists
     status: Callable[[], dict[str, Any]]
+    pairs: Callable[[], dict[str, Any]] = _nobody  # with the catalogue's
+    costs: Callable[[], list[str]] = _nobody  # of the configuration, as the daemon counts them
 
     @classmethod
     def here(cls) -> Machine:
@@ -56,6 +66,8 @@ class Machine:
             built_architectures(Path(sys.prefix)),
             lambda folder: shutil.disk_usage(folder).free,
             lambda: Client(autostart=False).status(),
+            lambda: PairsClient(autostart=False).pairs(everything=True),
+            lambda: Client(autostart=False).configure()["notes"],
         )
 
 
@@ -75,6 +87,7 @@ def findings(here: Machine) -> Iterator[Finding]:
     plan = machine.plan_build(here.host, compiler) if compiler else None
     yield from _build(here, compiler, plan)
     yield from _folders(here.paths)
+    yield from _settings(here, load_config(here.paths.config_file, here.host.env))
     yield from _daemon(here, machine.rebuild(plan))
     yield from _disk(here)
     yield from _network(here)
@@ -155,7 +168,7 @@ def _gpu_settings(here: Machine) -> Iterator[Finding]:
 
 
 def _folders(paths: Paths) -> Iterator[Finding]:
-    """Socket path, permissions, configuration."""
+    """Socket path, permissions."""
     try:
         check_socket_path(paths.socket)
         yield Finding("socket", "ok", str(paths.socket))
@@ -173,17 +186,72 @@ def _folders(paths: Paths) -> Iterator[Finding]:
         if not os.access(nearest, os.W_OK | os.X_OK):
             cure = f"chmod u+rwx {nearest}, or export LOCALSPEC_HOME=ANOTHER-FOLDER"
             yield Finding("folders", "bad", f"{nearest} cannot be written.", cure)
-    problems = load_config(paths.config_file).problems
-    for problem in problems:
-        yield Finding("config", "bad", problem.what, problem.cure)
-    if not problems:
-        yield Finding("config", "ok", "The configuration can be read.")
 
 
 def _existing(folder: Path) -> Path:
     """The folder, or the one it will be made in."""
     there = os.path.exists  # Path's raises where one may not look, or of a name that is too long
     return next(each for each in (folder, *folder.parents) if there(each))
+
+
+def _settings(here: Machine, config: Config) -> Iterator[Finding]:
+    """What is set, and wrong, or too much for this machine."""
+    for problem in config.problems:
+        yield Finding("config", "bad", problem.what, problem.cure)
+    if config.threads > (cores := settings.usable_cores()):
+        what = f"threads is {config.threads}; this machine has {cores} cores, and as many are used."
+        yield Finding("config", "note", what, _unset(config, "threads"))
+    with contextlib.suppress(LocalspecError):
+        for cost in here.costs():
+            cure = _unset(config, "context") if config.context else "localspec catalogue --fits"
+            yield Finding("config", "note", cost, cure)
+    if not config.problems:
+        yield Finding("config", "ok", "The configuration can be read.")
+    try:
+        if missing := _missing(here, config.pair):
+            what, pullable = missing
+            cure = f"localspec pull {config.pair}" if pullable else _unset(config, "pair")
+            yield Finding("pair", "bad", what, cure)
+    except LocalspecError as error:
+        yield Finding("pair", "bad", error.message, _unset(config, "pair"))
+
+
+def _unset(config: Config, key: str) -> str:
+    where = config.origin.get(key, "")
+    return f"unset {where}" if where.startswith("LOCALSPEC_") else f"localspec config unset {key}"
+
+
+def _missing(here: Machine, pair: str) -> tuple[str, bool] | None:
+    """Why the configured pair cannot answer, and whether pulling it will help."""
+    for name in pair.split(","):
+        if name.startswith(("/", "~")) and not Path(name).expanduser().is_file():
+            return f"The configured pair's file {name} is not there.", False
+    if pair == "builtin" or "/" in pair or ":" in pair:
+        return None
+    try:
+        entries = here.pairs()["pairs"]
+        known = {name: each for each in entries for name in (each["name"], *each["aliases"])}
+        if known.get(pair, {}).get("here"):
+            return None
+    except NoDaemon:
+        if (here.paths.store / "pairs" / f"{pair}.json").is_file():
+            return None
+        known = {name: {} for name in _catalogue(here.paths)}
+    if pair in known:
+        return f"The configured pair {pair} is not pulled yet.", True
+    return f"There is no pair '{pair}', which is the configured one.", False
+
+
+def _catalogue(paths: Paths) -> Iterator[str]:
+    """The names in both files of models, read without a daemon."""
+    package = Path(localspec.__file__).parent
+    for file in (package / "models.toml", package.parent / "models.toml", paths.user_catalogue):
+        try:
+            pairs = tomllib.loads(file.read_text(encoding="utf-8")).get("pairs", {})
+        except (OSError, ValueError):
+            continue
+        for name, each in pairs.items():
+            yield from (name, *each.get("aliases", ()))
 
 
 def _daemon(here: Machine, again: str) -> Iterator[Finding]:

@@ -112,7 +112,7 @@ def _wanted(key: str, text: str) -> Any:
     if key == "pair":
         value = _checked(key, inputs.pair(value))
         _check_pair(value)
-    if key == "threads" and value > (cores := _cores()):
+    if key == "threads" and value > (cores := usable_cores()):
         raise UsageError(
             f"This machine has {cores} cores, and more threads than cores wait for each other: "
             f"'threads' must be 0 (auto) or between 1 and {cores}, not {value}."
@@ -120,7 +120,8 @@ def _wanted(key: str, text: str) -> Any:
     return value
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Of this machine; more threads than these wait for each other."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return allowed or 1
 

@@ -300,6 +300,63 @@ def shell(home: Home, command: str) -> Any:
     )
 
 
+def bad(home: Home) -> list[dict[str, str]]:
+    told: list[dict[str, str]] = json.loads(home.run("doctor", "--json").stdout)
+    about = ("config", "pair", "tcp", "daemon", "files")
+    return [each for each in told if each["about"] in about and each["cure"]]
+
+
+@pytest.mark.parametrize("runs", [False, True])
+@pytest.mark.parametrize(
+    ("text", "said", "cure"),
+    [
+        ('pair = "nobodys"', "There is no pair 'nobodys'", "localspec config unset pair"),
+        ('pair = "/nowhere/a.gguf"', "/nowhere/a.gguf is not there", "localspec config unset pair"),
+        ('pair = "coder-7b"', "coder-7b is not pulled yet", "localspec pull coder-7b"),
+        ("threads = 500", "threads is 500; this machine has ", "localspec config unset threads"),
+        ("context = 8", "'context' must be 0 (auto)", "localspec config unset context"),
+        ('listen = "0.0.0.0:1"', "from other machines", "localspec config unset listen"),
+    ],
+)
+def test_doctor_finds_it_with_and_without_a_daemon_and_its_cure_helps(
+    free: Home, runs: bool, text: str, said: str, cure: str
+) -> None:
+    kept(free).write_text(f"{text}\n")
+    if runs:
+        free.run("start")
+    (found,) = bad(free)
+    assert said in found["what"]
+    assert found["cure"] == cure
+    if "pull" not in cure:  # that needs a network; tests of pulls show it
+        assert shell(free, cure).returncode == 0
+        assert bad(free) == []
+
+
+def test_doctor_cures_what_only_a_daemon_knows(free: Home) -> None:
+    (name,) = pairs_of(free, 1)
+    kept(free).write_text(f'pair = "{name}"\n')
+    free.environment["LOCALSPEC_QUEUE"] = "many"  # in the shell that started it, and no longer
+    free.run("start")
+    del free.environment["LOCALSPEC_QUEUE"]
+    for _ in range(3):
+        assert free.chat("die SIGABRT").status == 500
+    found = {each["cure"]: each["what"] for each in bad(free)}
+    assert found.keys() == {"localspec start --reset", "localspec stop && localspec start"}
+    for each in found:
+        assert shell(free, each).returncode == 0
+    assert bad(free) == []
+    assert free.run("ask", "say x").stdout == "x\n"
+
+
+def test_doctor_cures_a_context_that_no_pair_has(free: Home) -> None:
+    kept(free).write_text("context = 100000\n")
+    free.run("start")
+    (found,) = bad(free)
+    assert "100000 was asked" in found["what"]
+    assert shell(free, found["cure"]).returncode == 0
+    assert bad(free) == []
+
+
 def test_values_are_completed(free: Home) -> None:
     def offered(key: str) -> list[str]:
         environment = {

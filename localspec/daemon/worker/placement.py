@@ -122,7 +122,9 @@ def _applied(
     if not chosen.draft:
         pair = msgspec.structs.replace(pair, draft=None)
     # A context longer than the models know is cut by the engine as ever.
-    return Planned(pair, msgspec.structs.replace(settings, **changes), chosen.notes, chosen.beyond)
+    changed = msgspec.structs.replace(settings, **changes)
+    # Where nobody asked for a number, none was too large.
+    return Planned(pair, changed, chosen.notes, chosen.beyond if settings.n_ctx else "")
 
 
 def free_memory(host: Host, worker: int | None = None) -> Memory:
