@@ -184,13 +184,6 @@ def read_file(path: Path, flags: int = 0) -> bytes:
         return file.read()
 
 
-def write_file(path: Path, text: str) -> None:
-    """Raises OSError: it cannot be written, or no file lies in its place."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with os.fdopen(open_file(path, flags), "w", encoding="utf-8") as file:
-        file.write(text)
-
-
 def remove_tree(path: Path) -> None:
     """Delete a folder of ours with all that is in it, or what lies in its place; as far as we may."""
     import shutil  # not needed on the way to the first word

@@ -6,6 +6,7 @@ Some at random in every run; LOCALSPEC_TEST_STREAMS=2000 for longer.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import resource
@@ -19,6 +20,7 @@ import pytest
 
 from localspec.cli.app import COMMANDS, Commands, app
 from tests.support.daemons import PATIENCE, Home
+from tests.support.terminal import terminal
 
 ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "40"))
 
@@ -78,7 +80,9 @@ INPUTS: dict[str, Callable[[], int | None]] = {
     "closed": lambda: None,
     "only to be written": lambda: os.open(os.devnull, os.O_WRONLY),
 }
-PLACES = ["as usual", "a full disk", "/proc/localspec", "/dev/null/localspec"]
+# Of <linux/prctl.h> and <linux/capability.h>.
+_CAPBSET_DROP, _DAC_OVERRIDE, _DAC_READ_SEARCH = 24, 1, 2
+PLACES = ["as usual", "a full disk", "read-only", "/proc/localspec", "/dev/null/localspec"]
 
 
 def run(
@@ -92,10 +96,16 @@ def run(
                 os.close(number)
         if place == "a full disk":
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        if place == "read-only":  # root, too, writes only where it may
+            for capability in (_DAC_OVERRIDE, _DAC_READ_SEARCH):
+                ctypes.CDLL(None).prctl(_CAPBSET_DROP, capability, 0, 0, 0)
 
     environment = home.environment | {"EDITOR": "true", "VISUAL": "true"}
-    if place.startswith("/"):
-        environment |= {"LOCALSPEC_HOME": place, "HOME": place}
+    if place == "read-only":
+        (home.root / place).mkdir(mode=0o500, exist_ok=True)
+    if place == "read-only" or place.startswith("/"):
+        root = str(home.root / place)
+        environment |= {"LOCALSPEC_HOME": root, "HOME": root}
     try:
         return subprocess.run(
             [sys.executable, "-m", "localspec", *line],
@@ -165,3 +175,20 @@ def test_a_reader_that_has_enough_is_no_error(home: Home) -> None:
                 stderr=subprocess.PIPE,
             )
             assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_chat_goes_on_where_nothing_can_be_kept(warm: Home) -> None:
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
+        "from localspec.cli import main; sys.exit(main(['chat']))"
+    )
+    with terminal(warm.environment, program=("-c", program), columns=200) as shown:
+        shown.expect("›")
+        shown.send("say one\r")
+        shown.expect("localspec: What you type is not kept")
+        shown.expect("one\n\n›")
+        shown.send("say two\r")
+        shown.expect("two\n\n›")
+        assert shown.text.count("is not kept") == 1
+        shown.send("/exit\r")
+        assert shown.wait() == 0

@@ -113,14 +113,23 @@ def _session(chat: Chat) -> PromptSession[str]:
 
 def _typed_lines(file: Path) -> History:
     """What was typed in earlier chats. The daemon removes what is removed from the history."""
+    from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class Private(FileHistory):
         """Made anew for its owner alone when `history rm --all` has deleted it meanwhile."""
 
+        said = False
+
         def store_string(self, string: str) -> None:
-            file.touch(mode=0o600)
-            super().store_string(string)
+            try:
+                file.touch(mode=0o600)
+                super().store_string(string)
+            except OSError as error:  # a full disk is no reason to end a chat
+                if not self.said:
+                    why = f"What you type is not kept: {file}: {error.strerror}."
+                    run_in_terminal(lambda: render.error(why))
+                self.said = True
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -141,8 +141,10 @@ def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
     client = ConversationsClient()
     if not everything:
         return _each(names, lambda name: f"{client.forget(name)} removed.")
-    if not yes and sys.stdin.isatty():
-        click.confirm("Remove all conversations permanently?", abort=True, err=True)
+    asks = not yes and sys.stdin.isatty()
+    if asks and not click.confirm("Remove all conversations permanently?", err=True):
+        render.line("Nothing was removed.")
+        return 1
     render.line(f"{client.forget_all()} removed.")
     return 0
 

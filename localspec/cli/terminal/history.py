@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from typing import Any
 
-from localspec.cli.terminal import render
+from localspec.cli.terminal import layout, render
 
 _WHY = {
     "interrupted": "(interrupted)",
@@ -26,29 +25,27 @@ def listing(found: list[dict[str, Any]]) -> None:
 
 def matches(found: list[dict[str, Any]]) -> None:
     """Each with the line where it says what was searched, which a terminal highlights."""
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    room = layout.width(sys.stdout)
     for each in found:
-        head = (
-            f"{each['id']}  {_when(each['updated'])}  {render.harmless(each['title'], lines=False)}"
-        )
-        render.line(f"{head[: room - 1]}…" if room and len(head) > room else head)
+        render.line(f"{each['id']}  {_when(each['updated'])}  {each['title']}")
         match = each["match"]
         who = f"  {'Title' if match['role'] == 'title' else _who(match['role'])}: "
-        render.highlighted(who, *_cut(match, room - len(who) if room else 0))
+        render.highlighted(who, *_cut(match, room and room - len(who)))
 
 
-def _cut(match: dict[str, Any], room: int) -> tuple[str, int, int]:
-    """The line with what was found in it, from and to, in so many columns; 0: all of it."""
+def _cut(match: dict[str, Any], room: int | None) -> tuple[str, int, int]:
+    """Of the line what fits, with what was found in it, and from and to of that."""
     line, start, end = match["line"], match["start"], match["end"]
-    if not room or len(line) <= room:
-        return line, start, end
-    cut = max(0, min(start - room // 4, len(line) - room))
-    shown = line[cut : cut + room]
-    if cut:
-        shown = f"…{shown[1:]}"
-    if cut + room < len(line):
-        shown = f"{shown[:-1]}…"
-    return shown, start - cut, min(end - cut, room)
+    left, right = 0, len(line)
+    while room is not None and left < right - 1 and layout.cells(line[left:right]) > room:
+        if start - left > room // 4:  # so much stays of what comes before
+            left += 1
+        else:
+            right -= 1
+    shown = line[left:right]
+    shown = f"…{shown[1:]}" if left else shown
+    shown = f"{shown[:-1]}…" if right < len(line) else shown
+    return shown, start - left, min(end, right) - left
 
 
 def answer(text: str) -> None:

@@ -218,7 +218,7 @@ def fields_in_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
 def highlighted(before: str, text: str, start: int, end: int) -> None:
     """A line of `before` and `text`, whose characters from `start` to `end` stand out on a terminal."""
     text = harmless(text, lines=False)
-    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+    if is_drawn_on(sys.stdout):
         style = "4" if os.environ.get("NO_COLOR") else "1;31"
         text = f"{text[:start]}\x1b[{style}m{text[start:end]}\x1b[0m{text[end:]}"
     _write(sys.stdout, f"{harmless(before, lines=False)}{text}\n")

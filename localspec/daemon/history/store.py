@@ -163,10 +163,7 @@ class Conversations:
             raise Conflict(f"The history {self._file} cannot be used: {error}.") from error
         except OSError as error:
             file = error.filename or self._file
-            raise Conflict(
-                f"{file} of the history cannot be used ({error.strerror}); make it a file that you "
-                "can write, or remove it."
-            ) from error
+            raise Conflict(f"The history cannot be used: {file}: {error.strerror}.") from error
 
     def close(self) -> None:
         """Store what is still to be stored, and close the file."""
