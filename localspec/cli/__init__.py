@@ -98,8 +98,8 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return error.exit_code, error.message
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename is not None else ""
-        return 1, f"{name}{error.strerror or error}. `localspec doctor` may say more."
+        return 1, f"{name}{error.strerror or error}. `localspec doctor` may tell more."
     return 1, (
-        f"This is a mistake in localspec ({type(error).__name__}: {error}). The same command with "
-        "--debug shows where."
+        f"This is a bug in localspec ({type(error).__name__}: {error}). Run the same "
+        "command with --debug for a traceback."
     )

@@ -92,7 +92,7 @@ def _check(options: dict[str, Any]) -> None:
         if len(given) > 1:
             flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
             names = [flags.get(name, f"--{name}") for name in given]
-            raise UsageError(f"{' and '.join(names)} exclude each other; leave one out.")
+            raise UsageError(f"{' and '.join(names)} cannot be used together.")
     if options["values"] and not (options["template"] or options["save"]):
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
 
@@ -210,7 +210,8 @@ def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
     if options["no_log"]:
         if conversation:
             raise UsageError(
-                "--no-log keeps nothing, so there is nothing to go on with; leave it out."
+                "--no-log cannot be used with -c or --cid: what continues a conversation is "
+                "saved in it."
             )
     else:
         request["localspec"] = {"conversation": conversation or "new", "kind": "ask"}
@@ -251,7 +252,7 @@ def wanted(options: dict[str, Any]) -> dict[str, Any]:
 def _question(options: dict[str, Any]) -> str:
     question = asked(options)
     if not question:
-        raise UsageError(f"There is nothing to ask. For example:\n{EXAMPLE.rstrip()}")
+        raise UsageError(f"No question given. For example:\n{EXAMPLE.rstrip()}")
     return question
 
 

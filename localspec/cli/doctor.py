@@ -105,7 +105,9 @@ def _build(
     if compiler is None or plan is None:
         hint = machine.install_hint(here.host, "compiler")
         state: Literal["note", "bad"] = "bad" if here.built is None else "note"
-        yield Finding("compiler", state, "No C++ compiler works here.", f"{hint}, then {again}")
+        yield Finding(
+            "compiler", state, "There is no working C++ compiler.", f"{hint}, then {again}"
+        )
         return
     yield Finding("compiler", "ok", compiler.version)
     for reason in plan.reasons:
@@ -144,14 +146,14 @@ def _cuda(here: Machine, again: str) -> Iterator[Finding]:
     for gpu in gpus if here.built == "cuda" and here.architectures else []:
         if not machine.runs_on(here.architectures, gpu.capability):
             what = (
-                f"llama.cpp is built for architecture {here.architectures}, and {gpu.name} has "
-                f"{gpu.capability.replace('.', '')}: it cannot run there."
+                f"llama.cpp is built for architecture {here.architectures}, but {gpu.name} is "
+                f"{gpu.capability.replace('.', '')}, so it cannot run there."
             )
             yield Finding("GPU", "bad", what, again)
     for each in machine.nvidia_memory(host):
         what = f"{each.name}: {each.free / 1024:.1f} of {each.total / 1024:.1f} GiB free."
         if each.free < LOW_GPU_MIB:
-            cure = "nvidia-smi names the programs that hold it; or localspec unload"
+            cure = "run nvidia-smi to see which programs use it, or localspec unload"
             yield Finding("GPU", "note", f"{what} A pair will run on the CPU.", cure)
         else:
             yield Finding("GPU", "ok", what)
@@ -163,7 +165,7 @@ def _gpu_settings(here: Machine) -> Iterator[Finding]:
         what = "CUDA_VISIBLE_DEVICES hides every GPU."
         yield Finding("GPU", "note", what, "unset CUDA_VISIBLE_DEVICES, then localspec stop")
     if load_config(here.paths.config_file, here.host.env).gpu_layers == 0:
-        what = "gpu_layers is 0, so the GPU stays unused."
+        what = "gpu_layers is 0, so the GPU is not used."
         yield Finding("GPU", "note", what, "localspec config set gpu_layers -1")
 
 
@@ -206,7 +208,7 @@ def _settings(here: Machine, config: Config) -> Iterator[Finding]:
             cure = _unset(config, "context") if config.context else "localspec catalogue --fits"
             yield Finding("config", "note", cost, cure)
     if not config.problems:
-        yield Finding("config", "ok", "The configuration can be read.")
+        yield Finding("config", "ok", "The configuration is valid.")
     try:
         if missing := _missing(here, config.pair):
             what, pullable = missing
@@ -261,13 +263,13 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
         if here.paths.socket.exists() and isinstance(error, NoAnswer):
             yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
         else:
-            yield Finding("daemon", "ok", "None is running; the next question starts one.")
+            yield Finding("daemon", "ok", "Not running; the next question starts it.")
         return
     except LocalspecError as error:
         yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
         return
     if status["version"] != localspec.__version__:
-        what = f"It is localspec {status['version']}, this is {localspec.__version__}."
+        what = f"The daemon is localspec {status['version']}, but this is {localspec.__version__}."
         yield Finding("daemon", "note", what, "localspec stop && localspec start")
     else:
         yield Finding(
@@ -275,10 +277,13 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
         )
     pair = status["pair"]
     if pair["state"] == "set_aside":
-        what = f"The pair {pair['name']} is set aside: its engine crashed again and again."
+        what = f"The pair {pair['name']} is set aside: its engine crashed repeatedly."
         yield Finding("pair", "bad", what, "localspec start --reset")
     if status["safe_mode"]:
-        what = "The engine runs in safe mode: it crashed at its first decode with the faster code."
+        what = (
+            "The engine runs in safe mode, because it crashed at its first decode with the "
+            "faster code."
+        )
         # What pip built took no flags for this machine; scripts/setup has tried what it built.
         cure = f"a newer compiler, then {again}" if machine.CHECKOUT else again
         yield Finding("engine", "note", what, cure)
@@ -290,28 +295,28 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
             if problem not in known:  # of the daemon's environment, or of what the file was
                 yield Finding("daemon", "bad", problem, "localspec stop && localspec start")
         else:
-            yield Finding("files", "bad", problem, "correct that file; it is read again at once")
+            yield Finding("files", "bad", problem, "correct the file; it is reloaded automatically")
 
 
 def _disk(here: Machine) -> Iterator[Finding]:
     folder = _existing(here.paths.store)
     free = here.free(folder)
     if free < LOW_DISK:
-        what = f"{size(free)} are free in {folder}; a pair may need more."
+        what = f"Only {size(free)} free in {folder}; a pair may need more."
         yield Finding("disk", "note", what, "localspec gc, or localspec rm NAME")
     else:
-        yield Finding("disk", "ok", f"{size(free)} are free in {folder}.")
+        yield Finding("disk", "ok", f"{size(free)} free in {folder}.")
 
 
 def _network(here: Machine) -> Iterator[Finding]:
     """Only what the environment says: nothing is sent."""
     env = here.host.env
     hub = hf_cache(env)
-    found = "Models in it are used in place." if hub.is_dir() else "It does not exist yet."
-    yield Finding("cache", "ok", f"Hugging Face's cache is {hub}. {found}")
+    found = "Its models are used in place." if hub.is_dir() else "It does not exist yet."
+    yield Finding("cache", "ok", f"The Hugging Face cache is {hub}. {found}")
     offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if env.get(name)]
     if offline and env[offline[0]].upper() in ("1", "ON", "YES", "TRUE"):
-        what = f"{offline[0]} is set: answers work, pulls take what the cache has."
+        what = f"{offline[0]} is set: pulls use only what is in the cache."
         yield Finding("network", "note", what, f"unset {offline[0]}")
 
 

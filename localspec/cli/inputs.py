@@ -31,9 +31,9 @@ _KINDS = (
     (b"GIF8", "a GIF image"),
     (_PDF, "a PDF document (pdftotext makes text of it; so does -f)"),
     (b"PK\x03\x04", "a ZIP archive"),
-    (b"\x1f\x8b", "gzip data (zcat makes text of it)"),
-    (b"\x7fELF", "a program"),
-    (b"\xcf\xfa\xed\xfe", "a program"),
+    (b"\x1f\x8b", "gzip data (zcat decompresses it)"),
+    (b"\x7fELF", "an executable"),
+    (b"\xcf\xfa\xed\xfe", "an executable"),
     (b"GGUF", "a model"),
     (b"SQLite format 3", "an SQLite database"),
 )
@@ -73,7 +73,7 @@ def stdin() -> str:
     except OSError as error:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT:
-        raise UsageError(f"More than {MAX_INPUT >> 20} MiB on standard input; no context holds it.")
+        raise UsageError(f"Standard input has more than {MAX_INPUT >> 20} MiB, which is the limit.")
     if b"\0" in data or data.startswith(_PDF):
         raise UsageError(f"Standard input is not text but {kind(data)}.")
     return data.decode("utf-8", "replace").rstrip("\r\n")
@@ -111,7 +111,7 @@ def files(patterns: list[str]) -> str:
         names.update(dict.fromkeys(["-"] if pattern in STDIN else _matching(pattern)))
     parts = [stdin() if name == "-" else _labelled(name) for name in names]
     if sum(map(len, parts)) > MAX_INPUT:
-        raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB; no context holds it.")
+        raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB, which is the limit.")
     return "\n\n".join(parts)
 
 
@@ -163,14 +163,14 @@ def read_text(name: str) -> str:
     try:
         if path.is_dir():
             raise UsageError(
-                f"{name} is a folder; name files in it, as in -f '{name.rstrip('/')}/*'."
+                f"{name} is a folder; name the files in it, for example: -f '{name.rstrip('/')}/*'"
             )
         with path.open("rb") as file:
             data = file.read(MAX_INPUT + 1)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT:
-        raise UsageError(f"{name} has more than {MAX_INPUT >> 20} MiB; no context holds it.")
+        raise UsageError(f"{name} has more than {MAX_INPUT >> 20} MiB, which is the limit.")
     if data.startswith(_PDF):
         from localspec.cli.documents import pdf
 
@@ -183,13 +183,13 @@ def read_text(name: str) -> str:
     except UnicodeDecodeError as error:
         if kind(data) == _UNKNOWN:
             raise UsageError(
-                f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; if it is "
+                f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}. If it is "
                 f"Latin-1: iconv -f latin1 -t utf8 {name} | localspec ask …"
             ) from error
     raise UsageError(f"{name} is not text but {kind(data)}.")
 
 
-_UNKNOWN = "binary data (it has NUL bytes)"
+_UNKNOWN = "binary data (it contains NUL bytes)"
 
 
 def _told(name: str, text: str) -> str:
@@ -221,7 +221,7 @@ def schema(name: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"--schema {name[:60]}: not valid JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise UsageError(f"--schema {name[:60]}: a schema is a JSON object.")
+        raise UsageError(f"--schema {name[:60]}: a schema must be a JSON object.")
     return value
 
 
@@ -266,7 +266,8 @@ def what_fits(error: ContextExceeded, question: str) -> str:
     # A fifth is left for the answer.
     fits = whole * room * 4 // (tokens * 5)
     return (
-        f"The question is {size(whole)} long, {tokens} tokens, and this pair's context holds {room}, "
-        f"about {size(fits)} of such text and an answer. Ask about a part of it (head -c {fits}), or "
-        "take a pair with a longer context: localspec catalogue"
+        f"The question is too long: {size(whole)}, {tokens} tokens. This pair's context "
+        f"holds {room} tokens, about {size(fits)} of such text plus an answer. Ask about "
+        f"a part of it (head -c {fits}), or use a pair with a longer context: localspec "
+        "catalogue"
     )

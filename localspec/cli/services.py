@@ -109,7 +109,7 @@ class Systemd:
 
     def state(self) -> str:
         if not any(path.exists() for path in self.files()):
-            return "It is not installed: localspec service install"
+            return "Not installed. To install it: localspec service install"
         states = [
             f"{path.name} is {_output('systemctl', '--user', 'is-active', path.name)}"
             for path in self.files()
@@ -162,7 +162,7 @@ class Launchd:
 
     def state(self) -> str:
         if not self.file.exists():
-            return "It is not installed: localspec service install"
+            return "Not installed. To install it: localspec service install"
         return f"Installed as {self.file}: {'loaded' if self._known else 'not loaded'}."
 
     @property
@@ -231,12 +231,12 @@ def _run(*command: str) -> None:
         )
     except FileNotFoundError:
         raise LocalspecError(
-            f"There is no {command[0]} here, so nothing can be installed as a service. The daemon "
-            "needs none: it starts with the first question. `--print` shows what would be written."
+            f"{command[0]} was not found, so no service can be installed. None is needed: the daemon "
+            "starts with the first question. `--print` shows what would be written."
         ) from None
     except subprocess.TimeoutExpired:
         raise LocalspecError(
-            f"`{' '.join(command)}` did not end within {_PATIENCE:.0f} s."
+            f"`{' '.join(command)}` did not finish within {_PATIENCE:.0f} s."
         ) from None
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()

@@ -138,7 +138,7 @@ def _refuse(file: Path, before: config.Config, after: config.Config, key: str, v
         value is not None and getattr(after, key) != value
     ):
         raise UsageError(
-            f"{file} is written in a way that is better edited by hand: localspec config edit"
+            f"{file} cannot be changed automatically; edit it by hand: localspec config edit"
         )
 
 
@@ -172,7 +172,7 @@ def _say(
     variable = f"LOCALSPEC_{key.upper()}"
     where = (told or {}).get("origin", {}).get(key)
     if variable in os.environ:
-        render.error(f"{variable} is set in this environment and comes before the file.")
+        render.error(f"{variable} is set in this environment and overrides the file.")
     elif where:
         how = "--listen" if where == "flag" else where
         render.error(
@@ -202,7 +202,7 @@ def _check_pair(name: str) -> None:
     """Refuse a pair that nobody knows; say it when one is known and has to be pulled yet."""
     named = name.split(",")
     if missing := [each for each in named if each.startswith("/") and not Path(each).is_file()]:
-        raise UsageError(f"{missing[0]} is not there.")
+        raise UsageError(f"{missing[0]} does not exist.")
     if all(each.startswith("/") for each in named):
         return
     if any(":" in each for each in named):
@@ -212,15 +212,17 @@ def _check_pair(name: str) -> None:
     try:
         listed = PairsClient(autostart=False).pairs(everything=True)["pairs"]
     except NoDaemon:
-        render.dim(f"No daemon runs to ask whether there is a pair '{name}'.")
+        render.dim(
+            f"Not checked whether the pair '{name}' exists, because the daemon is not running."
+        )
         return
     here = {name: each["here"] for each in listed for name in (each["name"], *each["aliases"])}
     if name not in here:
         close = difflib.get_close_matches(name, here, 1)
-        meant = f"did you mean {close[0]}?" if close else "to see them: localspec list --all"
+        meant = f"did you mean {close[0]}?" if close else "to see all pairs: localspec list --all"
         raise UsageError(f"There is no pair '{name}'; {meant}")
     if not here[name]:
-        render.error(f"{name} is not here yet: localspec pull {name}")
+        render.error(f"{name} is not installed yet; run: localspec pull {name}")
 
 
 def changed(old: str, key: str, value: Any) -> str:
@@ -292,9 +294,9 @@ def edit() -> None:
     file = default_paths().config_file
     old = _bytes_of(file)
     text = config.as_text(old).encode("utf-8", "replace").decode() or _HEAD + _defaults()
-    edited = inputs.edited(text, partial(_problem, file), f"{file} is as it was.")
+    edited = inputs.edited(text, partial(_problem, file), f"{file} was not changed.")
     if edited is None or edited == text:
-        render.line("Nothing was changed.")
+        render.line("No changes.")
         return
     with _alone(file):
         _write(file, edited.encode())

@@ -67,7 +67,7 @@ def values(context: click.Context, parameter: click.Parameter, typed: str) -> li
 
 conversations = _offered(
     lambda: [
-        ("last", "the last one"),
+        ("last", "the last conversation"),
         *(
             (each["id"], each["title"])
             for each in ConversationsClient(autostart=False).conversations(50)

@@ -61,8 +61,8 @@ def path(name: str) -> Path:
         return found
     if name in BUILTIN:
         raise UsageError(
-            f"Template '{name}' comes with localspec and has no file. To create one that comes before "
-            f"it: localspec templates edit {name}"
+            f"Template '{name}' is built in and has no file. To override it: localspec "
+            f"templates edit {name}"
         )
     raise UsageError(
         f"There is no template '{name}'; there are {', '.join(names())}. To create one: "
@@ -176,7 +176,7 @@ def _given(values: list[str]) -> dict[str, str]:
     for each in values:
         name, _, value = each.partition("=")
         if not _is_pair(each):
-            raise UsageError(f"-p {each}: it must be NAME=VALUE, as in -p language=German")
+            raise UsageError(f"-p {each}: must be NAME=VALUE, for example: -p language=German")
         if name == INPUT:
             raise UsageError(
                 "$input is what is asked about; give it as words, with -f or on stdin."
@@ -226,15 +226,15 @@ class Template:
         asked = _variables(self._prompt)
         if INPUT in asked + _variables(self._system or "") and not text.strip():
             raise UsageError(
-                f"Template '{self._name}' needs something to ask about ($input): words, -f FILE or "
-                f"standard input, as in: localspec ask -t {self._name} WORDS"
+                f"Template '{self._name}' needs something to ask about ($input): words, -f FILE "
+                f"or standard input. For example: localspec ask -t {self._name} WORDS"
             )
         values = {**self._values, INPUT: text}
         question = Dollars(self._prompt).substitute(values)
         if text.strip() and INPUT not in asked:
             question = f"{question}\n\n{text}" if question else text
         if not question.strip():
-            raise UsageError(f"There is nothing to ask; as in: localspec ask -t {self._name} WORDS")
+            raise UsageError(f"No question given; for example: localspec ask -t {self._name} WORDS")
         if self._system is not None:
             self.options["system"] = Dollars(self._system).substitute(values)
         return question
@@ -279,7 +279,7 @@ def save(options: dict[str, Any]) -> None:
     keys |= {key: options[key] for key in KEPT if not _left_out(options[key])}
     if not keys:
         raise UsageError(
-            f"There is nothing to save; as in: localspec ask --save {name} 'Explain $input'"
+            f"There is nothing to save; for example: localspec ask --save {name} 'Explain $input'"
         )
     keys = {key: _lasting(key, value) for key, value in keys.items()}
     for key, value in keys.items():
@@ -305,7 +305,7 @@ def _left_out(value: object) -> bool:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"'{name}' cannot be a template's name; use letters, digits, '-', '_' and '.'."
+            f"'{name}' is not a valid template name; use letters, digits, '-', '_' and '.'."
         )
 
 
@@ -332,11 +332,11 @@ def _ask_to_replace(name: str, new: str) -> None:
     if _data(name) == new.encode():
         return
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"There is a template '{name}' already; --force replaces it.")
+        raise UsageError(f"A template '{name}' already exists; --force replaces it.")
     import click
 
-    if not click.confirm(f"There is a template '{name}' already. Replace it?", err=True):
-        raise LocalspecError(f"Nothing was saved; the template '{name}' is as it was.")
+    if not click.confirm(f"A template '{name}' already exists. Replace it?", err=True):
+        raise LocalspecError(f"Nothing was saved; the template '{name}' was not changed.")
 
 
 def _write(file: Path, text: str) -> None:
@@ -364,10 +364,10 @@ def edit(name: str) -> None:
         return ""
 
     edited = inputs.edited(
-        old or _NEW.format(name=name, keys=keys), problem, f"{file} is as it was."
+        old or _NEW.format(name=name, keys=keys), problem, f"{file} was not changed."
     )
     if edited is None or edited == old:
-        render.line("Nothing was changed.")
+        render.line("No changes.")
         return
     _write(file, edited)
     render.line(f"Saved {file}. Use it with: {usage(name, parsed(edited.encode(), name))}")

@@ -55,8 +55,9 @@ def replace(socket_path: str, *, allowed: bool) -> None:
     busy = any(found.get(key) for key in ("running", "waiting", "pulls"))
     if busy or not allowed:
         raise errors.VersionMismatch(
-            f"The running daemon is localspec {theirs} and this is {ours}; it is busy or may not "
-            "be restarted from here. Once it is idle: localspec stop && localspec start"
+            f"The running daemon is localspec {theirs}, but this is {ours}; it is busy or "
+            "cannot be restarted from here. Once it is idle: localspec stop && localspec "
+            "start"
         )
     _bare(socket_path, "POST", "/localspec/shutdown")
     wait_gone()
@@ -119,7 +120,7 @@ def wait_gone() -> None:
     lock = paths.default_paths().lock
     while held(lock):
         if time.monotonic() > deadline:
-            raise errors.Unavailable(f"The daemon did not end within {STOP_SECONDS:.0f} seconds.")
+            raise errors.Unavailable(f"The daemon did not stop within {STOP_SECONDS:.0f} seconds.")
         time.sleep(_POLL)
 
 
@@ -153,7 +154,7 @@ def _one_starter(lock: Path, deadline: float) -> Iterator[None]:
         handle = paths.open_file(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError as error:
         raise errors.UnsafePath(
-            f"The lock {lock} cannot be opened ({error.strerror}); remove what is in its place."
+            f"The lock file {lock} cannot be opened ({error.strerror}); remove it."
         ) from error
     try:
         while True:
@@ -215,7 +216,8 @@ def _wait(
             raise errors.NoDaemon(f"The daemon did not start: {_reason(said)}")
         if time.monotonic() > deadline:
             raise errors.NoDaemon(
-                f"The daemon did not listen within {START_SECONDS:.0f} s; its log: {locations.log}"
+                f"The daemon did not start listening within {START_SECONDS:.0f} s; see its log: "
+                f"{locations.log}"
             )
         time.sleep(_POLL)
     process.returncode = 0  # detached on purpose: no ResourceWarning when `process` is collected

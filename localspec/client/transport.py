@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_PATH = 103  # paths.MAX_SOCKET_PATH
 MAX_HEAD = 65_536  # bytes of status line and headers; also of a chunk's size line
 _READ = 65_536
-_GONE = "The daemon went away in the middle of its answer; `localspec status` shows the reason."
+_GONE = "The daemon ended in the middle of its answer; `localspec status` shows the reason."
 
 
 def socket_path() -> str:
@@ -152,10 +152,10 @@ class Response:
 def _status(line: bytes) -> int:
     parts = line.split(None, 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/1."):
-        raise BadResponse("What answers on the daemon's socket does not speak HTTP.")
+        raise BadResponse("The program listening on the daemon's socket does not speak HTTP.")
     status = _number(parts[1], 10)
     if not 100 <= status <= 599:
-        raise BadResponse(f"The daemon answered with the impossible status {status}.")
+        raise BadResponse(f"The daemon answered with the invalid status {status}.")
     return status
 
 
@@ -166,7 +166,7 @@ def _headers(reader: Reader) -> dict[str, str]:
         total += len(line)
         name, colon, value = line.partition(b":")
         if total > MAX_HEAD or not colon:
-            raise BadResponse("The daemon's answer has headers that make no sense.")
+            raise BadResponse("The daemon's answer has invalid headers.")
         headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
     return headers
 
@@ -175,7 +175,7 @@ def _number(text: bytes, base: int) -> int:
     """A length; int() alone would take signs, spaces and underscores."""
     digits = b"0123456789abcdefABCDEF"[: 10 if base == 10 else 22]
     if not text or len(text) > 16 or text.strip(digits):
-        raise BadResponse("The daemon's answer has a length that is no number.")
+        raise BadResponse("The daemon's answer has an invalid length.")
     return int(text, base)
 
 
@@ -264,7 +264,7 @@ class Connection:
         try:
             return self._socket.recv(count)
         except TimeoutError as error:
-            raise NoAnswer("The daemon does not answer; see `localspec status`.") from error
+            raise NoAnswer("The daemon does not respond; see `localspec status`.") from error
         except OSError as error:
             raise NoDaemon(_GONE) from error
 
@@ -274,9 +274,9 @@ class Connection:
 
 def _explained(error: OSError, path: str) -> LocalspecError:
     if isinstance(error, PermissionError):
-        return UnsafePath(f"{path} may not be opened: it belongs to another user.")
+        return UnsafePath(f"{path} cannot be opened: it belongs to another user.")
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):
         return NoDaemon("No daemon is running; start one with: localspec start")
     if isinstance(error, TimeoutError) or error.errno == errno.EAGAIN:
-        return NoAnswer("The daemon does not answer; `localspec stop` ends it.")
+        return NoAnswer("The daemon does not respond; to stop it: localspec stop")
     return NoDaemon(f"Cannot reach the daemon at {path}: {error.strerror or error}.")

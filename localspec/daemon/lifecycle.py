@@ -231,7 +231,7 @@ class Daemon:
             return
         running = state.supervisor.admission.running
         log.info("draining: %d requests run", running)
-        notify("STOPPING=1", f"STATUS=Ending; {running} answers are being written")
+        notify("STOPPING=1", f"STATUS=Stopping; finishing {running} answers")
         state.draining = True
         state.supervisor.admission.close()
         state.registry.stop()
@@ -240,9 +240,7 @@ class Daemon:
 
     def _abort(self) -> None:
         self._state.looks.close()
-        self._state.supervisor.abort(
-            errors.Unavailable("The daemon was told to end.", retry_after=2)
-        )
+        self._state.supervisor.abort(errors.Unavailable("The daemon was stopped.", retry_after=2))
 
 
 def _is_at(handed: socket.socket, path: Path) -> bool:

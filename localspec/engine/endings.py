@@ -76,4 +76,4 @@ class Endings:
             return
         traceback.print_exception(error)
         what = error.message if isinstance(error, LocalspecError) else f"{error!r}."
-        self._emit(Failed(request, "internal_error", f"The engine failed in this request: {what}"))
+        self._emit(Failed(request, "internal_error", f"The engine failed on this request: {what}"))

@@ -43,7 +43,7 @@ class Scheduler:
         count = len(tokenized.tokens)
         if count >= room:
             raise ContextExceeded(
-                f"The prompt has {count} tokens and the context holds {room}; shorten it by "
+                f"The prompt has {count} tokens, but the context holds {room}; shorten it by "
                 f"{count - room + 1} tokens or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=count,

@@ -105,7 +105,7 @@ class Tally:
         kind = max(self.kinds, key=lambda k: self.kinds[k]) if self.kinds else None
         if not active and reason is None:
             short = generated <= 2
-            reason = "the answer was too short" if short else "drafts would not have paid"
+            reason = "the answer was too short" if short else "drafting would not have been faster"
         measured = self.rounds > 0 and self.plain_ms > 0 and self.round_ms > 0
         return Speculation(
             active=active,

@@ -130,7 +130,7 @@ def _no_gpu(host: Host, toolkit: CudaToolkit | None) -> Reason:
     found = f"a CUDA {toolkit.version} compiler, but " if toolkit else ""
     said = f"CPU: there is {found}no working NVIDIA GPU"
     if complaint := nvidia_complaint(host):
-        cure = "Restart the machine or install NVIDIA's driver anew"
+        cure = "Restart the machine or reinstall NVIDIA's driver"
         return Reason("GPU", f"{said}: nvidia-smi says `{complaint}`.", cure)
     return Reason("GPU", f"{said} (nvidia-smi lists none).")
 
@@ -142,19 +142,19 @@ def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -
     runnable = driver_cuda(host)
     if runnable and int(toolkit.version.split(".")[0]) > int(runnable.split(".")[0]):
         too_old = (
-            f"CPU: nvcc is CUDA {toolkit.version}, but the GPU's driver runs CUDA {runnable} "
-            "at most."
+            f"CPU: nvcc is CUDA {toolkit.version}, but the GPU's driver supports at most CUDA "
+            f"{runnable}."
         )
         cure = f"Update the driver or install a CUDA {runnable} toolkit"
         return "cpu", [], Reason("GPU", too_old, cure)
     if not cuda_can_build(host, toolkit):
-        without = f"CPU: CUDA {toolkit.version} is here without cuBLAS."
+        without = f"CPU: CUDA {toolkit.version} is installed without cuBLAS."
         return "cpu", [], Reason("GPU", without, install_hint(host, "cublas"))
     architectures = cuda_architectures(host, toolkit, gpus)
     if architectures is None:
         too_new = (
-            f"CPU: CUDA {toolkit.version} no longer builds for {gpus[0].name} "
-            f"(compute {gpus[0].capability})."
+            f"CPU: CUDA {toolkit.version} no longer supports {gpus[0].name} (compute "
+            f"{gpus[0].capability})."
         )
         return "cpu", [], Reason("GPU", too_new, "Install an older CUDA toolkit")
     flags = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"]
@@ -182,15 +182,15 @@ def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[R
         return [], []
     trial = try_amx(host, compiler)
     if trial == "not compiled":
-        return [], [Reason("AMX", f"AMX: off, {compiler.version} does not know it.")]
+        return [], [Reason("AMX", f"AMX: off, {compiler.version} does not support it.")]
     if trial == "works":
-        return [], [Reason("AMX", f"AMX: on, {compiler.version} compiles it correctly (tried).")]
+        return [], [Reason("AMX", f"AMX: on, {compiler.version} compiles it correctly (tested).")]
     # The user's own CFLAGS would be lost under CMAKE_C_FLAGS, so they are joined to it.
     flags = [
         f"-DCMAKE_{language}_FLAGS={' '.join(filter(None, (host.env.get(variable), NO_AMX)))}"
         for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))
     ]
-    what = f"AMX: off, what {compiler.version} makes of it fails (tried; llama.cpp #20824)."
+    what = f"AMX: off, {compiler.version} miscompiles it (tested; llama.cpp #20824)."
     return flags, [Reason("AMX", what, "Install a newer compiler")]
 
 

@@ -102,7 +102,7 @@ def nvidia_complaint(host: Host) -> str:
     if not host.which("nvidia-smi"):
         return ""
     told = host.run(["nvidia-smi", "-L"])
-    return "" if told.code == 0 else told.out.strip().partition("\n")[0] or "it ends with an error"
+    return "" if told.code == 0 else told.out.strip().partition("\n")[0] or "it exits with an error"
 
 
 def hidden(host: Host) -> bool:

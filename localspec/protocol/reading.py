@@ -80,7 +80,7 @@ class Weight:
         self.items += outside.count(b",")
         if self.parts > MOST_PARTS:
             raise TooHeavy(
-                f"The request has more than {MOST_PARTS} strings, lists and objects together."
+                f"The request has more than {MOST_PARTS} strings, lists and objects in total."
             )
         if self.items > MOST_ITEMS:
             raise TooHeavy(f"The request has more than {MOST_ITEMS} items.")
@@ -231,8 +231,8 @@ def _with_nul(body: bytes | bytearray) -> BadBody:
         value = None
     for path, leaf in islice(_leaves(value), _LOOKED_AT):
         if isinstance(leaf, str) and "\0" in leaf:
-            return BadBody(f"'{path}' contains a NUL character, which no text has.", path)
-    return BadBody("The request contains a NUL character, which no text has.")
+            return BadBody(f"'{path}' contains a NUL character, which is not allowed.", path)
+    return BadBody("The request contains a NUL character, which is not allowed.")
 
 
 def _malformed(body: bytes | bytearray, error: Exception) -> BadBody:
@@ -251,7 +251,9 @@ def _malformed(body: bytes | bytearray, error: Exception) -> BadBody:
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return BadBody(f"'{path}' must be a finite number, not {leaf}.", path)
         if isinstance(leaf, str) and any("\ud800" <= char <= "\udfff" for char in leaf):
-            return BadBody(f"'{path}' contains half a surrogate pair, which is no character.", path)
+            return BadBody(
+                f"'{path}' contains half a surrogate pair, which is not a valid character.", path
+            )
     return BadBody(f"The request body is not valid JSON: {error}.")
 
 

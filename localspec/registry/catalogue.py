@@ -35,10 +35,10 @@ DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
 def reserved(name: str) -> str:
     """What the name means already wherever a pair is named, as a clause; empty where it is free."""
     if name == "builtin":
-        return "it means the pair that comes with localspec"
+        return "it is the name of the built-in pair"
     if name in ("default", "localspec"):
-        return "it means the configured pair"
-    return "it would mean a file" if name.endswith(".gguf") else ""
+        return "it stands for the configured pair"
+    return "it would be taken for a file" if name.endswith(".gguf") else ""
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -249,20 +249,20 @@ def _read_pair(place: _Place, name: str, entry: object) -> Pair:
 
 def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], str, str]]:
     """Every string with a fixed shape: where it is, its pattern, its value, what it should be."""
-    yield (), NAME, name, "a name (small letters, digits, '.', '_', '-')"
+    yield (), NAME, name, "a name (lowercase letters, digits, '.', '_', '-')"
     for alias in pair.aliases:
-        yield ("aliases",), NAME, alias, "a name (small letters, digits, '.', '_', '-')"
+        yield ("aliases",), NAME, alias, "a name (lowercase letters, digits, '.', '_', '-')"
     yield ("memory",), _MEMORY, pair.memory, "a number of GB, a range such as 16-24, or cpu"
     for role, weights in (("target", pair.target), ("draft", pair.draft), ("heads", pair.heads)):
         if weights:
             yield (role, "repo"), REPO, weights.repo, "a repository (OWNER/NAME)"
             yield (role, "file"), FILE, weights.file or "?", "the name of a .gguf file"
-            yield (role, "sha256"), SHA256, weights.sha256, "64 small hexadecimal digits"
+            yield (role, "sha256"), SHA256, weights.sha256, "64 lowercase hexadecimal digits"
             yield (
                 (role, "template_sha256"),
                 SHA256,
                 weights.template_sha256,
-                "64 small hexadecimal digits",
+                "64 lowercase hexadecimal digits",
             )
             yield (role, "revision"), REVISION, weights.revision or "?", "a branch, tag or commit"
 
@@ -293,7 +293,7 @@ class LiveCatalogue:
             self.current = load_catalogue(user, self._shipped)
         except CatalogueError as error:
             # At start there is no last good one: the shipped file alone keeps the pairs usable.
-            self.problem = f"{error.message} Your file is left out until it is corrected."
+            self.problem = f"{error.message} Your file is ignored until it is corrected."
             self.current = load_catalogue(self._shipped, self._shipped)
 
     @property

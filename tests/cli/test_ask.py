@@ -74,7 +74,7 @@ def test_utf16_with_its_mark_is_text(warm: Home, tmp_path: Path) -> None:
     [
         ("*.nothing", "No file matches '*.nothing'."),
         ("missing.py", "missing.py cannot be read: No such file or directory."),
-        (".", "name files in it, as in -f './*'."),
+        (".", "name the files in it, for example: -f './*'"),
     ],
 )
 def test_a_file_that_is_not_there(warm: Home, tmp_path: Path, pattern: str, why: str) -> None:
@@ -167,7 +167,9 @@ def test_an_answer_without_code_is_an_error_that_says_where_it_is(warm: Home) ->
     run = warm.run("ask", "-x", "say nothing")
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.endswith("to read it: localspec history show last\n")
-    assert warm.run("ask", "-x", "--no-log", "say nothing").stderr.endswith("it was:\nnothing\n")
+    assert warm.run("ask", "-x", "--no-log", "say nothing").stderr.endswith(
+        "the answer was:\nnothing\n"
+    )
 
 
 @pytest.mark.parametrize(

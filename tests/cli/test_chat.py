@@ -42,7 +42,7 @@ def test_a_talk_is_kept_and_ends_with_ctrl_d(warm: Home) -> None:
 def test_it_goes_on_with_the_last_conversation(warm: Home) -> None:
     warm.run("ask", "say before")
     with terminal(warm.environment, "chat", "-c") as shown:
-        shown.expect("Going on after 1 question.")
+        shown.expect("Continuing after 1 question.")
         line(shown, "say after")
         line(shown, "/exit")
         assert shown.wait() == 0
@@ -67,7 +67,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(warm: Home) -> None:
         line(shown, "forever")
         shown.expect("2 3")
         shown.interrupt()
-        shown.expect("Stopped; what came is part of the conversation.")
+        shown.expect("Stopped; the partial answer is part of the conversation.")
         # The daemon keeps it when it sees that the client left, which a program may outrun.
         wait_for(lambda: len(said(warm)) == 2, "the turn that was stopped")
         line(shown, "say still here")
@@ -97,11 +97,11 @@ def test_several_lines_by_quotes_and_by_alt_enter(warm: Home) -> None:
 def test_undo_regen_and_system(warm: Home) -> None:
     with terminal(warm.environment, "chat") as shown:
         line(shown, "/undo")
-        shown.expect("There is nothing to take back.")
+        shown.expect("There is no question to remove.")
         line(shown, "say one")
         line(shown, "say two")
         line(shown, "/undo")
-        shown.expect("Taken back: say two")
+        shown.expect("Removed: say two")
         line(shown, "/system Be brief.")
         line(shown, "/system")
         shown.expect("Be brief.")
@@ -115,7 +115,7 @@ def test_files_go_with_the_next_question(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text("echo\n")
     with terminal(warm.environment, "chat") as shown:
         line(shown, f"/file {tmp_path}/a b.txt")
-        shown.expect("will go with your next question.")
+        shown.expect("will be included in your next question.")
         line(shown, "say what?")
         line(shown, f"/file {tmp_path}/missing")
         shown.expect("cannot be read")
@@ -128,12 +128,12 @@ def test_save_stats_and_what_is_no_command(warm: Home, tmp_path: Path) -> None:
     target = tmp_path / "talk.md"
     with terminal(warm.environment, "chat") as shown:
         line(shown, "/stats")
-        shown.expect("No answer is complete yet.")
+        shown.expect("There is no complete answer yet.")
         line(shown, "say hello")
         line(shown, "/stats")
-        shown.expect("accepted 3 (75 %)")
+        shown.expect("accepted 3 (75%)")
         line(shown, f"/save {target}")
-        shown.expect("Saved in")
+        shown.expect("Saved to")
         line(shown, f"/save {target}")
         shown.expect("exists; choose another name.")
         line(shown, "/regn")
@@ -183,7 +183,7 @@ def test_pairs_are_listed_and_changed(warm: Home) -> None:
         line(shown, "/pair")
         shown.expect("builtin")
         line(shown, "/pair nope")
-        shown.expect("There is no pair 'nope' here")
+        shown.expect("No pair 'nope' is installed")
         line(shown, f"/pair {warm.model}")
         line(shown, "say hello")
         line(shown, "/exit")
@@ -194,7 +194,7 @@ def test_the_line_at_the_bottom_tells_the_numbers(warm: Home) -> None:
     with terminal(warm.environment, "chat", columns=120) as shown:
         line(shown, "say hello")
         shown.expect("/4096 tokens")
-        shown.expect("75 % accepted · 1.80×")
+        shown.expect("75% accepted · 1.80×")
         shown.send("/exit\r")
         assert shown.wait() == 0
 
@@ -214,7 +214,7 @@ def test_an_error_does_not_end_the_chat(warm: Home) -> None:
         line(shown, "refuse context_length_exceeded")
         shown.expect("Refused as told.")
         line(shown, "die SIGKILL")
-        shown.expect("The engine died")
+        shown.expect("The engine crashed")
         line(shown, "say alive")
         shown.expect("alive")
         line(shown, "/exit")
@@ -242,7 +242,7 @@ def test_something_else_in_the_place_of_the_typed_lines_is_told_and_not_waited_f
     os.mkfifo(history)
     try:
         with terminal(warm.environment, "chat", columns=400) as shown:
-            shown.expect("What you type is not kept")
+            shown.expect("Input history is not saved")
             line(shown, "say hello")
             line(shown, "/exit")
             assert shown.wait() == 0
@@ -335,7 +335,7 @@ def test_a_question_that_is_not_answered_again_is_in_the_prompt(warm: Home) -> N
         line(shown, "say one")
         wait_for(lambda: said(warm) == ["say one", "one"], "the turn")
         line(shown, "/pair /nowhere/x.gguf")
-        shown.expect("will answer from now on")
+        shown.expect("Now using /nowhere/x.gguf")
         line(shown, "/regen")
         shown.expect("localspec: ")
         shown.expect("› say one")
@@ -365,7 +365,7 @@ def test_thoughts_alone_are_a_turn_that_can_be_taken_back(warm: Home) -> None:
         wait_for(lambda: warm.status()["running"], "the question at the engine")
         time.sleep(0.5)
         shown.interrupt()
-        shown.expect("Stopped; what came is part of the conversation.")
+        shown.expect("Stopped; the partial answer is part of the conversation.")
         line(shown, "/undo")
         shown.expect("Taken back: think")
         line(shown, "/exit")
@@ -418,7 +418,7 @@ def test_files_and_a_template_go_with_the_first_question(warm: Home, tmp_path: P
     file = str(tmp_path / "a.txt")
     options = ("-t", "tr", "-p", "language=German", "-f", file)
     with terminal(warm.environment, "chat", *options) as shown:
-        shown.expect("will go with your next question.")
+        shown.expect("will be included in your next question.")
         line(shown, "why?")
         shown.expect("say /")  # what is sent is shown
         wait_for(lambda: len(said(warm)) == 3, "the turn")
@@ -476,7 +476,7 @@ def test_tab_completes_commands_and_settings(warm: Home, typed: str, effect: str
 def test_a_pipe_is_no_place_for_a_chat(warm: Home) -> None:
     run = warm.run("chat", stdin="hi")
     assert run.returncode == 2
-    assert "in a pipe: localspec ask" in run.stderr
+    assert "in a pipe, use: localspec ask" in run.stderr
 
 
 @pytest.mark.parametrize(

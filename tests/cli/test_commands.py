@@ -38,10 +38,10 @@ def test_statistics_go_to_stderr(warm: Home) -> None:
     run = warm.run("ask", "-u", "say hello")
     assert run.stdout == "hello\n"
     assert "tokens/s" in run.stderr
-    assert "drafted 4, accepted 3 (75 %)" in run.stderr
+    assert "drafted 4, accepted 3 (75%)" in run.stderr
     assert "2.50 tokens per target pass" in run.stderr
     assert "1.80× the speed of plain decoding" in run.stderr
-    assert "prompt: 2 tokens, 1 of them cached" in run.stderr
+    assert "prompt: 2 tokens, 1 cached" in run.stderr
 
 
 def test_options_reach_the_request(warm: Home) -> None:
@@ -158,7 +158,7 @@ def test_a_worker_that_dies_leaves_what_it_said_and_a_sentence(warm: Home) -> No
     run = warm.run("ask", "die SIGABRT")
     assert run.returncode == 1
     assert run.stdout == "one two \n"
-    assert run.stderr.startswith("localspec: The engine died (signal SIGABRT)")
+    assert run.stderr.startswith("localspec: The engine crashed (signal SIGABRT)")
 
 
 def test_status_for_people_and_for_programs(warm: Home) -> None:

@@ -183,7 +183,7 @@ def test_little_disk_and_no_network(here: Machine) -> None:
 @pytest.mark.parametrize(
     ("changes", "about", "said"),
     [
-        ({"version": "0.0"}, "daemon", "It is localspec 0.0"),
+        ({"version": "0.0"}, "daemon", "The daemon is localspec 0.0"),
         ({"pair": {"name": "x", "state": "set_aside"}}, "pair", "The pair x is set aside"),
         ({"safe_mode": True}, "engine", "safe mode"),
         ({"problems": ["models.toml: line 3."]}, "files", "models.toml: line 3."),
@@ -250,7 +250,7 @@ def test_a_build_without_the_gpus_architecture_is_named_with_its_cure(here: Mach
     assert found(gpu_machine(here, arch="89-real"), "GPU") == Finding(
         "GPU",
         "bad",
-        "llama.cpp is built for architecture 89-real, and NVIDIA H200 has 90: it cannot run there.",
+        "llama.cpp is built for architecture 89-real, but NVIDIA H200 is 90, so it cannot run there.",
         "scripts/setup --again",
     )
     assert found(gpu_machine(here, arch="80-virtual"), "GPU").state == "ok"
@@ -261,7 +261,7 @@ def test_a_driver_too_old_for_the_toolkit(here: Machine) -> None:
     gpu = found(old, "GPU")
     assert (gpu.state, gpu.what) == (
         "note",
-        "CPU: nvcc is CUDA 12.8, but the GPU's driver runs CUDA 11.4 at most.",
+        "CPU: nvcc is CUDA 12.8, but the GPU's driver supports at most CUDA 11.4.",
     )
     assert gpu.cure.startswith("Update the driver or install a CUDA 11.4 toolkit")
 
@@ -270,7 +270,7 @@ def test_a_driver_that_does_not_answer(here: Machine) -> None:
     told = {"nvidia-smi -L": machine.Ran(9, "NVIDIA-SMI has failed.\n")}
     gpu = found(replace(here, host=a_host(told=told, tools=TOOLS)), "GPU")
     assert "nvidia-smi says `NVIDIA-SMI has failed.`" in gpu.what
-    assert gpu.cure.startswith("Restart the machine or install NVIDIA's driver anew")
+    assert gpu.cure.startswith("Restart the machine or reinstall NVIDIA's driver")
 
 
 def test_a_gpu_that_is_full_hidden_or_switched_off(here: Machine) -> None:
@@ -336,5 +336,5 @@ def test_doctor_asks_the_tools_on_the_path(home: Home, tmp_path: Path) -> None:
     found = json.loads(home.run("doctor", "--json").stdout)
     gpu = next(each for each in found if each["about"] == "GPU")
     assert gpu["state"] == "note"
-    assert gpu["what"] == "CPU: CUDA 13.0 is here without cuBLAS."
+    assert gpu["what"] == "CPU: CUDA 13.0 is installed without cuBLAS."
     assert gpu["cure"].startswith("Install the development files of cuBLAS")

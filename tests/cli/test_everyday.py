@@ -90,11 +90,14 @@ def test_a_wrong_value_is_refused_and_nothing_changes(
 
 
 def test_a_pair_is_one_that_is_known(warm: Home, tmp_path: Path) -> None:
-    for wrong, why in (("coder-7", "did you mean coder-7b?"), ("x.gguf", "x.gguf is not there.")):
+    for wrong, why in (("coder-7", "did you mean coder-7b?"), ("x.gguf", "x.gguf does not exist.")):
         run = warm.run("config", "set", "pair", wrong, cwd=tmp_path)
         assert (run.returncode, why in run.stderr) == (2, True)
     run = warm.run("config", "set", "pair", "coder-7b")
-    assert (run.returncode, "not here yet: localspec pull coder-7b" in run.stderr) == (0, True)
+    assert (run.returncode, "not installed yet; run: localspec pull coder-7b" in run.stderr) == (
+        0,
+        True,
+    )
     (tmp_path / "a.gguf").touch()
     assert warm.run("config", "set", "pair", "a.gguf", cwd=tmp_path).returncode == 0
     written = tomllib.loads((warm.root / "config" / "config.toml").read_text())
@@ -134,7 +137,7 @@ def test_a_file_too_clever_for_a_change_is_left_alone(home: Home) -> None:
     file.write_text('pair = """\nqueue = 3\n"""\n')
     run = home.run("config", "set", "queue", "5")
     assert run.returncode == 2
-    assert "better edited by hand" in run.stderr
+    assert "edit it by hand" in run.stderr
     assert file.read_text() == 'pair = """\nqueue = 3\n"""\n'
 
 
@@ -168,7 +171,7 @@ def test_logs(warm: Home) -> None:
 
 
 def test_there_is_no_log_before_the_first_start(home: Home) -> None:
-    assert "the daemon was never started" in home.run("logs").stderr
+    assert "the daemon has never been started" in home.run("logs").stderr
 
 
 def test_status_goes_on_until_ctrl_c(warm: Home) -> None:
@@ -218,10 +221,10 @@ def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--save", "fix"], "There is nothing to save; as in: localspec ask --save fix"),
+        (["--save", "fix"], "There is nothing to save; for example: localspec ask --save fix"),
         (["-t", "none", "hi"], "There is no template 'none'; there are broken, cmd, cmd-explain, "),
         (["-t", "../short", "hi"], "There is no template '../short'"),
-        (["-t", "short"], "There is nothing to ask; as in: localspec ask -t short WORDS"),
+        (["-t", "short"], "No question given; for example: localspec ask -t short WORDS"),
         (["-t", "broken", "hi"], "broken.toml, line 1: "),
     ],
 )
@@ -280,9 +283,9 @@ def test_complete_with_a_pair_that_is_not_there_is_refused(warm: Home, tmp_path:
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        ("a.py", "'a.py' is no place"),
-        ("a.py:9", "a.py has 1 lines; there is no line 9."),
-        ("a.py:1:9", "Line 1 of a.py has columns 1 to 4."),
+        ("a.py", "'a.py' is not FILE:LINE[:COL]"),
+        ("a.py:9", "a.py has no line 9; it has 1 lines."),
+        ("a.py:1:9", "its columns are 1 to 4."),
         ("b.py:1", "b.py cannot be read"),
     ],
 )

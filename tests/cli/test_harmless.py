@@ -267,8 +267,8 @@ def test_a_chat_lets_nothing_through(hostile: tuple[Home, HostileServer]) -> Non
             ("say hello", "hello❮"),
             ("/pair", "builtin"),
             ("/stats", "tokens/s"),
-            ("/pair x", "There is no pair"),
-            ("/nothing", "There is no command"),
+            ("/pair x", "No pair"),
+            ("/nothing", "Unknown command"),
             ("/file /nowhere", "cannot be read"),
         ):
             shown.expect("›")

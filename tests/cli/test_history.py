@@ -44,7 +44,7 @@ def test_the_title_of_a_chat_is_what_was_typed(warm: Home, tmp_path: Path) -> No
     with terminal(warm.environment, "chat") as shown:
         shown.expect("›")
         shown.send(f"/file {tmp_path / 'a.py'}\r")
-        shown.expect("go with your next question")
+        shown.expect("be included in your next question")
         shown.send("say what it is\r")
         shown.expect("say what it is\n\n›")
         shown.send("/exit\r")

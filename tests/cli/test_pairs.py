@@ -65,14 +65,14 @@ def test_from_the_hub_to_an_answer_and_away_again(home: PullingHome) -> None:
     )
     run = home.run("pull", "little")  # by its other name
     assert run.returncode == 0, run.stderr
-    assert run.stdout == 'tiny is here (966 KiB). Try: localspec ask -m tiny "…"\n'
+    assert run.stdout == 'tiny is installed (966 KiB). Try: localspec ask -m tiny "…"\n'
     assert re.search(r"^tiny +966 KiB +chat +two small models$", home.run("list").stdout, re.M)
     run = home.run("ask", "-m", "little", "-n", "8", "-u", "hi")
     assert run.returncode == 0, run.stderr
     assert "drafted" in run.stderr
     names = [each["id"] for each in home.request("GET", "/v1/models").json["data"]]
     assert names == ["builtin", "tiny"]
-    assert home.run("rm", "tiny").stdout == "tiny is removed; 966 KiB freed.\n"
+    assert home.run("rm", "tiny").stdout == "Removed tiny; 966 KiB freed.\n"
     assert home.run("unload").stdout == "No pair is loaded.\n"
     assert home.run("gc").stdout == "Nothing to delete.\n"
     assert home.run("ask", "-m", "tiny", "hi").returncode == 1
@@ -89,11 +89,11 @@ def test_what_show_tells(home: PullingHome) -> None:
     assert view["fit"]["draft"] is True
     shown = home.run("show", "builtin").stdout
     assert "match" in shown
-    assert "target.gguf, 11.9 MiB, Q8_0 (Q8_0 100 %)" in shown
+    assert "target.gguf, 11.9 MiB, Q8_0 (Q8_0 100%)" in shown
     assert re.search(r"chat template of \d+ characters \([0-9a-f]{12}…\), without tools", shown)
-    assert "fills in code (FIM)" in shown
+    assert "supports fill-in-the-middle (FIM)" in shown
     assert "licence PSF-2.0 AND MIT" in shown
-    assert "drafts      a model of its own" in shown
+    assert "drafts      a draft model" in shown
     assert "<|assistant|>" in home.run("show", "builtin", "--template").stdout
     for name in ("a/b", "", "a/../b"):
         run = home.run("show", name)
@@ -104,7 +104,7 @@ def test_what_show_tells(home: PullingHome) -> None:
 def test_the_catalogue_and_what_fits(home: PullingHome) -> None:
     shown = home.run("catalogue").stdout
     assert "coder-7b" in shown
-    assert "of memory are free" in shown
+    assert "of memory free" in shown
     listed = json.loads(home.run("list", "--all", "--json").stdout)
     fits = {each["name"]: each["fits"] for each in listed["pairs"]}
     fitting = home.run("catalogue", "--fits").stdout
@@ -148,7 +148,7 @@ def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
     _, stderr = process.communicate(timeout=10)
     slow.hub.rate = 1e3  # it is still under way when the last of these has asked
     assert process.returncode == 130
-    assert "The pull of tiny goes on in the daemon. To watch it: localspec pull tiny" in stderr
+    assert "The pull of tiny continues in the daemon. To watch it: localspec pull tiny" in stderr
     assert pulls(slow)["tiny"]["state"] == "downloading"
     assert "downloading" in slow.run("pulls").stdout
     assert "1 running" in slow.run("status").stdout
@@ -175,12 +175,15 @@ def test_ctrl_c_in_a_terminal_leaves_the_bar_on_a_line_of_its_own(
 
 def test_no_wait_cancel_and_going_on(slow: PullingHome) -> None:
     assert slow.run("pull", "tiny", "--no-wait").stdout == (
-        "tiny is being pulled; to see how far: localspec pulls\n"
+        "Pulling tiny; to see its progress: localspec pulls\n"
     )
     wait_for(lambda: slow.hub.sent > 300_000, "some bytes")
     assert "A pull is running" in slow.run("gc").stderr
     run = slow.run("pulls", "cancel", "little")
-    assert run.stdout == "The pull was cancelled; what was fetched is kept for the next one.\n"
+    assert (
+        run.stdout
+        == "The pull was cancelled; anything already downloaded is kept for the next one.\n"
+    )
     assert pulls(slow)["tiny"]["state"] == "cancelled"
     slow.hub.rate, before = 0, slow.hub.sent
     assert slow.run("pull", "tiny").returncode == 0
@@ -216,10 +219,10 @@ def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None
     os.close(leader)
     assert terminal.wait(timeout=20) == 0
     out, lines = piped.communicate(timeout=20)
-    assert out.startswith("tiny is here")
+    assert out.startswith("tiny is installed")
     text = seen.decode()
     assert "░" in text
-    assert re.search(r"\d+ %  \d+ KiB of 966 KiB  \d+ KiB/s  \d+ s left", text)
+    assert re.search(r"\d+%  \d+ KiB of 966 KiB  \d+ KiB/s  \d+ s left", text)
     assert "\x1b" not in lines
     assert "\r" not in lines
     assert "tiny  downloading" in lines
@@ -255,7 +258,10 @@ def test_a_gated_repository_is_named_and_the_token_stays_secret(home: PullingHom
 def test_a_login_page_and_a_wrong_hash(home: PullingHome) -> None:
     faults = home.hub.files["own/draft", "draft.gguf"].faults
     faults.portal = True
-    assert "with a page of its own (a login page" in home.run("pull", "tiny").stderr
+    assert (
+        "with a page of its own (perhaps the network's login page"
+        in home.run("pull", "tiny").stderr
+    )
     faults.portal, faults.corrupt = False, True
     run = home.run("pull", "tiny")
     assert run.returncode == 1
@@ -272,18 +278,18 @@ def test_a_damaged_file_is_found_and_not_loaded(home: PullingHome) -> None:
     blob.write_bytes(data)
     run = home.run("verify", "tiny")
     assert run.returncode == 1
-    assert "target.gguf is damaged: its SHA-256 is not the one recorded." in run.stdout
-    assert run.stderr.endswith("1 of 2 files cannot be used. Run: localspec pull tiny\n")
+    assert "target.gguf is damaged: its SHA-256 does not match the recorded one." in run.stdout
+    assert run.stderr.endswith("1 of 2 files are unusable. Run: localspec pull tiny\n")
     run = home.run("ask", "-m", "tiny", "hi")
     assert run.returncode == 1
     assert "target.gguf is damaged" in run.stderr
     blob.write_bytes(data[:1000])
-    assert "has 1000 bytes and should have" in home.run("ask", "-m", "tiny", "hi").stderr
+    assert "has 1000 bytes but should have" in home.run("ask", "-m", "tiny", "hi").stderr
     sent = home.hub.sent
     run = home.run("pull", "tiny")
     assert run.returncode == 0, run.stderr
     assert home.hub.sent - sent < 1.05 * len(data) + 70_000  # the other one's header at most
-    assert "target.gguf is whole." in home.run("verify", "tiny").stdout
+    assert "target.gguf: OK" in home.run("verify", "tiny").stdout
     assert home.run("ask", "-m", "tiny", "say x").stdout == "x\n"
 
 
@@ -305,9 +311,9 @@ def test_a_full_disk_is_told_with_numbers(home: PullingHome) -> None:
     if run.returncode:
         pytest.skip("this machine does not let us mount a small disk")
     assert re.search(
-        r"The disk is too full: \d+ more bytes are needed .* \d+ bytes are free", run.stderr
+        r"Not enough disk space: \d+ more bytes are needed .* \d+ bytes are free", run.stderr
     )
-    assert "Make room (localspec gc) and pull again." in run.stderr
+    assert "Free some space (localspec gc) and pull again." in run.stderr
 
 
 def test_a_record_of_a_newer_version_is_left_alone(home: PullingHome) -> None:
@@ -348,12 +354,14 @@ def test_own_files_are_used_where_they_lie(home: PullingHome, tmp_path: Path) ->
     scripted(home)
     target, draft = home.files
     run = home.run("add", "mine", "--target", target.name, "--draft", draft.name, cwd=tmp_path)
-    assert run.stdout == 'mine is here (966 KiB). Try: localspec ask -m mine "…"\n'
+    assert run.stdout == 'mine is installed (966 KiB). Try: localspec ask -m mine "…"\n'
     assert home.run("ask", "-m", "mine", "say hello").stdout == "hello\n"
     home.run("unload")
     again = home.run("add", "mine", "--target", str(target))
-    assert again.stderr == ("localspec: There is a pair 'mine' already; run: localspec rm mine\n")
-    assert "it means the configured pair" in home.run("add", "default", "--target", "x").stderr
+    assert again.stderr == (
+        "localspec: A pair 'mine' already exists; to remove it: localspec rm mine\n"
+    )
+    assert "it stands for the configured pair" in home.run("add", "default", "--target", "x").stderr
     assert "No such" not in home.run("add", "b", "--target", "gone.gguf").stderr
     home.run("rm", "mine")
     assert target.exists()
@@ -377,7 +385,7 @@ def test_an_own_file_that_was_replaced_is_used_and_said_once(
         "localspec: target.gguf has changed since the pair was added or last used.\n",
     )
     assert home.run("ask", "-m", "mine", "say x").stderr == ""
-    assert "is whole" in home.run("verify", "mine").stdout
+    assert ": OK" in home.run("verify", "mine").stdout
     home.run("unload")
     write_pair(tmp_path / "newest", seed=6)[0].replace(target)
     with terminal(home.environment, "chat", "-m", "mine") as shown:
@@ -409,8 +417,8 @@ def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path
     write_model(tmp_path / "alien.gguf", Shape(1, 64, 128, 4, 300), target_cycle(300))
     run = home.run("drafts", target.name, ".", cwd=tmp_path)
     assert re.search(rf"^{draft.name} .* [\d.]+× ", run.stdout, re.M)
-    assert "How much each gains: add --measure." in run.stdout
-    assert "not alien.gguf" in run.stdout
+    assert "To measure the speed-up of each: add --measure" in run.stdout
+    assert "cannot use alien.gguf" in run.stdout
     run = home.run("drafts", str(target), str(tmp_path), "--measure")
     row = rf"^{draft.name} .* \d+% \(\d+% to \d+%\) +[\d.]+× \([\d.]+ to [\d.]+\)"
     assert re.search(row, run.stdout, re.M), run
@@ -482,8 +490,7 @@ def test_with_hf_hub_offline_no_socket_is_opened(home: PullingHome) -> None:
     run = home.run("pull", "tiny")
     assert run.returncode == 1
     assert run.stderr == (
-        "localspec: HF_HUB_OFFLINE is set, so nothing can be pulled; "
-        "pairs that are here work as ever.\n"
+        "localspec: HF_HUB_OFFLINE is set, so nothing can be pulled; installed pairs still work.\n"
     )
     assert len(home.hub.requests) == asked
     assert not (home.root / "witness").exists()

@@ -19,7 +19,7 @@ REPO = "maker/Tiny-8B-GGUF"
 BIG = model(filler=400_000, seed=1).data()
 BIGGER = model(filler=800_000, seed=1).data()
 SMALL = model(layers=1, filler=30_000, seed=2).data()
-NO_DRAFT = "No draft is known for it: it drafts from the text itself (n-gram)."
+NO_DRAFT = "No draft model is known for it; drafts come from the text itself (n-gram)."
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> N
         assert run.returncode == 0, run.stderr
         assert re.search(r"^F32 +\d+ KiB +yes +taken$", run.stdout, re.M), run.stdout
         assert NO_DRAFT in run.stdout
-        assert "maker-tiny-8b is here" in run.stdout
+        assert "maker-tiny-8b is installed" in run.stdout
         run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # or by the pair's name
         assert run.returncode == 0, run.stderr
         home.run("unload")
@@ -67,8 +67,8 @@ def test_what_is_offered_taken_and_called(home: PullingHome) -> None:
     rows = [line.split() for line in run.stdout.splitlines()]
     assert rows[1][:1] + rows[1][3:] == ["Q8_0", "yes", "taken"]
     assert rows[2][:1] + rows[2][3:] == ["Q4_K_M", "yes"]
-    assert f"To take another: localspec pull {REPO}:QUANTIZATION" in run.stdout
-    assert "The pair's name: maker-tiny-8b\n" in run.stdout
+    assert f"To choose another: localspec pull {REPO}:QUANTIZATION" in run.stdout
+    assert "Pair name: maker-tiny-8b\n" in run.stdout
     assert file_of(home, "maker-tiny-8b") == "Tiny-8B-Q8_0.gguf"
     assert home.hub.sent <= 1.05 * len(BIGGER)
     # The same again is nothing new, by either name; what is named gets a name of its own.
@@ -99,8 +99,8 @@ def test_sentences_for_what_is_not_there(home: PullingHome) -> None:
     for named, says in (
         (f"{REPO}:Q5_0", "has no 'Q5_0'; it has: Q8_0, Q4_K_M."),
         ("maker/none", "The hub has no repository maker/none"),
-        ("https://example.com/a/b", "is not an address of the hub"),
-        ("models/a.gguf", "a file on this disk: localspec add"),
+        ("https://example.com/a/b", "is not a URL of the hub"),
+        ("models/a.gguf", "for a file on this disk: localspec add"),
     ):
         run = home.run("pull", named)
         assert run.returncode == 1
@@ -119,11 +119,13 @@ def test_nothing_that_is_here_is_replaced(home: PullingHome) -> None:
     assert record(home, "tiny")["source"] == "own"
     assert home.run("pull", REPO, "--name", "other").returncode == 0
     run = home.run("pull", f"{REPO}:Q4_K_M", "--name", "other")
-    assert "There is a pair 'other' already, pulled as maker/Tiny-8B-GGUF and not as" in run.stderr
+    assert (
+        "A pair 'other' already exists; it was pulled as maker/Tiny-8B-GGUF, not as" in run.stderr
+    )
     assert file_of(home, "other") == "Tiny-8B-Q8_0.gguf"
-    assert "is a pair of the catalogue" in home.run("pull", REPO, "--name", "coder-7b").stderr
-    assert "cannot be a pair's name" in home.run("pull", REPO, "--name", "A B").stderr
-    assert "always here" in home.run("pull", REPO, "--name", "builtin").stderr
+    assert "is a pair in the catalogue" in home.run("pull", REPO, "--name", "coder-7b").stderr
+    assert "is not a valid pair name" in home.run("pull", REPO, "--name", "A B").stderr
+    assert "part of the installation" in home.run("pull", REPO, "--name", "builtin").stderr
 
 
 # ------------------------------------------------------------------ what drafts
@@ -137,13 +139,13 @@ def test_a_draft_that_is_named_or_left_out(home: PullingHome) -> None:
     assert home.run("pull", "tiny", "--no-draft").returncode == 0
     assert file_of(home, "tiny", "draft") is None
     assert (
-        "pulled as tiny --no-draft and not as"
+        "pulled as tiny --no-draft, not as"
         in home.run("pull", "tiny", "--draft", "own/draft").stderr
     )
     run = home.run("pull", "tiny", "--draft", "own/draft", "--name", "both")
     assert file_of(home, "both", "draft") == "draft.gguf", run.stderr
     assert home.run("pull", "tiny", "--draft", "a/b", "--no-draft").returncode == 2
-    assert "names no repository" in home.run("pull", REPO, "--draft", "coder-7b").stderr
+    assert "is not a repository" in home.run("pull", REPO, "--draft", "coder-7b").stderr
 
 
 def test_a_draft_that_does_not_match_is_refused(home: PullingHome) -> None:
@@ -164,7 +166,7 @@ def test_the_catalogue_proposes_the_draft_of_the_same_model_and_family(home: Pul
     )
     home.hub.add("maker/draft", "d.gguf", SMALL)
     run = home.run("pull", f"{REPO}:Q4_K_M")
-    assert "Draft: maker/draft/d.gguf, as the catalogue has it for tin.\n" in run.stdout
+    assert "Draft: maker/draft/d.gguf, which the catalogue lists for tin.\n" in run.stdout
     assert file_of(home, "maker-tiny-8b-q4_k_m", "draft") == "d.gguf"
     assert home.hub.sent <= 1.05 * (len(BIG) + len(SMALL))
 
@@ -174,7 +176,7 @@ def test_heads_are_found_in_the_file_and_beside_it(home: PullingHome) -> None:
     home.hub.add("maker/inside", "inside-Q4_0.gguf", inside)
     run = home.run("pull", "maker/inside")
     assert "Drafts: this model's own heads (MTP), which are in its file." in run.stdout
-    assert "are not run yet" in run.stdout
+    assert "are not supported yet" in run.stdout
     home.hub.add(REPO, "mtp-Tiny-8B.gguf", b"heads")
     run = home.run("pull", REPO)
     assert "(MTP), mtp-Tiny-8B.gguf in the same repository." in run.stdout
@@ -208,9 +210,9 @@ def test_a_draft_of_this_disk_is_used_where_it_lies(home: PullingHome) -> None:
 def test_several_names_and_which_of_them_failed(home: PullingHome) -> None:
     run = home.run("pull", "tiny", "nope", f"{REPO}:Q4_K_M", "maker/none")
     assert run.returncode == 1
-    assert "tiny is here" in run.stdout
-    assert "maker-tiny-8b-q4_k_m is here" in run.stdout
-    assert run.stderr.splitlines()[-1] == "localspec: 2 of 4 not pulled: nope, maker/none"
+    assert "tiny is installed" in run.stdout
+    assert "maker-tiny-8b-q4_k_m is installed" in run.stdout
+    assert run.stderr.splitlines()[-1] == "localspec: 2 of 4 pulls failed: nope, maker/none"
     assert home.run("pull", "tiny", "nope", "--name", "x").returncode == 2
 
 
@@ -221,4 +223,4 @@ def test_a_limit_for_all_files_of_a_pull(home: PullingHome) -> None:
     assert run.returncode == 0, run.stderr
     rates = [json.loads(line)["rate"] for line in run.stdout.splitlines()]
     assert 0 < max(rates) < 900_000
-    assert "a rate is a number of bytes" in home.run("pull", "x", "--limit-rate", "fast").stderr
+    assert "not a number of bytes" in home.run("pull", "x", "--limit-rate", "fast").stderr

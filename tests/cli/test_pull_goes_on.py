@@ -73,12 +73,12 @@ def test_stop_says_that_it_goes_on_and_it_does(home: PullingHome) -> None:
     wait_for(lambda: pulls(home).get("own-draft", {}).get("state") == "done", "the small one")
     run = home.run("stop")
     out, error = watching.communicate(timeout=20)
-    assert "own-draft is here" in out
-    assert "is interrupted, for the daemon ends; it goes on by itself" in error
+    assert "own-draft is installed" in out
+    assert "is interrupted because the daemon is stopping; it resumes" in error
     assert error.splitlines()[-1] == f"localspec: 1 of 2 not pulled: {REPO}"
     assert watching.returncode == 1
     assert "canary" not in journal(home).read_text()
-    assert "The pull of maker-tiny-8b goes on when the daemon starts again" in run.stdout
+    assert "The pull of maker-tiny-8b resumes when the daemon starts again" in run.stdout
     sent = home.hub.sent
     assert stat.S_IMODE(journal(home).stat().st_mode) == 0o600
     assert pulls(home)["maker-tiny-8b"]["state"] in ("checking", "downloading")  # starts the daemon
@@ -93,7 +93,7 @@ def test_stop_says_that_it_goes_on_and_it_does(home: PullingHome) -> None:
     assert pair["draft"]["parts"][0]["file"] == "d-Q8_0.gguf"
     assert home.hub.sent <= 1.05 * (NEEDED + len(home.files[1].read_bytes()))
     wait_for(lambda: not journal(home).exists(), "nothing to be wanted")
-    assert home.run("stop").stdout == "The daemon has ended.\n"
+    assert home.run("stop").stdout == "The daemon has stopped.\n"
 
 
 def test_what_is_wanted_is_not_collected_and_what_is_cancelled_is(home: PullingHome) -> None:
@@ -109,7 +109,10 @@ def test_what_is_wanted_is_not_collected_and_what_is_cancelled_is(home: PullingH
     assert ".part" not in home.run("gc").stdout
     assert parts == {path.name for path in (home.store / "parts").glob("*.part")}
     run = home.run("pulls", "cancel", REPO)
-    assert run.stdout == "The pull is forgotten; what was fetched is kept for the next one.\n"
+    assert (
+        run.stdout
+        == "The pull is cancelled; anything already downloaded is kept for the next one.\n"
+    )
     assert not journal(home).exists()
     assert ".part" in home.run("gc").stdout
     assert not list((home.store / "parts").glob("*.part"))

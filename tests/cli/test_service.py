@@ -93,15 +93,15 @@ def test_uninstall_takes_away_what_install_made_and_no_more(linux: Machine) -> N
     linux.home.run("service", "install")
     (linux.units / "other.service").write_text("")
     linux.told()
-    assert linux.home.run("service", "uninstall").stdout == "The service was removed.\n"
+    assert linux.home.run("service", "uninstall").stdout == "The service has been removed.\n"
     assert linux.told() == [
         "systemctl --user disable --now localspec.socket localspec.service",
         "systemctl --user daemon-reload",
     ]
     assert [path.name for path in linux.units.iterdir()] == ["other.service"]
-    assert linux.home.run("service", "uninstall").stdout == "There was no service.\n"
+    assert linux.home.run("service", "uninstall").stdout == "No service is installed.\n"
     assert linux.home.run("service", "status").stdout == (
-        "It is not installed: localspec service install\n"
+        "Not installed. To install it: localspec service install\n"
     )
 
 
@@ -174,7 +174,7 @@ def test_on_macos_an_agent_is_loaded_replaced_and_removed(home: Home) -> None:
     assert told.index(f"launchctl bootout {domain}/org.localspec.daemon") < told.index(
         f"launchctl bootstrap {domain} {file}"
     )
-    assert machine.on_macos("service", "uninstall").stdout == "The service was removed.\n"
+    assert machine.on_macos("service", "uninstall").stdout == "The service has been removed.\n"
     assert not file.exists()
 
 

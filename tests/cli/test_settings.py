@@ -225,7 +225,7 @@ def test_a_variable_that_the_daemon_was_started_with_is_said(free: Home) -> None
 def test_a_context_that_the_pair_does_not_get_is_told_in_numbers(free: Home) -> None:
     run = free.run("config", "set", "context", "100000")
     assert run.returncode == 0
-    assert "at most 1024 tokens of context; 100000 was asked" in run.stderr
+    assert "at most 1024 tokens of context; 100000 were requested" in run.stderr
     assert "context: 0 (auto) → 100000. It applies from the next question." in run.stdout
 
 

@@ -72,7 +72,7 @@ def test_the_code_block_alone_is_the_blocks_text_and_python_compiles(warm: Home)
 def test_an_answer_without_code_is_no_code(warm: Home) -> None:
     run = warm.run("ask", "-x", "--temperature", "0", "What does shutil.copytree do?")
     assert (run.returncode, run.stdout) == (1, "")
-    assert "no code block (the small pair that comes with localspec writes" in run.stderr
+    assert "no code block (the built-in demo pair writes" in run.stderr
 
 
 def test_complete_fills_in(warm: Home, tmp_path: Path) -> None:

@@ -140,19 +140,19 @@ def test_limits_of_options_are_those_of_requests() -> None:
         (["-t", "nope", "hi"], "There is no template 'nope'"),
         (["-t", "../needs", "hi"], "There is no template '../needs'"),
         (["-t", "needs"], "'needs' needs $tone, $thing; add -p tone=VALUE -p thing=VALUE"),
-        (["-t", "needs", "-p", "thing"], "it must be NAME=VALUE"),
+        (["-t", "needs", "-p", "thing"], "must be NAME=VALUE"),
         (["-t", "needs", "-p", "think=x"], "has no parameter $think; it has $tone, $thing."),
         (["-t", "about"], "needs something to ask about ($input)"),
         (["-t", "about", "  "], "needs something to ask about ($input)"),
         (["-t", "about", "-p", "x=y", "hi"], "has no parameter $x; it has none."),
         (["-t", "about", "-p", "input=y"], "$input is what is asked about"),
-        (["-t", "brief"], "There is nothing to ask; as in: localspec ask -t brief WORDS"),
+        (["-t", "brief"], "No question given; for example: localspec ask -t brief WORDS"),
         (["-p", "x=y", "hi"], "add -t TEMPLATE"),
-        (["--save", "../x", "hi"], "'../x' cannot be a template's name"),
+        (["--save", "../x", "hi"], "'../x' is not a valid template name"),
         (["--save", "x", "costs 5$"], "write $$ for a dollar sign"),
         (["--save", "x", "-p", "a=b", "hi"], "The prompt has no $a"),
         (["--save", "x"], "There is nothing to save"),
-        (["--save", "x", "-c", "hi"], "-c and --save exclude each other"),
+        (["--save", "x", "-c", "hi"], "-c and --save cannot be used together"),
     ],
 )
 def test_what_cannot_be_used_or_saved(away: Home, arguments: list[str], why: str) -> None:
@@ -266,7 +266,7 @@ def test_a_folder_and_a_name_that_is_none_are_listed_with_the_reason(home: Home)
     run = home.run("templates")
     assert run.returncode == 0
     assert "folder.toml cannot be read: " in run.stdout
-    assert "'two words' cannot be a template's name" in run.stdout
+    assert "'two words' is not a valid template name" in run.stdout
     assert home.run("ask", "-t", "folder", "hi").returncode == 2
 
 
@@ -307,10 +307,7 @@ def test_those_that_come_with_localspec_are_shown_and_overridden(home: Home) -> 
     for command in ("path", "rm"):
         run = home.run("templates", command, name)
         assert run.returncode == 2
-        assert (
-            "comes with localspec and has no file. To create one that comes before it: "
-            in run.stderr
-        )
+        assert "is built in and has no file. To override it: " in run.stderr
     assert home.run("ask", "--save", name, "mine").returncode == 2
     assert home.run("ask", "--save", name, "mine", "--force").returncode == 0
     assert home.run("templates", "show", name).stdout == 'prompt = "mine"\n'
@@ -361,7 +358,7 @@ def test_a_new_one_begins_with_what_can_be_kept(home: Home) -> None:
     program.write_text(f'#!/bin/sh\ncp "$1" {home.root}/seen\n')
     program.chmod(0o755)
     home.environment["EDITOR"] = str(program)
-    assert home.run("templates", "edit", "new").stdout == "Nothing was changed.\n"
+    assert home.run("templates", "edit", "new").stdout == "No changes.\n"
     skeleton = (home.root / "seen").read_bytes()
     assert templates.parsed(skeleton, "new")["prompt"] == "Explain $input"
     assert b"temperature" in skeleton

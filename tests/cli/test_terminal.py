@@ -139,4 +139,4 @@ def test_the_window_may_change_its_size(warm: Home) -> None:
 def test_nothing_to_ask_at_a_terminal_does_not_wait_for_input(warm: Home) -> None:
     with terminal(warm.environment, "ask") as shown:
         assert shown.wait() == 2
-        assert "There is nothing to ask" in shown.text
+        assert "No question given" in shown.text

@@ -70,7 +70,7 @@ def test_the_started_daemon_outlives_its_starter_and_ends_when_told(home: Home) 
     home.use_fake()
     assert home.run("start").returncode == 0
     assert home.status()["pair"]["state"] == "unloaded"
-    assert home.run("stop").stdout == "The daemon has ended.\n"
+    assert home.run("stop").stdout == "The daemon has stopped.\n"
     assert home.run("stop").stdout == "No daemon is running.\n"
 
 
@@ -107,5 +107,5 @@ def test_closing_a_stream_cancels_it(
 
 def test_stop_ends_a_daemon_that_does_not_answer(home: Home, daemon: RunningDaemon) -> None:
     home.socket.unlink()
-    assert home.run("stop").stdout == "The daemon did not answer and was ended.\n"
+    assert home.run("stop").stdout == "The daemon did not respond and was killed.\n"
     assert daemon.process.wait(timeout=30) == 0

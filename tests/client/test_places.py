@@ -106,7 +106,7 @@ def told(done: subprocess.CompletedProcess[str], about: object) -> None:
     said = (about, done.stdout, done.stderr)
     assert done.returncode in (0, 1, 2, 3), said
     assert "Traceback" not in done.stdout + done.stderr, said
-    assert "mistake in localspec" not in done.stderr, said
+    assert "bug in localspec" not in done.stderr, said
     if done.returncode and "BAD" not in done.stdout:  # doctor's findings are on stdout
         lines = done.stderr.strip().splitlines()
         assert len(lines) == 1, said
@@ -186,7 +186,7 @@ def test_a_full_disk_leaves_no_half_of_a_token_and_an_empty_one_is_healed(home: 
     line = ["start", "--listen", "127.0.0.1:0"]
     done = home.run(*line, preexec_fn=limit_files)
     assert done.returncode == 3
-    assert "cannot be made" in done.stderr
+    assert "cannot be written" in done.stderr
     state = home.root / "state"
     assert not [each for each in state.iterdir() if "token" in each.name]
     (state / "token").touch(mode=0o600)  # as earlier versions left it

@@ -174,7 +174,7 @@ def test_a_daemon_that_says_nothing_times_out(home: Home) -> None:
         listening.bind(str(path))
         listening.listen()
         connection = transport.Connection(str(path), timeout=0.01)
-        with pytest.raises(NoAnswer, match="does not answer"):
+        with pytest.raises(NoAnswer, match="does not respond"):
             connection.request("GET", "/")
         connection.close()
 
@@ -211,7 +211,7 @@ def test_a_daemon_that_takes_no_more_connections_is_said_to_be_silent(home: Home
                 waiting.callback(transport.Connection(path, timeout=0.01).close)
             except NoDaemon as error:
                 refused = error.message
-        assert "does not answer" in refused
+        assert "does not respond" in refused
 
 
 def test_a_daemon_that_dies_before_its_answer_is_told(home: Home) -> None:

@@ -173,7 +173,7 @@ def test_a_last_message_of_the_assistant_is_continued(
         (
             [*USER, HALF],
             {"add_generation_prompt": True, "continue_final_message": True},
-            "exclude each other",
+            "cannot be used together",
         ),
         (USER, {"continue_final_message": True}, "its role is 'user'"),
         ([*USER, {**HALF, "tool_calls": [CALL]}], {}, "'tool_calls'"),

@@ -93,7 +93,7 @@ def test_a_client_that_dribbles_is_told_and_left(
     assert first.startswith(b"HTTP/1.1 408 ")
     error = json.loads(body)["error"]
     assert error["code"] == "request_timeout"
-    assert f"The request's {part} did not come within 0.3 s." == error["message"]
+    assert f"The request's {part} did not arrive within 0.3 s." == error["message"]
     assert home.status()["running"] == 0
     assert "Traceback" not in home.log.read_text()
 

@@ -464,7 +464,7 @@ def test_a_link_and_a_broken_file_are_refused_with_a_sentence(
     (home.root / "elsewhere").touch()
     file.symlink_to(home.root / "elsewhere")
     assert ask(home, "say hello")["choices"][0]["message"]["content"] == "hello"
-    assert "is a link" in home.request("GET", "/localspec/conversations").error["message"]
+    assert "is a symbolic link" in home.request("GET", "/localspec/conversations").error["message"]
     file.unlink()
     file.write_bytes(b"this is no database" * 100)
     broken = home.request("GET", "/localspec/conversations")

@@ -16,7 +16,7 @@ from localspec.protocol.frames import PairFiles
     [
         (Death("crash", -signal.SIGSEGV), WorkerDied, "signal SIGSEGV"),
         (Death("crash", 3, "GGML_ASSERT failed"), WorkerDied, "exit status 3); the next"),
-        (Death("crash", 3, "GGML_ASSERT failed"), WorkerDied, "last words: GGML_ASSERT failed"),
+        (Death("crash", 3, "GGML_ASSERT failed"), WorkerDied, "last message: GGML_ASSERT failed"),
         (Death("crash", 0), WorkerDied, "exit status 0"),
         (Death("crash", -250), WorkerDied, "exit status -250"),
         (Death("crash", -signal.SIGKILL), WorkerDied, "signal SIGKILL"),

@@ -301,7 +301,7 @@ def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home
     home.use_fake(listen="127.0.0.1:0")
     daemon = RunningDaemon(home, program=BUGGY)
     expected = {
-        "message": "The daemon made a mistake; its log has the details.",
+        "message": "Internal error in the daemon; its log has the details: localspec logs",
         "type": "server_error",
         "param": None,
         "code": "internal_error",

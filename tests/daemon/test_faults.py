@@ -110,7 +110,10 @@ def test_a_chat_template_that_is_not_the_catalogues_is_said(known: bool, tmp_pat
         home.request("POST", "/localspec/pulls", {"name": "tiny"})
         states = home.request("GET", "/localspec/pulls/tiny/events").events
         for said in (json.loads(states[-2]), home.request("GET", "/localspec/pairs/tiny").json):
-            told = any("chat template in target.gguf is not the one" in n for n in said["notes"])
+            told = any(
+                "chat template in target.gguf differs from the catalogue's" in n
+                for n in said["notes"]
+            )
             assert told is not known, said
         daemon.stop()
 

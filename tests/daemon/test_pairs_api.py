@@ -109,7 +109,7 @@ def test_how_far_the_hashing_is_can_be_seen(tmp_path: Path) -> None:
                 "half of the hashing",
             )
             assert (state["state"], state["done"]) == ("verifying", state["size"]), again
-            assert re.search(r"verifying +50 %", home.run("pulls").stdout)
+            assert re.search(r"verifying +50%", home.run("pulls").stdout)
             (home.root / "go").touch()
             last = events(home, "GET", "/localspec/pulls/tiny/events")[-1]
             assert (last["state"], last["hashed"]) == ("done", last["size"])
@@ -131,7 +131,7 @@ def test_who_pulls_and_who_verifies_sees_how_far_the_hashing_is(tmp_path: Path) 
                 assert run.stderr
                 # Of `verify` half of the first file, which is not all.
                 shown = next(line for line in run.stderr if f"tiny  {doing}  " in line)
-                assert re.match(rf"tiny  {doing}  [1-9]\d? %  \d.* of \d", shown), shown
+                assert re.match(rf"tiny  {doing}  [1-9]\d?%  \d.* of \d", shown), shown
                 (home.root / "go").touch()
                 assert run.wait(30) == 0
             (home.root / "go").unlink()
@@ -173,7 +173,14 @@ def test_the_end_of_the_daemon_ends_the_stream_with_a_state(tmp_path: Path) -> N
     [
         ("POST", "/localspec/pulls", {"name": "nope"}, 404, "model_not_found", "no pair 'nope'"),
         ("POST", "/localspec/pulls", {}, 400, "invalid_request", "'name' is missing"),
-        ("POST", "/localspec/pulls", {"name": "builtin"}, 400, "invalid_request", "always here"),
+        (
+            "POST",
+            "/localspec/pulls",
+            {"name": "builtin"},
+            400,
+            "invalid_request",
+            "part of the installation",
+        ),
         ("POST", "/localspec/pulls", {"name": "tiny", "offline": True}, 503, "offline", "is set"),
         ("GET", "/localspec/pulls/tiny", None, 404, "not_found", "no pull of 'tiny'"),
         ("GET", "/localspec/pulls/tiny/events", None, 404, "not_found", "no pull of 'tiny'"),
@@ -215,7 +222,7 @@ def test_the_end_of_the_daemon_ends_the_stream_with_a_state(tmp_path: Path) -> N
             {"name": "A B", "target": "/x.gguf"},
             400,
             "invalid_request",
-            "cannot be a pair's name",
+            "is not a valid pair name",
         ),
         (
             "POST",

@@ -70,7 +70,9 @@ def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles
     least = fit.need(read_local_model(Path(pair.target)), 2048).total + fit.RUNTIME
     planned = plan(pair, EngineSettings(), fit.Memory(least, 0), "cpu")
     assert planned.pair.draft is None
-    assert "Memory does not allow the draft model; decoding will be plain." in planned.notes
+    assert (
+        "There is not enough memory for the draft model; decoding will be plain." in planned.notes
+    )
 
 
 def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(

@@ -311,7 +311,7 @@ def test_a_text_that_ends_the_engine_fails_its_own_request_alone_and_is_not_read
     assert waiting.result().text == "nothing of mine"
     for answer in answers:
         assert answer.status == 400, answer.body
-        assert "while it was turned into tokens" in answer.error["message"]
+        assert "while it was being tokenized" in answer.error["message"]
         assert signal_name in answer.error["message"]
     status = home.status()
     assert status["counts"]["worker_deaths"] == 1

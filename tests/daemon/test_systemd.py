@@ -84,7 +84,7 @@ def test_a_request_that_came_before_the_daemon_is_answered(home: Home, manager: 
         stream.readline()
         process.send_signal(signal.SIGTERM)
         told = manager.told()
-        assert told == ["STOPPING=1", "STATUS=Ending; 1 answers are being written"]
+        assert told == ["STOPPING=1", "STATUS=Stopping; finishing 1 answers"]
         assert stream.read().endswith(b"data: [DONE]\n\n")
     assert process.communicate(timeout=PATIENCE)[0] == ""
     assert process.returncode == 0
@@ -117,7 +117,7 @@ def test_stop_ends_it_and_says_who_starts_it_again(home: Home, manager: Manager)
     manager.told()
     run = home.run("stop")
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith("The daemon has ended.\nsystemd starts it again")
+    assert run.stdout.startswith("The daemon has stopped.\nsystemd will start it again")
     assert process.wait(PATIENCE) == 0
     process.communicate()
 
@@ -128,8 +128,8 @@ def test_what_is_no_listening_socket_is_refused(home: Home, manager: Manager) ->
         said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
     assert said == (
-        "localspec: Descriptor 3 was handed over and is no listening Unix stream socket; "
-        "for TCP set `listen` in config.toml.\n"
+        "localspec: File descriptor 3, passed by the service manager, is not a listening Unix "
+        "stream socket; for TCP, set `listen` in config.toml.\n"
     )
 
 

@@ -231,7 +231,7 @@ def test_a_token_that_others_could_read_is_not_used(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
     file.unlink()
     os.mkfifo(file, 0o600)
-    with pytest.raises(UnsafePath, match="not a file of yours"):
+    with pytest.raises(UnsafePath, match="not a file that you own"):
         tcp.kept_token(file)
 
 

@@ -152,7 +152,7 @@ def test_who_is_in_an_engine_that_dies_is_told_and_the_next_request_works(
         error = error_of(bystander.read())
     assert life.happened
     assert error["code"] == "worker_died"
-    assert error["message"].startswith("The engine died")
+    assert error["message"].startswith("The engine crashed")
     assert life.deaths() == before + 1
     life.is_well()
 

@@ -521,7 +521,7 @@ def test_an_answer_says_what_speculation_did(cycle: Running) -> None:
 @pytest.mark.parametrize(
     ("speculative", "words"),
     [
-        (Speculative(enabled=False), "switched off"),
+        (Speculative(enabled=False), "disabled"),
         (Speculative(depth=0), "depth 0"),
     ],
 )

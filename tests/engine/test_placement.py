@@ -32,19 +32,19 @@ def steps(settings: EngineSettings, context: int, gpu: bool) -> list[str]:
 
 def test_the_targets_layers_leave_the_gpu_first_and_the_draft_last() -> None:
     said = steps(EngineSettings(), 8192, gpu=True)
-    assert said[0] == "24 layers of the target are on the GPU"
+    assert said[0] == "Only 24 layers of the target are on the GPU"
     assert said[-4:] == [
-        "0 layers of the target are on the GPU",
-        "The context has 4096 tokens",
-        "The context has 2048 tokens",
+        "Only 0 layers of the target are on the GPU",
+        "The context is limited to 4096 tokens",
+        "The context is limited to 2048 tokens",
         "The draft runs on the CPU: the GPU is full.",
     ]
 
 
 def test_without_a_gpu_only_the_context_can_give() -> None:
     assert steps(EngineSettings(), 5000, gpu=False) == [
-        "The context has 2500 tokens",
-        "The context has 2048 tokens",
+        "The context is limited to 2500 tokens",
+        "The context is limited to 2048 tokens",
     ]
 
 
@@ -89,7 +89,9 @@ def test_a_load_without_memory_is_tried_again_smaller(
     pair = load(files, said)
     try:
         assert pair.n_ctx == 2048
-        assert pair.info().notes == ["The context has 2048 tokens, because memory holds no more."]
+        assert pair.info().notes == [
+            "The context is limited to 2048 tokens, because memory is full."
+        ]
         assert "failed to allocate CPU buffer" in said[0]
     finally:
         pair.close()
@@ -99,7 +101,7 @@ def test_when_nothing_is_left_to_give_it_says_so(
     files: PairFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, "llama_init_from_model", 9)
-    with pytest.raises(LoadFailed, match="There is no smaller plan left; close other programs"):
+    with pytest.raises(LoadFailed, match="Nothing smaller is left to try; close other programs"):
         load(files)
 
 

@@ -115,11 +115,11 @@ def test_an_answer_that_would_be_too_large_is_refused(desk: Desk, cycle: Running
     failed = desk.put(many)
     assert isinstance(failed, Failed)
     assert failed.param == "content"
-    assert f"at most {MOST_PIECES} are given with their pieces" in failed.message
+    assert f"at most {MOST_PIECES} are returned with their pieces" in failed.message
     vocab = cycle.pair.vocab
     longest = max(range(vocab.size), key=lambda token: len(vocab.piece(token, special=True)))
     times = MOST_TEXT // len(vocab.piece(longest, special=True)) + 1
     failed = desk.put(Detokenize(2, [longest] * times))
     assert isinstance(failed, Failed)
     assert failed.param == "tokens"
-    assert f"at most {MOST_TEXT} are given at once" in failed.message
+    assert f"at most {MOST_TEXT} are returned at once" in failed.message

@@ -87,8 +87,8 @@ def test_without_rollback_the_reason_is_said_and_the_text_is_plain(
     answer = mamba.ask(PROMPT, 24, speculative=drafting(4))
     assert not answer.done.speculation.active
     assert answer.done.speculation.reason is not None
-    assert "cannot take back" in answer.done.speculation.reason
-    assert "cannot take back" in str(mamba.pair.info().speculation)
+    assert "cannot roll back" in answer.done.speculation.reason
+    assert "cannot roll back" in str(mamba.pair.info().speculation)
     with running(target_alone(mamba_files)) as alone:
         plain = alone.ask(PROMPT, 24).tokens
         assert_alike(mamba_files.target, PROMPT, answer.tokens, plain)

@@ -214,7 +214,7 @@ def test_a_file_broken_at_the_start_leaves_the_shipped_pairs(user: Path) -> None
     user.write_text("x = [")
     live = LiveCatalogue(user)
     assert live.current.pairs == read_catalogue(SHIPPED)
-    assert "left out" in live.problem
+    assert "ignored" in live.problem
 
 
 def test_what_fits_here(user: Path) -> None:

@@ -85,7 +85,7 @@ def test_drafts_of_the_catalogue_are_tried_by_likeness_and_must_match(
     )
     found = decide(puller, wanted(), known)
     assert found.pair.draft == Weights(repo="maker/small", file="d.gguf")
-    assert found.said == ("Draft: maker/small/d.gguf, as the catalogue has it for family.",)
+    assert found.said == ("Draft: maker/small/d.gguf, which the catalogue lists for family.",)
     found = decide(puller, wanted(), catalogue(same=paired("maker/Tiny-8B", "maker/large")))
     assert found.pair.draft is None, "as large as the target"
 

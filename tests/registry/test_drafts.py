@@ -98,8 +98,8 @@ def test_matching_drafts_come_first_the_smallest_ahead(models: tuple[Path, list[
     reasons = {each.name: each.reason for each in ranked if not each.matched}
     assert "add_bos_token is false in the target and true in" in reasons["other.gguf"]
     assert "not smaller than the target" in reasons["large.gguf"]
-    assert "cannot take tokens back" in reasons["mamba.gguf"]
-    assert "cut" in reasons["broken.gguf"]
+    assert "cannot roll back tokens" in reasons["mamba.gguf"]
+    assert "truncated" in reasons["broken.gguf"]
     assert all(reason.endswith(".") for reason in reasons.values())
 
 

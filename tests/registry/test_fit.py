@@ -71,7 +71,7 @@ def test_first_the_context_gives_way_then_the_draft(target: Model, draft: Model)
     assert "tokens of context instead of 32768" in chosen.notes[0]
     chosen = fit.fit(target, draft, Memory(ram=int(9.6 * GIB)))
     assert not chosen.draft
-    assert "Memory does not allow the draft model" in " ".join(chosen.notes)
+    assert "There is not enough memory for the draft model" in " ".join(chosen.notes)
     with pytest.raises(DoesNotFit, match=r"needs \d+ MiB .* 8192 MiB are free"):
         fit.fit(target, draft, Memory(ram=8 * GIB))
 
@@ -79,7 +79,7 @@ def test_first_the_context_gives_way_then_the_draft(target: Model, draft: Model)
 def test_no_more_context_than_both_models_know(target: Model, draft: Model) -> None:
     chosen = fit.fit(target, draft, Memory(ram=128 * GIB), context=131072)
     assert chosen.context == 32768
-    assert "know at most 32768 tokens" in chosen.beyond
+    assert "support at most 32768 tokens" in chosen.beyond
     assert fit.fit(target, None, Memory(ram=128 * GIB), context=131072).context == 131072
 
 

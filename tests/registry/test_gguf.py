@@ -74,15 +74,15 @@ def test_the_reader_asks_for_growing_ranges() -> None:
         (b"", "empty"),
         (b"<!doctype html><html>", "web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),
-        (b"PK\x03\x04 something else", "does not begin with the letters GGUF"),
+        (b"PK\x03\x04 something else", "does not start with the letters GGUF"),
         (b"GGUF" + struct.pack(">I", 3) + bytes(32), "big-endian"),
         (b"GGUF" + struct.pack("<I", 1) + bytes(32), "version is 1"),
         (b"GGUF" + struct.pack("<I", 99) + bytes(32), "version is 99"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0) + bytes(32), "tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60) + bytes(32), "metadata keys"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2**60) + bytes(32), "metadata key"),
-        (b"GG", "does not begin"),
-        (b"GGUF\3\0", "cut"),
+        (b"GG", "does not start"),
+        (b"GGUF\3\0", "truncated"),
     ],
 )
 def test_what_is_no_gguf_is_named(data: bytes, says: str) -> None:
@@ -100,7 +100,7 @@ def _key(name: bytes, kind: int, value: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (_raw(_key(b"a", STRING, struct.pack("<Q", 2**60))), "cut"),
+        (_raw(_key(b"a", STRING, struct.pack("<Q", 2**60))), "truncated"),
         (_raw(_key(b"a", 13, b"")), "unknown type 13"),
         (_raw(_key(b"a", ARRAY, struct.pack("<IQ", I32, 2**60))), "more than the file can hold"),
         (_raw(_key(b"a", ARRAY, struct.pack("<IQ", STRING, 2**40))), "more than the file can hold"),
@@ -119,7 +119,7 @@ def test_hostile_metadata_is_refused(data: bytes, says: str) -> None:
     ("shape", "kind", "says"),
     [
         ((0,), 0, "shape"),
-        ((2**62, 2**62), 0, "cut"),
+        ((2**62, 2**62), 0, "truncated"),
         ((33,), 2, "shape"),
         ((32,), 4, "unknown type"),
         ((1, 1, 1, 1, 1), 0, "5 dimensions"),
@@ -138,7 +138,7 @@ def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
     name = b"output_norm.weight"
     at = data.index(name) + len(name) + 4 + 8 + 4
     data[at : at + 8] = struct.pack("<Q", 32)
-    assert "should lie at" in refused(bytes(data))
+    assert "should be at" in refused(bytes(data))
 
 
 def test_every_cut_is_noticed() -> None:

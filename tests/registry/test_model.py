@@ -52,7 +52,7 @@ def test_a_model_is_described(tmp_path: Path) -> None:
         ("llama.block_count", U32, 1000, "block_count' is 1000"),
         ("llama.block_count", U32, 0, "block_count' is 0"),
         ("llama.block_count", U32, 3, "lacks layer 2"),
-        ("llama.block_count", U32, 1, "holds layer 1"),
+        ("llama.block_count", U32, 1, "contains layer 1"),
         ("llama.block_count", F32, 2.0, "whole number"),
         ("llama.attention.layer_norm_rms_epsilon", F32, float("nan"), "not a finite number"),
         ("llama.attention.layer_norm_rms_epsilon", F32, -1e-5, "between 0 and 0.1"),
@@ -71,7 +71,7 @@ def test_a_model_is_described(tmp_path: Path) -> None:
         ("tokenizer.ggml.token_type", ARRAY, (I32, [1] * 299), "one entry per token"),
         ("general.architecture", STRING, "../etc", "architecture"),
         ("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 300), "lists the token b'a' twice"),
-        ("tokenizer.ggml.token_type", ARRAY, (I32, [6] * 300), "names no byte"),
+        ("tokenizer.ggml.token_type", ARRAY, (I32, [6] * 300), "is not a byte"),
     ],
 )
 def test_a_dangerous_value_is_named(
@@ -84,7 +84,7 @@ def test_a_begin_token_that_is_to_be_added_exists(tmp_path: Path) -> None:
     rwkv = model().put("tokenizer.ggml.model", STRING, "rwkv")
     rwkv = rwkv.drop("tokenizer.ggml.bos_token_id")
     added = rwkv.put("tokenizer.ggml.add_bos_token", BOOL, True)
-    assert "for the begin of a text and has none" in refused(added, tmp_path)
+    assert "for the begin of a text but has none" in refused(added, tmp_path)
 
 
 def test_empty_tokens_are_not_twice_the_same(tmp_path: Path) -> None:

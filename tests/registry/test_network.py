@@ -175,8 +175,8 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
         ((401, "GatedRepo"), "hf_old", Gated, "is gated, and the hub does not accept the token"),
         ((403, "GatedRepo"), "hf_good", Gated, "is gated: accept its terms .* no access"),
         ((401, "GatedRepo"), "", Gated, "is gated: accept its terms .*HF_TOKEN"),
-        ((403, ""), "hf_good", Gated, "refuses own/target to the token that was sent"),
-        ((403, ""), "", HubError, "refuses own/target \\(403\\), without saying why"),
+        ((403, ""), "hf_good", Gated, "refuses access to own/target with the token that was sent"),
+        ((403, ""), "", HubError, "refuses access to own/target \\(403\\) without a reason"),
         ((401, "RepoNotFound"), "", NotOnHub, "no repository own/target, or it is private"),
         ((404, "RepoNotFound"), "hf_good", NotOnHub, "no repository own/target"),
         ((404, "EntryNotFound"), "", NotOnHub, r"no file target\.gguf in own/target"),
@@ -202,7 +202,7 @@ def test_what_the_hub_refuses(
     [
         (407, "", "asks for a name and a password"),
         (407, PASSWORD, "does not accept the name and password"),
-        (403, "", "refuses to let us through to (hub.invalid|127.0.0.1)"),
+        (403, "", "refuses to connect to (hub.invalid|127.0.0.1)"),
     ],
 )
 def test_a_proxy_that_refuses(
@@ -255,7 +255,7 @@ def test_a_certificate_that_nobody_vouches_for(
         pull(store, pair, HF_ENDPOINT=secure.endpoint)
     (tmp_path / "other").mkdir()
     other = make_certificate(tmp_path / "other")
-    with pytest.raises(Untrusted, match=re.escape(f"now REQUESTS_CA_BUNDLE ({other}) says")):
+    with pytest.raises(Untrusted, match=re.escape(f"currently set: REQUESTS_CA_BUNDLE ({other})")):
         pull(store, pair, HF_ENDPOINT=secure.endpoint, REQUESTS_CA_BUNDLE=str(other))
     assert not secure.requests
 
@@ -266,8 +266,8 @@ def test_a_certificate_file_that_cannot_be_read(
     empty = tmp_path / "empty.pem"
     empty.touch()
     for file, problem in (
-        (tmp_path / "none.pem", "is not there"),
-        (empty, "holds no certificates"),
+        (tmp_path / "none.pem", "does not exist"),
+        (empty, "contains no certificates"),
     ):
         with pytest.raises(NetworkSettings) as caught:
             pull(store, pair, HF_ENDPOINT=secure.endpoint, SSL_CERT_FILE=str(file))
@@ -277,8 +277,8 @@ def test_a_certificate_file_that_cannot_be_read(
 def test_proxies_that_cannot_be_used(store: Store, pair: Pair) -> None:
     for proxy, says in (
         (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* pip install socksio"),
-        ("socks4://p:1", "of a kind that is not known .socks4"),
-        (f"http://{PASSWORD}@p:port", "is not the address of a proxy"),
+        ("socks4://p:1", "of an unsupported kind .socks4"),
+        (f"http://{PASSWORD}@p:port", "is not a valid proxy address"),
     ):
         with pytest.raises(NetworkSettings, match=f"https_proxy .*{says}") as caught:
             pull(store, pair, https_proxy=proxy)
@@ -287,7 +287,7 @@ def test_proxies_that_cannot_be_used(store: Store, pair: Pair) -> None:
 
 @pytest.mark.usefixtures("faults")
 def test_a_token_file_that_is_not_there(store: Store, pair: Pair, hub: TestHub) -> None:
-    with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which is not there"):
+    with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which does not exist"):
         pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH="/none")
     pipe = store.root.parent / "pipe"
     os.mkfifo(pipe)
@@ -298,7 +298,7 @@ def test_a_token_file_that_is_not_there(store: Store, pair: Pair, hub: TestHub) 
 
 def test_an_endpoint_that_is_no_hub(store: Store, pair: Pair, hub: TestHub, faults: Faults) -> None:
     faults.portal = True
-    with pytest.raises(WebPage, match=r"127\.0\.0\.1:\d+ \(HF_ENDPOINT\) answered .* no hub"):
+    with pytest.raises(WebPage, match=r"127\.0\.0\.1:\d+ \(HF_ENDPOINT\) answered .* not a hub"):
         pull(store, pair, HF_ENDPOINT=hub.endpoint)
 
 

@@ -118,7 +118,7 @@ def test_too_little_disk_is_refused(
 def test_the_catalogues_hash_that_differs_is_said(puller: Puller, pair: Pair) -> None:
     known = msgspec.structs.replace(pair.target, sha256="0" * 64)
     record = puller.pull("p", msgspec.structs.replace(pair, target=known))
-    assert "is not the file the catalogue knows" in record.notes[0]
+    assert "differs from the catalogue's" in record.notes[0]
 
 
 # offline

@@ -52,7 +52,7 @@ def test_offline_a_repository_is_what_is_cached_of_it(home: PullingHome) -> None
     cached(home, "target", "draft")
     run = home.run("pull", "own/target", "--draft", "own/draft")
     assert run.returncode == 0, run.stderr
-    assert "own-target is here" in run.stdout
+    assert "own-target is installed" in run.stdout
     assert home.hub.requests == []
     run = home.run("pull", "own/elsewhere")
     assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)

@@ -38,7 +38,7 @@ WHAT_IT_IS = {
 def refusal(file: Gguf, folder: Path) -> str:
     with pytest.raises(UnsafeModel) as caught:
         read_local_model(file.write(folder / "m.gguf"))
-    assert caught.value.message.startswith("m.gguf cannot write text: ")
+    assert caught.value.message.startswith("m.gguf cannot generate text: ")
     return caught.value.message
 
 

@@ -207,7 +207,7 @@ def test_what_is_named_is_found(written: str, file: str) -> None:
 def test_what_is_not_there_is_told_with_what_is() -> None:
     with pytest.raises(NotOnHub, match=r"has no 'Q9'; it has: BF16, UD-Q8_K_XL, Q8_0, .*:IQ2_XXS"):
         matching(Reference(repo=R, quant="Q9"), choices(listed()))
-    with pytest.raises(NotOnHub, match="holds no GGUF file of a model"):
+    with pytest.raises(NotOnHub, match="contains no GGUF file of a model"):
         matching(Reference(repo=R), choices(listed(("mmproj-F16.gguf", 1))))
 
 

@@ -245,7 +245,7 @@ def test_damage_found_by_verify_is_remembered(store: Store, record: Record) -> N
 def test_a_cut_or_missing_file_refuses_the_load(store: Store, record: Record) -> None:
     path = store.blob(record.target.parts[0].sha256)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(Damaged, match=r"has \d+ bytes and should have"):
+    with pytest.raises(Damaged, match=r"has \d+ bytes but should have"):
         integrity.ready(store, "p")
     path.unlink()
     with pytest.raises(Damaged, match="is missing"):
@@ -361,7 +361,7 @@ def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -
     target.touch()
     assert integrity.ready(store, "mine").target.parts[0].checked == target.stat().st_mtime_ns
     damage(target)
-    with pytest.raises(Damaged, match="Restore it, or take it as it is: localspec add mine"):
+    with pytest.raises(Damaged, match="Restore it, or accept it as it is: localspec add mine"):
         integrity.ready(store, "mine")
 
 
@@ -387,7 +387,7 @@ def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
     with pytest.raises(NotMatched):
         refreshed(store, store.get("mine"))
     target.write_bytes(newer.data()[:-4000])
-    with pytest.raises(BadGguf, match="is cut"):
+    with pytest.raises(BadGguf, match="is truncated"):
         refreshed(store, store.get("mine"))
     target.unlink()
     target.mkdir()

@@ -74,7 +74,7 @@ def test_what_cannot_work_is_named(target: Gguf, draft: Gguf, says: str, tmp_pat
         (BASE.type(299, 5), "token 299 is of type normal in the target and unused"),
         (model(tokens=429), "the target has 300 tokens and the draft 429"),
         (BASE.drop("tokenizer.ggml.merges"), "only one of the two files lists merges"),
-        (BASE.drop("tokenizer.ggml.token_type"), "only one of the two files states the types"),
+        (BASE.drop("tokenizer.ggml.token_type"), "only one of the two files declares the types"),
         (BASE.put("tokenizer.ggml.merges", ARRAY, (STRING, ["a b"])), "the merges of the two"),
     ],
 )

@@ -105,7 +105,7 @@ def test_the_end_may_be_told_twice_and_what_ends_goes_on(
     pulls.close()
     state = pulls.get("p").state
     assert (state.state, state.code) == ("interrupted", "pull_cancelled")
-    assert "goes on by itself when the daemon starts again" in state.message
+    assert "resumes when the daemon starts again" in state.message
     hub.rate = 0
     again = pulls_of(puller, Unfinished(tmp_path / "pulls.json"))
     assert again.get("p").wait(30)

@@ -135,21 +135,21 @@ def broken(_argv: Sequence[str]) -> Ran:
             pose({"nvcc": nvcc, "nvidia-smi": nvidia("7.0", "13.0")}),
             "cpu",
             "",
-            "CPU: CUDA 13.0 no longer builds for NVIDIA L4 (compute 7.0).",
+            "CPU: CUDA 13.0 no longer supports NVIDIA L4 (compute 7.0).",
             id="GPU older than the toolkit",
         ),
         pytest.param(
             pose({"nvcc": nvcc, "nvidia-smi": nvidia("8.0", "12.4")}),
             "cpu",
             "",
-            "CPU: nvcc is CUDA 13.0, but the GPU's driver runs CUDA 12.4 at most.",
+            "CPU: nvcc is CUDA 13.0, but the GPU's driver supports at most CUDA 12.4.",
             id="driver older than the toolkit",
         ),
         pytest.param(
             pose({"nvcc": without_cublas, "nvidia-smi": nvidia("9.0", "13.0")}),
             "cpu",
             "",
-            "CPU: CUDA 13.0 is here without cuBLAS. Install the development files of cuBLAS",
+            "CPU: CUDA 13.0 is installed without cuBLAS. Install the development files of cuBLAS",
             id="a toolkit without cuBLAS",
         ),
         pytest.param(
@@ -211,7 +211,7 @@ def test_a_driver_too_old_to_tell_the_capability_still_has_its_gpu_seen() -> Non
 def test_amx_is_left_out_where_the_probe_fails() -> None:
     plan = plan_build(pose(cpuinfo=XEON, amx=False), GCC)
     assert f"'-DCMAKE_C_FLAGS={NO_AMX}' '-DCMAKE_CXX_FLAGS={NO_AMX}'" in plan.cmake_args
-    assert str(plan.reasons[1]).startswith(f"AMX: off, what {GCC.version} makes of it fails (tried")
+    assert str(plan.reasons[1]).startswith(f"AMX: off, {GCC.version} miscompiles it (tested")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86-64")
@@ -237,7 +237,7 @@ def test_a_compiler_that_does_not_know_amx_is_not_told_to_leave_it_out() -> None
 
     plan = plan_build(pose({"c++": old}, cpuinfo=XEON), GCC)
     assert "amx" not in plan.cmake_args
-    assert str(plan.reasons[1]) == f"AMX: off, {GCC.version} does not know it."
+    assert str(plan.reasons[1]) == f"AMX: off, {GCC.version} does not support it."
 
 
 def test_amx_is_kept_where_the_probe_passes() -> None:

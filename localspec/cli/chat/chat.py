@@ -34,7 +34,7 @@ def run(options: dict[str, Any]) -> int:
         LocalspecError: the conversation to go on with is not there.
     """
     if not sys.stdin.isatty() or not sys.stdout.isatty():
-        raise UsageError("A chat needs a terminal; in a pipe: localspec ask")
+        raise UsageError("A chat needs a terminal; in a pipe, use: localspec ask")
     template = Template(options) if options["template"] is not None else None
     if template is None and options["values"]:
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
@@ -59,8 +59,8 @@ def run(options: dict[str, Any]) -> int:
 def _greet(chat: Chat) -> None:
     if chat.talk.messages:
         turns = len(chat.talk.questions)
-        render.dim(f"Going on after {turns} question{'s' * (turns != 1)}.")
-    render.dim("/help lists the commands, Ctrl-D ends.")
+        render.dim(f"Continuing after {turns} question{'s' * (turns != 1)}.")
+    render.dim("/help lists the commands, Ctrl-D exits.")
 
 
 def _turn(chat: Chat, line: str) -> None:
@@ -135,7 +135,7 @@ def _typed_lines(file: Path) -> History:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(paths.open_file(file, os.O_RDWR | os.O_CREAT))
     except OSError as error:
-        render.error(f"What you type is not kept: {file} cannot be opened ({error.strerror}).")
+        render.error(f"Input history is not saved: {file} cannot be opened ({error.strerror}).")
         return InMemoryHistory()
     return Private(str(file))
 

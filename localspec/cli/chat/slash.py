@@ -105,7 +105,7 @@ def _edit(chat: Chat, argument: str) -> None:
 
 def _file(chat: Chat, argument: str) -> None:
     if not argument:
-        raise UsageError("Which file? As in: /file src/main.py")
+        raise UsageError("Name a file, for example: /file src/main.py")
     # A name with blanks is one file when there is one, else several names.
     names = [argument] if Path(argument).expanduser().exists() else argument.split()
     attach(chat, names)
@@ -121,7 +121,7 @@ def attach(chat: Chat, names: list[str]) -> None:
         raise UsageError("In a chat standard input is the keyboard; name a file.")
     text = inputs.files(names)
     chat.attached.append(text)
-    render.line(f"{size(len(text.encode()))} will go with your next question.")
+    render.line(f"{size(len(text.encode()))} will be included in your next question.")
 
 
 def _system(chat: Chat, argument: str) -> None:
@@ -129,20 +129,20 @@ def _system(chat: Chat, argument: str) -> None:
         chat.talk.system = argument
         render.line("Applies from the next question.")
     else:
-        render.line(chat.talk.system or "There is no system message; /system TEXT sets one.")
+        render.line(chat.talk.system or "No system message is set; /system TEXT sets one.")
 
 
 def _pair(chat: Chat, argument: str) -> None:
     if ":" in argument or any(map(inputs.is_path, argument.split(","))):
         chat.talk.model = argument
-        render.line(f"{argument} will answer from now on.")
+        render.line(f"Now using {argument}.")
         return
     names = pair_names(chat.talk)
     if argument and argument not in names:
-        raise UsageError(f"There is no pair '{argument}' here; there are {', '.join(names)}.")
+        raise UsageError(f"No pair '{argument}' is installed; installed pairs: {', '.join(names)}.")
     if argument:
         chat.talk.model = argument
-        render.line(f"{argument} will answer from now on.")
+        render.line(f"Now using {argument}.")
         return
     for name in names:
         render.line(f"{'*' if name == chat.talk.model else ' '} {name}")
@@ -236,27 +236,27 @@ def _regen(chat: Chat, argument: str) -> None:
 def _undo(chat: Chat, argument: str) -> None:
     del argument
     question = chat.talk.undo()
-    render.line(f"Taken back: {question.splitlines()[0][:60]}")
+    render.line(f"Removed: {question.splitlines()[0][:60]}")
 
 
 def _save(chat: Chat, argument: str) -> None:
     if not argument:
-        raise UsageError("Where to? As in: /save talk.md")
+        raise UsageError("Name a file, for example: /save chat.md")
     path = Path(argument).expanduser()
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(chat.talk.markdown())
     except FileExistsError:
-        raise UsageError(f"{path} exists; choose another name.") from None
+        raise UsageError(f"{path} already exists; choose another name.") from None
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
-    render.line(f"Saved in {path}.")
+    render.line(f"Saved to {path}.")
 
 
 def _stats(chat: Chat, argument: str) -> None:
     del argument
     if not chat.talk.last.get("timings"):
-        render.line("No answer is complete yet.")
+        render.line("There is no complete answer yet.")
     else:
         figures.statistics(chat.talk.last)
 

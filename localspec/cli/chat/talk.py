@@ -130,7 +130,7 @@ class Talk:
                     self.messages.append({"role": role, "content": text})
         came = len(self.messages) > before
         if stopped and came:
-            render.dim("Stopped; what came is part of the conversation.")
+            render.dim("Stopped; the partial answer is part of the conversation.")
         elif stopped:
             render.dim(
                 "Stopped before anything came; the question is not part of the conversation."
@@ -191,7 +191,7 @@ class Talk:
             NotFound: nothing was said.
         """
         if not self.questions:
-            raise NotFound("There is nothing to take back.")
+            raise NotFound("There is no question to remove.")
         question = self.questions[-1]
         if self.keeps_nothing:
             asked = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
@@ -236,7 +236,7 @@ class Talk:
         if timings.get("predicted_per_second"):
             parts.append(f"{timings['predicted_per_second']:.0f} tokens/s")
         if spec.get("drafted"):
-            parts.append(f"{100 * spec['accepted'] / spec['drafted']:.0f} % accepted")
+            parts.append(f"{100 * spec['accepted'] / spec['drafted']:.0f}% accepted")
         if spec.get("speed_up"):
             parts.append(f"{spec['speed_up']:.2f}×")
         return " · ".join(parts)

@@ -70,15 +70,20 @@ def around(place: str) -> tuple[str, str]:
     """
     match = _PLACE.fullmatch(place)
     if not match:
-        raise UsageError(f"'{place}' is no place; as in: localspec complete src/cache.py:42:17")
+        raise UsageError(
+            f"'{place}' is not FILE:LINE[:COL]; for example: localspec complete src/cache.py:42:17"
+        )
     text = inputs.read_text(match["file"])
     lines = text.splitlines(keepends=True) or [""]
     number = int(match["line"])
     if not 1 <= number <= len(lines):
-        raise UsageError(f"{match['file']} has {len(lines)} lines; there is no line {number}.")
+        raise UsageError(f"{match['file']} has no line {number}; it has {len(lines)} lines.")
     line = lines[number - 1].rstrip("\r\n")
     column = int(match["column"]) if match["column"] else len(line) + 1
     if not 1 <= column <= len(line) + 1:
-        raise UsageError(f"Line {number} of {match['file']} has columns 1 to {len(line) + 1}.")
+        raise UsageError(
+            f"Line {number} of {match['file']} has no such column; its columns are 1 to "
+            f"{len(line) + 1}."
+        )
     offset = sum(map(len, lines[: number - 1])) + column - 1
     return text[:offset], text[offset:]

@@ -49,7 +49,7 @@ def _listed(*, as_json: bool) -> int:
 
 
 @command.command("list", help="List the templates.", epilog="Example: localspec templates list")
-@click.option("--json", "as_json", is_flag=True, help="Print it as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def listed(as_json: bool) -> int:
     return _listed(as_json=as_json)
 

@@ -20,10 +20,8 @@ def code(answer: dict[str, Any], *, last: bool, kept: bool) -> str:
     found = blocks(text)
     if found:
         return found[-1 if last else 0]
-    where = "to read it: localspec history show last" if kept else f"it was:\n{text}"
+    where = "to read it: localspec history show last" if kept else f"the answer was:\n{text}"
     why = ""
     if answer.get("model") == "builtin":
-        why = (
-            " (the small pair that comes with localspec writes code only when asked for an example)"
-        )
+        why = " (the built-in demo pair writes code only when asked for an example)"
     raise LocalspecError(f"The answer has no code block{why}; {where}")

@@ -28,7 +28,7 @@ def _speculation(spec: dict[str, Any]) -> str:
     if not spec.get("active"):
         return f"speculation: off ({spec.get('reason') or 'not used'})"
     drafted, accepted = spec.get("drafted", 0), spec.get("accepted", 0)
-    share = f" ({100 * accepted / drafted:.0f} %)" if drafted else ""
+    share = f" ({100 * accepted / drafted:.0f}%)" if drafted else ""
     parts = [
         f"speculation: drafted {drafted}, accepted {accepted}{share}",
         f"{spec.get('mean_tokens_per_pass', 0.0):.2f} tokens per target pass",
@@ -44,7 +44,7 @@ def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
         cached = timings.get("cache_n", 0)
     read = usage.get("prompt_tokens", timings.get("prompt_n", 0) + cached)
     seconds = timings.get("prompt_ms", 0.0) / 1000
-    return f"prompt: {read} tokens, {cached} of them cached, read in {seconds:.2f} s"
+    return f"prompt: {read} tokens, {cached} cached, read in {seconds:.2f} s"
 
 
 def status(value: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("cache", _cache(value.get("figures") or {})),
         ("engine", _engine(value)),
         ("hashing", hashing(value)),
-        ("pulls", f"{value['pulls']} running: localspec pulls" if value["pulls"] else ""),
+        ("pulls", f"{value['pulls']} running; see: localspec pulls" if value["pulls"] else ""),
         ("socket", value["socket"]),
         ("tcp", value.get("listen") and f"{value['listen']}, token in {value['token_file']}"),
         ("log", value["log"]),
@@ -80,23 +80,23 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
 def hashing(value: dict[str, Any]) -> str:
     """As in "target.gguf 43 %"; empty where no file is hashed."""
     found = value.get("hashing")
-    return f"{found['file']} {100 * found['done'] // (found['size'] or 1)} %" if found else ""
+    return f"{found['file']} {100 * found['done'] // (found['size'] or 1)}%" if found else ""
 
 
 def _pair(pair: dict[str, Any]) -> str:
     state = str(pair["state"]).replace("_", " ")
     if pair["state"] == "loading":
-        state += f" {pair['stage']}, {100 * pair['progress']:.0f} %"
+        state += f" {pair['stage']}, {100 * pair['progress']:.0f}%"
     if pair["state"] == "ready":
         state += f", context {pair['n_ctx']}, {pair['backend']}"
     return f"{pair['name']}: {state}"
 
 
 def _counts(counts: dict[str, Any]) -> str:
-    said = f"{counts['requests']} so far"
+    said = f"{counts['requests']} total"
     if counts["drafted"]:
         share = 100 * counts["accepted"] / counts["drafted"]
-        said += f", {counts['tokens']} tokens, {share:.0f} % of drafts accepted"
+        said += f", {counts['tokens']} tokens, {share:.0f}% of drafted tokens accepted"
     return said
 
 
@@ -113,7 +113,7 @@ def _drafts(figures: dict[str, Any]) -> str:
     if not figures.get("accepted_at"):
         return ""
     shares = " ".join(f"{100 * share:.0f}" for share in figures["accepted_at"][:8])
-    return f"{figures['mean_depth']:.1f} per pass; accepted by place, %: {shares}"
+    return f"{figures['mean_depth']:.1f} per pass; % accepted by position: {shares}"
 
 
 def _cache(figures: dict[str, Any]) -> str:
@@ -122,7 +122,7 @@ def _cache(figures: dict[str, Any]) -> str:
     share = 100 * figures["cached_tokens"] / figures["prompt_tokens"]
     hits = figures["cache_hits"]
     places = ", ".join(f"{count} from {place}" for place, count in hits.items() if count)
-    return f"{share:.0f} % of prompts not read again" + (f" ({places})" if places else "")
+    return f"{share:.0f}% of prompt tokens cached" + (f" ({places})" if places else "")
 
 
 def _engine(value: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ from localspec.cli.terminal import layout, render
 
 _WHY = {
     "interrupted": "(interrupted)",
-    "failed": "(cut off by an error)",
-    "length": "(cut off: as many tokens as were wanted, or fit)",
+    "failed": "(interrupted by an error)",
+    "length": "(truncated: token limit or context)",
 }
 
 

@@ -14,9 +14,11 @@ _KINDS = {
     "ngram": "n-gram",
 }
 _DRAFTS = {
-    "model": "a model of its own",
-    "mtp-embedded": "heads in the target's file (MTP), not run yet: from the text itself (n-gram)",
-    "mtp-sidecar": "heads in a file of their own (MTP), not run yet: from the text itself (n-gram)",
+    "model": "a draft model",
+    "mtp-embedded": (
+        "from the text itself (n-gram); the MTP heads in the target's file are not supported yet"
+    ),
+    "mtp-sidecar": "from the text itself (n-gram); the MTP heads in their own file are not supported yet",
     "ngram": "from the text itself (n-gram)",
 }
 _LICENCE = 120  # characters of a licence; some files hold all of it
@@ -44,7 +46,7 @@ def span(seconds: float) -> str:
 
 def pairs(entries: list[dict[str, Any]]) -> None:
     """What is here."""
-    rows = [["NAME", "SIZE", "FOR", "WHAT IT IS"]]
+    rows = [["NAME", "SIZE", "FOR", "DESCRIPTION"]]
     for each in entries:
         what = f"{each['summary'] or _files(each)}{' (loaded)' if each['loaded'] else ''}"
         mark = "(see below) " if each["problem"] else ""
@@ -57,7 +59,7 @@ def pairs(entries: list[dict[str, Any]]) -> None:
 
 def catalogue(entries: list[dict[str, Any]]) -> None:
     """What could be here, and whether this machine's memory holds it: what fits first, the newest ahead."""
-    rows = [["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "WHAT IT IS"]]
+    rows = [["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "DESCRIPTION"]]
     order = {"yes": 0, "partly": 1}
     entries = sorted(entries, key=lambda each: (order.get(each["fits"], 2), -each["year"]))
     for each in entries:
@@ -73,7 +75,7 @@ def catalogue(entries: list[dict[str, Any]]) -> None:
 def memory(listed: dict[str, Any]) -> str:
     """What FITS? was judged by."""
     gpu = f"{size(listed['vram'])} of GPU memory and " if listed["vram"] else ""
-    return f"{gpu}{size(listed['ram'])} of memory are free"
+    return f"{gpu}{size(listed['ram'])} of memory free"
 
 
 def _size(each: dict[str, Any]) -> str:
@@ -109,17 +111,17 @@ def pair(view: dict[str, Any]) -> None:
 
 def _model(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
     if model is None:
-        return [(role, "none: decoded plainly, or with drafts from the text itself")]
+        return [(role, "none; drafts may come from the text itself (n-gram)")]
     parameters = f"{model['parameters'] / 1e9:.2f} B parameters"
     if model["parameters"] < 1e8:
         parameters = f"{model['parameters'] / 1e6:.2f} M parameters"
     about = [
         f"{model['file']}, {size(model['size'])}, {_quantization(model)}",
-        f"{model['architecture']}, {parameters}, {model['layers']} layers, "
-        f"{model['vocabulary']} tokens known, {model['context']} tokens of context",
+        f"{model['architecture']}, {parameters}, {model['layers']} layers, vocabulary "
+        f"{model['vocabulary']}, context {model['context']}",
         _abilities(model),
-        f"weights {size(model['weights'])}, cache {size(model['cache'])}, "
-        f"work {size(model['compute'])}",
+        f"weights {size(model['weights'])}, KV cache {size(model['cache'])}, compute "
+        f"{size(model['compute'])}",
     ]
     origin = f"{model['repo']} at {model['revision'][:12]}" if model["repo"] else model["path"]
     if model["licence"]:
@@ -131,14 +133,14 @@ def _quantization(model: dict[str, Any]) -> str:
     """As in "Q4_K_M (Q4_K 75 %, Q6_K 25 %)"."""
     whole = sum(model["types"].values()) or 1
     shares = {name: round(100 * count / whole) for name, count in model["types"].items()}
-    mix = ", ".join(f"{name} {share} %" for name, share in shares.items() if share)
+    mix = ", ".join(f"{name} {share}%" for name, share in shares.items() if share)
     return f"{model['quantization']} ({mix})"
 
 
 def _abilities(model: dict[str, Any]) -> str:
     """What it can be asked for, by its file."""
     template = model["template"]
-    fills = "fills in code (FIM)" if model["fim"] else "no tokens for filling in (FIM)"
+    fills = "supports fill-in-the-middle (FIM)" if model["fim"] else "no fill-in-the-middle (FIM)"
     heads = f", {model['heads']} MTP layers" if model["heads"] else ""
     if template is None:
         return f"no chat template, {fills}{heads}"
@@ -188,7 +190,7 @@ def drafts(found: dict[str, Any]) -> None:
     """Those that match as a table, then why the others do not."""
     possible = [each for each in found["drafts"] if each["matched"]]
     if not possible:
-        render.line("No model on this disk can draft for it.")
+        render.line("No model on this disk can be its draft.")
     elif any(each["gain"] for each in possible):
         rows = [["DRAFT", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]]
         for each in possible:
@@ -197,20 +199,22 @@ def drafts(found: dict[str, Any]) -> None:
         render.line(f"The target alone: {found['plain']:.1f} tokens/s.")
         for each, before in zip(possible[1:], possible, strict=False):
             if each["tied"]:
-                render.line(f"{before['name']} and {each['name']} cannot be told apart.")
+                render.line(
+                    f"{before['name']} and {each['name']} are equally fast within the measurement error."
+                )
     else:
         rows = [["DRAFT", "SIZE", "TARGET IS", "WHERE"]]
         for each in possible:
             rows.append([each["name"], size(each["size"]), f"{each['ratio']:.1f}×", each["origin"]])
         render.table(rows)
-        render.line("How much each gains: add --measure.")
+        render.line("To measure the speed-up of each: add --measure")
     if possible:
-        render.line("\nTo make a pair of it, with one of them:")
+        render.line("\nTo create a pair with one of them:")
     for each in possible:
         render.line(f"  {add_line(found['pair'], found['file'], each['file'])}")
     for each in found["drafts"]:
         if not each["matched"]:
-            render.line(f"not {each['name']} ({each['origin']}): {each['reason']}")
+            render.line(f"cannot use {each['name']} ({each['origin']}): {each['reason']}")
 
 
 def _gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
@@ -220,7 +224,7 @@ def _gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
     accepted = f"{gain['acceptance']:.0%} ({low:.0%} to {high:.0%})"
     speed_up = f"{gain['speed_up']:.2f}× ({gain['low']:.2f} to {gain['high']:.2f})"
     if gain["speed_up"] < 1:
-        speed_up += ", does not pay"
+        speed_up += ", slower"
     return accepted, speed_up, str(gain["depth"])
 
 
@@ -234,7 +238,7 @@ def pulls(states: list[dict[str, Any]]) -> None:
     rows = [["PAIR", "STATE", "DONE", "SIZE", "RATE", "LEFT"]]
     for each in states:
         done = each["hashed" if each["state"] == "verifying" else "done"]
-        share = f"{100 * done // each['size']} %" if each["size"] else ""
+        share = f"{100 * done // each['size']}%" if each["size"] else ""
         rate = f"{size(each['rate'])}/s" if each["rate"] else ""
         left = span(each["seconds_left"]) if each["seconds_left"] else ""
         whole = size(each["size"]) if each["size"] else ""
@@ -255,7 +259,7 @@ def offers(repository: str, found: list[dict[str, Any]]) -> None:
         rows.append([each["quant"], size(each["size"]), _FITS[each["fits"]], taken])
     render.table(rows)
     if len(found) > 1:
-        render.line(f"To take another: localspec pull {repository}:QUANTIZATION")
+        render.line(f"To choose another: localspec pull {repository}:QUANTIZATION")
 
 
 def problems(listed: dict[str, Any]) -> None:

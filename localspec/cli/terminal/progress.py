@@ -76,7 +76,7 @@ class Progress:
     ) -> list[str]:
         parts = [self._name, doing]
         if total:
-            parts += [f"{100 * done // total} %", f"{size(done)} of {size(total)}"]
+            parts += [f"{100 * done // total}%", f"{size(done)} of {size(total)}"]
         if rate:
             parts.append(f"{size(rate)}/s")
         if left:

@@ -51,7 +51,7 @@ class Tinted(Printer):
     def close(self) -> None:
         _answer("\n")  # a style's end hides what the last character was
         how = "Underlined" if self._style == "4" else "Green"
-        dim(f"{how} is what the draft proposed.")
+        dim(f"{how}: tokens proposed by the draft.")
 
 
 class Drawn(Printer):

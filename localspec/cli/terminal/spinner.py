@@ -61,7 +61,7 @@ class Spinner:
         if what := hashing(status):
             return f"hashing {what}"
         if pair["state"] == "loading":
-            share = f" {100 * pair['progress']:.0f} %" if pair.get("progress") else ""
+            share = f" {100 * pair['progress']:.0f}%" if pair.get("progress") else ""
             return f"loading {pair['name']}{share}"
         if status["waiting"]:
             return "waiting for other requests"

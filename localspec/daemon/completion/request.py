@@ -108,10 +108,12 @@ def completion_frames(request: CompletionRequest) -> list[frames.Generate]:
         InvalidRequest: what is asked for would change the answer, and is not to be had here.
     """
     if request.echo:
-        raise InvalidRequest("'echo' must be false: the prompt is not repeated here.", param="echo")
+        raise InvalidRequest(
+            "'echo' must be false; echoing the prompt is not supported.", param="echo"
+        )
     if (request.best_of or 1) > (request.n or 1):
         raise InvalidRequest(
-            "'best_of' may not be more than 'n': every choice is given back.", param="best_of"
+            "'best_of' must not be greater than 'n'; every choice is returned.", param="best_of"
         )
     return per_choice(request, prompts(request.prompt, request.suffix), request.logprobs)
 
@@ -154,7 +156,8 @@ def continued(
     param = "continue_final_message" if wanted else "messages"
     if wanted and request.add_generation_prompt:
         raise InvalidRequest(
-            "'add_generation_prompt' and 'continue_final_message' exclude each other.", param=param
+            "'add_generation_prompt' and 'continue_final_message' cannot be used together.",
+            param=param,
         )
     if last.role != "assistant":
         raise InvalidRequest(
@@ -163,8 +166,8 @@ def continued(
         )
     if last.tool_calls:
         raise InvalidRequest(
-            "The last message, of the role 'assistant', cannot be continued: it holds 'tool_calls', "
-            "whose results must follow.",
+            "The last message, of the role 'assistant', cannot be continued: it contains "
+            "'tool_calls', whose results must follow.",
             param=param,
         )
     if wanted is None and len(request.messages) > 1 and request.messages[-2].role == "assistant":
@@ -261,7 +264,7 @@ def _constraint(request: GenerationRequest) -> frames.Constraint | None:
         found.append(("regex", frames.Constraint("regex", request.regex)))
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name, _ in found)
-        raise InvalidRequest(f"{names} exclude each other.", param=found[1][0])
+        raise InvalidRequest(f"{names} cannot be used together.", param=found[1][0])
     return found[0][1] if found else None
 
 
@@ -311,7 +314,7 @@ def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         path = f"messages[{index}].tool_calls"
         raise InvalidRequest(
-            f"'{path}' must hold calls with a 'function' and its name.", param=path
+            f"'{path}' must contain calls with a 'function' and its name.", param=path
         )
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -332,8 +335,8 @@ def _text(content: str | list[ContentPart], path: str) -> str:
     for index, part in enumerate(content):
         if part.type != "text" or part.text is None:
             raise InvalidRequest(
-                f"'{path}[{index}]' must be a part of type \"text\" with a 'text'; "
-                "this model reads nothing else.",
+                f"'{path}[{index}]' must be a part of type \"text\" with a 'text'; this model "
+                "accepts nothing else.",
                 param=f"{path}[{index}].type",
             )
         text += f"\n{part.text}" if text else part.text
@@ -354,7 +357,8 @@ def prompts(
         prompt = [cast(list[int], prompt)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(
-            f"'prompt' may hold at most {MAX_PROMPTS} prompts, not {len(prompt)}.", param="prompt"
+            f"'prompt' may contain at most {MAX_PROMPTS} prompts, not {len(prompt)}.",
+            param="prompt",
         )
     return [_one_prompt(item, index, suffix) for index, item in enumerate(prompt)]
 
@@ -366,7 +370,7 @@ def _one_prompt(item: str | int | list[int], index: int, suffix: str | None) -> 
         raise InvalidRequest("'prompt' mixes token ids with other prompts.", param="prompt")
     if not item or min(item) < 0 or max(item) >= 1 << 31:
         raise InvalidRequest(
-            f"'prompt[{index}]' must hold token ids, whole numbers from 0.",
+            f"'prompt[{index}]' must contain token ids, which are whole numbers from 0.",
             param=f"prompt[{index}]",
         )
     if suffix is not None:

@@ -74,7 +74,9 @@ class Editors:
         except TimeoutError:
             if not mine[1].expired():
                 raise
-            raise Cancelled("A newer completion of the same editor took over.") from None
+            raise Cancelled(
+                "A newer completion request from the same editor replaced this one."
+            ) from None
         finally:
             if self._waiting.get(place.who) is mine:
                 del self._waiting[place.who]

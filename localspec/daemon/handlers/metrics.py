@@ -23,42 +23,63 @@ def _lines(daemon: State) -> Iterator[str]:
     supervisor = daemon.supervisor
     metrics, queue, loaded = supervisor.metrics, supervisor.admission, supervisor.loaded
     counts, totals = metrics.counts, metrics.totals
-    yield from _counter("requests_total", "Generations asked for.", counts.requests)
-    yield from _counter("requests_failed_total", "Of them, those that failed.", counts.failed)
-    yield from _counter("requests_cancelled_total", "Of them, those left early.", counts.cancelled)
-    yield from _gauge("requests_running", "Generations at work.", queue.running)
-    yield from _gauge("requests_waiting", "Generations in the queue.", queue.waiting)
+    yield from _counter("requests_total", "Generations requested.", counts.requests)
+    yield from _counter("requests_failed_total", "Generations that failed.", counts.failed)
+    yield from _counter(
+        "requests_cancelled_total", "Generations cancelled by the client.", counts.cancelled
+    )
+    yield from _gauge("requests_running", "Generations running.", queue.running)
+    yield from _gauge("requests_waiting", "Generations waiting in the queue.", queue.waiting)
     yield from _histogram(
         "time_to_first_text_seconds",
-        "From a request's arrival to its first text.",
+        "Time from a request's arrival to its first text.",
         metrics.time_to_first_token,
     )
-    yield from _counter("prompt_tokens_total", "Tokens of prompts.", totals.prompt_tokens)
-    yield from _counter("cached_tokens_total", "Of them, found in a cache.", totals.cached_tokens)
+    yield from _counter("prompt_tokens_total", "Prompt tokens.", totals.prompt_tokens)
+    yield from _counter(
+        "cached_tokens_total", "Prompt tokens found in a cache.", totals.cached_tokens
+    )
     yield from _counters(
-        "cache_hits_total", "Prompts that began in a cache.", "source", totals.cache_hits
+        "cache_hits_total",
+        "Prompts whose beginning was found in a cache.",
+        "source",
+        totals.cache_hits,
     )
     yield from _counter("generated_tokens_total", "Tokens generated.", counts.tokens)
-    yield from _counter("target_passes_total", "Target passes that made them.", metrics.rounds)
+    yield from _counter(
+        "target_passes_total", "Target passes that generated tokens.", metrics.rounds
+    )
     yield from _counter("drafted_tokens_total", "Tokens drafted.", counts.drafted)
-    yield from _counter("accepted_tokens_total", "Of them, accepted.", counts.accepted)
+    yield from _counter("accepted_tokens_total", "Drafted tokens accepted.", counts.accepted)
     yield from _counters(
-        "drafted_at_total", "By place in a pass.", "position", _by_position(metrics.drafted)
+        "drafted_at_total",
+        "Drafted tokens by position in a pass.",
+        "position",
+        _by_position(metrics.drafted),
     )
     yield from _counters(
-        "accepted_at_total", "Of them, accepted.", "position", _by_position(metrics.accepted)
+        "accepted_at_total",
+        "Accepted tokens by position in a pass.",
+        "position",
+        _by_position(metrics.accepted),
     )
     yield from _histogram("draft_depth", "Drafts verified by a target pass.", metrics.depths)
     yield from _counter("generating_seconds_total", "Time spent generating.", metrics.taken_seconds)
     yield from _counter(
-        "plain_seconds_total", "Time the same tokens take without drafts.", metrics.plain_seconds
+        "plain_seconds_total",
+        "Estimated time for the same tokens without drafts.",
+        metrics.plain_seconds,
     )
     if metrics.last_speed_up is not None:
-        yield from _gauge("speed_up", "Of the last answer, over plain.", metrics.last_speed_up)
+        yield from _gauge(
+            "speed_up", "Speed-up of the last answer over plain decoding.", metrics.last_speed_up
+        )
     yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
     yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
     yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(loaded.info is not None))
-    yield from _gauge("safe_mode", "Whether slower kernels are used.", int(loaded.safe_mode.on))
+    yield from _gauge(
+        "safe_mode", "Whether safe mode (slower kernels) is on.", int(loaded.safe_mode.on)
+    )
 
 
 def _counter(name: str, text: str, value: float, kind: str = "counter") -> Iterator[str]:

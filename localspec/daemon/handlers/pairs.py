@@ -93,7 +93,7 @@ async def drafts(request: Request) -> Response:
     body = await read(request, DraftsRequest)
     if body.folders and came_by_tcp(request.scope):
         raise Forbidden(
-            "'folders' are not looked through over TCP; use the Unix socket: localspec drafts",
+            "'folders' cannot be searched over TCP; use the Unix socket: localspec drafts",
             param="folders",
         )
     daemon = state_of(request)
@@ -115,7 +115,9 @@ async def on_disk(request: Request) -> Response:
     """
     body = await read(request, DiskRequest)
     if came_by_tcp(request.scope):
-        raise Forbidden("The disk is not looked through over TCP; use the socket: localspec import")
+        raise Forbidden(
+            "The disk cannot be searched over TCP; use the Unix socket: localspec import"
+        )
     registry, errands = state_of(request).registry, state_of(request).errands
     told = body.environment
     return EventStream(

@@ -45,7 +45,7 @@ async def start(request: Request) -> Response:
         _refuse_network(body)
     daemon = state_of(request)
     if daemon.draining:
-        raise Unavailable("The daemon is ending; try again.", retry_after=2)
+        raise Unavailable("The daemon is shutting down; try again.", retry_after=2)
     ours = not came_by_tcp(request.scope)  # over TCP no answer tells which files there are
     pull = await asyncio.to_thread(pulls.start, daemon.registry, body, whole_disk=ours)
     return answer(pull.state, 202)
@@ -56,8 +56,8 @@ def _refuse_network(body: PullRequest) -> None:
     for name in ("endpoint", "network"):
         if getattr(body, name):
             raise Forbidden(
-                f"'{name}' is not taken over TCP: the daemon would ask any address that is named; "
-                "set HF_ENDPOINT and proxies where the daemon is started.",
+                f"'{name}' is not accepted over TCP, because the daemon would contact any address "
+                "it names; set HF_ENDPOINT and proxies in the daemon's own environment.",
                 param=name,
             )
 

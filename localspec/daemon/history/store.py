@@ -207,7 +207,7 @@ class Conversations:
 
     def _find(self, name: str) -> ConversationEntry:
         if not self._file.exists():
-            raise NotFound("There is no conversation yet; `localspec ask` begins one.")
+            raise NotFound("There are no conversations yet; `localspec ask` starts one.")
         if name == LAST:
             if self._lost:
                 raise Conflict(
@@ -219,11 +219,11 @@ class Conversations:
             begins = f"{_ENTRY}WHERE substr(id, 1, length(?)) = ? LIMIT 2"
             rows = self._db.execute(begins, (name, name)).fetchall()
         if not rows and name == LAST:
-            raise NotFound("There is no conversation yet; `localspec ask` begins one.")
+            raise NotFound("There are no conversations yet; `localspec ask` starts one.")
         if not rows or not name:
             raise NotFound(f"There is no conversation '{name}'; `localspec history` lists them.")
         if len(rows) > 1:
-            raise InvalidRequest(f"More than one conversation begins with '{name}'.")
+            raise InvalidRequest(f"More than one conversation ID starts with '{name}'.")
         return ConversationEntry(*rows[0])
 
     def statistics(self, days: int, pair: str) -> Statistics:
@@ -254,7 +254,7 @@ class Conversations:
             if not (new or known):
                 logs.forget_prompts(said.id)
                 self.removed_meanwhile(said.id)
-                raise NotFound(f"conversation {said.id} was removed meanwhile.")
+                raise NotFound(f"Conversation {said.id} was removed in the meantime.")
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
@@ -335,7 +335,7 @@ class Conversations:
                 (entry.id,),
             ).fetchone()
             if row is None:
-                raise NotFound(f"Conversation {entry.id} has no question left to take back.")
+                raise NotFound(f"Conversation {entry.id} has no question left to remove.")
             (left,) = db.execute(
                 "SELECT count(*) FROM messages"
                 " WHERE conversation = ? AND role = 'user' AND position < ?",
@@ -377,8 +377,8 @@ class Conversations:
         (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise Conflict(
-                f"It is removed, but another program reads {self._file}, so traces of it may be left "
-                "until that ends and the daemon is started anew."
+                f"It is removed, but another program has {self._file} open, so traces may remain "
+                "until that program ends and the daemon is restarted."
             )
         db.execute(f"PRAGMA application_id = {_CLEAN}")
 
@@ -396,7 +396,7 @@ class Conversations:
 
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._file.is_symlink():
-            raise UnsafePath(f"{self._file} is a link; remove it and try again.")
+            raise UnsafePath(f"{self._file} is a symbolic link; remove it and try again.")
         os.close(open_file(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
         db = sqlite3.connect(self._file)
         try:

@@ -61,7 +61,9 @@ class StrictHTTP(h11.Connection):
                 self._refuse("The request has both Content-Length and Transfer-Encoding.")
             end = _HEAD_END.search(begun)
             if _FOLDED.search(begun, 0, end.start() if end else len(begun)):
-                self._refuse("A header of the request goes on in a second line.")
+                self._refuse(
+                    "A header of the request continues on a second line, which is not allowed."
+                )
         return event
 
     def _refuse(self, problem: str) -> None:
@@ -159,7 +161,7 @@ class ClientConnection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             seconds = HEAD_SECONDS if part == "head" else BODY_SECONDS
             self._end_with(
-                RequestTimeout(f"The request's {part} did not come within {seconds:g} s.")
+                RequestTimeout(f"The request's {part} did not arrive within {seconds:g} s.")
             )
         else:
             self.transport.close()

@@ -42,7 +42,7 @@ def event(error: Exception) -> bytes:
 def mistake(error: BaseException) -> LocalspecError:
     """Anything else is a bug of ours: the log has the traceback, the client a sentence."""
     log.error("a bug in a handler", exc_info=error)
-    return LocalspecError("The daemon made a mistake; its log has the details.")
+    return LocalspecError("Internal error in the daemon; its log has the details: localspec logs")
 
 
 async def on_ours(_request: Request, error: Exception) -> Response:
@@ -59,7 +59,7 @@ async def on_body(_request: Request, error: Exception) -> Response:
 
 async def on_gone(_request: Request, _error: Exception) -> Response:
     """Nobody reads it; the number is nginx's for this."""
-    return response(Cancelled("The client left before it was answered."))
+    return response(Cancelled("The client disconnected before it was answered."))
 
 
 async def on_http(request: Request, error: Exception) -> Response:
@@ -96,7 +96,7 @@ class LastResort:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:  # the server ends, and this hung
             if not begun:
-                ending = Unavailable("The daemon is ending; try again.", retry_after=2)
+                ending = Unavailable("The daemon is shutting down; try again.", retry_after=2)
                 await response(ending)(scope, receive, watched)
             raise
         except Exception as error:  # a bug of ours

@@ -31,7 +31,7 @@ class Lock:
             self._handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise UnsafePath(
-                f"The lock {path} cannot be opened ({error.strerror}); remove what is in its place."
+                f"The lock file {path} cannot be opened ({error.strerror}); remove it."
             ) from error
 
     def try_acquire(self) -> bool:
@@ -64,8 +64,8 @@ def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_SECONDS)
         if time.monotonic() > deadline:
             lock.release()
             raise AlreadyRunning(
-                f"Another daemon holds {path} and has not answered for {patience:.0f} s; "
-                "end it with: localspec stop"
+                f"Another daemon holds {path} and has not responded for {patience:.0f} s; to stop "
+                "it: localspec stop"
             )
         time.sleep(_POLL)
     return lock

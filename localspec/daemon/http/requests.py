@@ -69,7 +69,9 @@ async def read(request: Request, kind: type[Body]) -> Body:
     except TooHeavy as error:
         raise RequestTooLarge(str(error)) from None
     except ClientDisconnect:
-        raise Cancelled("The client left, or was too slow, before its request was read.") from None
+        raise Cancelled(
+            "The client disconnected or was too slow before its request was read."
+        ) from None
     decoded = decode(body, kind, weight)
     await asyncio.sleep(0)  # a long text takes its time here, and again on its way to the engine
     return decoded

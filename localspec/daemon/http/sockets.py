@@ -51,7 +51,7 @@ def _clear(path: Path) -> None:
     if not stat.S_ISSOCK(info.st_mode):
         raise UnsafePath(f"{path} is not a socket; remove it and try again.")
     if answers(path):
-        raise AlreadyRunning(f"Another program answers on {path}.")
+        raise AlreadyRunning(f"Another program is listening on {path}.")
     log.info("replacing the stale socket %s", path)
     path.unlink(missing_ok=True)
 
@@ -100,10 +100,13 @@ def _taken(number: int) -> socket.socket:
         ):
             return handed
     except OSError as error:
-        raise UsageError(f"Descriptor {number} was handed over: {error.strerror}.") from error
+        raise UsageError(
+            f"File descriptor {number}, passed by the service manager, cannot be used: "
+            f"{error.strerror}."
+        ) from error
     raise UsageError(
-        f"Descriptor {number} was handed over and is no listening Unix stream socket; "
-        "for TCP set `listen` in config.toml."
+        f"File descriptor {number}, passed by the service manager, is not a listening "
+        "Unix stream socket; for TCP, set `listen` in config.toml."
     )
 
 

@@ -94,7 +94,7 @@ def reported(
 
         def report(value: Value) -> None:
             if left.is_set():
-                raise Cancelled("Nobody waits for it any more.")
+                raise Cancelled("The client is no longer waiting.")
             loop.call_soon_threadsafe(inbox.put_nowait, value)
 
         task = asyncio.create_task(threads.run(work, report))

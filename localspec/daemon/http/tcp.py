@@ -52,14 +52,14 @@ class TcpAuth:
         # The port may differ from ours, through an SSH tunnel; then it does in both.
         origin = headers.get("origin")
         if origin not in (None, f"http://{host}"):
-            raise Forbidden(f"Requests of web pages from {origin!r} are not served.")
+            raise Forbidden(f"Requests from web pages at {origin!r} are not allowed.")
         if path in _OPEN:
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = f"{scheme.lower()} {token.strip()}".encode()
         if not hmac.compare_digest(given, f"bearer {self.token}".encode()):
             raise Unauthorized(
-                "The bearer token is missing or wrong; `localspec status` says where it lies."
+                "The bearer token is missing or wrong; `localspec status` shows where it is stored."
             )
 
     def _is_here(self, host: str) -> bool:
@@ -169,8 +169,8 @@ def kept_token(file: Path) -> str:
         files.write_whole(file, f"{os.urandom(_TOKEN_BYTES).hex()}\n".encode())
     except OSError as error:
         raise UnsafePath(
-            f"The token {file} cannot be made ({error.strerror}); make room for it there, or start "
-            "without `listen`."
+            f"The token file {file} cannot be written ({error.strerror}); free some space "
+            "there, or start without `listen`."
         ) from error
     return _read(file)
 
@@ -182,16 +182,21 @@ def _read(file: Path) -> str:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UnsafePath(f"The token {file} cannot be read: {error.strerror}.") from error
+        raise UnsafePath(f"The token file {file} cannot be read: {error.strerror}.") from error
     with os.fdopen(handle, "rb") as opened:
         info = os.fstat(opened.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
-            raise UnsafePath(f"The token {file} is not a file of yours; remove it and try again.")
+            raise UnsafePath(
+                f"The token file {file} is not a file that you own; remove it and try again."
+            )
         if info.st_mode & 0o077:
             raise UnsafePath(
-                f"The token {file} was open to other users; remove it, and a new one is made."
+                f"The token file {file} was open to other users; remove it, and a new one will be "
+                "created."
             )
         found = opened.read(1024).decode("ascii", "replace").strip()
     if found and len(found) < _TOKEN_BYTES:
-        raise UnsafePath(f"The token {file} is too short; remove it, and a new one is made.")
+        raise UnsafePath(
+            f"The token in {file} is too short; remove the file, and a new one will be created."
+        )
     return found

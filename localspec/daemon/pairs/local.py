@@ -30,7 +30,9 @@ def add(registry: Registry, request: AddRequest) -> Record:
     named = [each for each in (request.target, request.draft) if each]
     for each in named:
         if not each.startswith("/") and ":" not in each:
-            raise InvalidRequest(f"{each} must be an absolute path, or a name of Ollama's.")
+            raise InvalidRequest(
+                f"{each} must be an absolute path, or the name of a model in Ollama."
+            )
     paths = [Path(each) if each.startswith("/") else names.one_file(each) for each in named]
     ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
     return local.add(

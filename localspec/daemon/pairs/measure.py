@@ -37,7 +37,7 @@ class Trials:
     def __init__(self, supervisor: Supervisor) -> None:
         """Raises Conflict when the engine is at work: both would be slower, and the numbers wrong."""
         if supervisor.busy:
-            raise Conflict("The engine is at work; measure when it is idle.")
+            raise Conflict("The engine is busy; measure when it is idle.")
         self._supervisor = supervisor
         self._loop = asyncio.get_running_loop()
 
@@ -66,7 +66,9 @@ class Trials:
             info = self._supervisor.loaded.info
             if info is None or not info.profile.get("draft_ms"):
                 reason = (info and info.speculation) or done.speculation.reason
-                raise LocalspecError(f"It could not be tried: {reason or 'no draft was loaded'}.")
+                raise LocalspecError(
+                    f"It could not be measured: {reason or 'no draft was loaded'}."
+                )
             profile = info.profile
         return Trial(
             texts,

@@ -52,7 +52,7 @@ def resolve(
     try:
         record = integrity.ready(store, registry.refreshed(name, left).name, left)
     except PullCancelled:  # somebody waits still where the daemon ends
-        raise Unavailable("The daemon is ending; try again.", retry_after=2) from None
+        raise Unavailable("The daemon is shutting down; try again.", retry_after=2) from None
     target, draft = store.paths(record)
     return PairFiles(record.name, str(target), str(draft) if draft else None)
 
@@ -87,7 +87,7 @@ def builtin() -> PairFiles:
     folder = Path(spec.origin).parent / "builtin"
     target, draft = folder / "target.gguf", folder / "draft.gguf"
     if not target.is_file():
-        raise ModelNotFound(f"The shipped pair is missing: no {target}.", param="model")
+        raise ModelNotFound(f"The built-in pair is missing: there is no {target}.", param="model")
     return PairFiles(BUILTIN, str(target), str(draft) if draft.is_file() else None)
 
 
@@ -103,7 +103,7 @@ def unseen() -> Iterator[None]:
     except (ModelNotFound, RegistryError):
         if tcp.answers_tcp():
             raise ModelNotFound(
-                "There is no model at the path that was named, or none that may be used.",
+                "There is no usable model at that path.",
                 param="model",
             ) from None
         raise
@@ -126,7 +126,7 @@ def one_file(name: str) -> Path:
         path = Path(name).expanduser()
     except RuntimeError as error:  # "~nobody": a user whom this machine does not know
         raise ModelNotFound(
-            f"'{name[:80]}' is no file: there is no such user.", param="model"
+            f"'{name[:80]}' is not a file: there is no such user.", param="model"
         ) from error
     if path.is_absolute():
         if not _is_file(path):
@@ -138,11 +138,12 @@ def one_file(name: str) -> Path:
         if file := ollama.named(name):
             return file
         raise ModelNotFound(
-            f"Ollama has no model '{name[:80]}' here. To see what is: localspec import",
+            f"Ollama has no model '{name[:80]}'. To list its models: localspec import",
             param="model",
         )
     raise ModelNotFound(
-        f"'{name[:80]}' is neither an absolute path nor two with a comma, target and draft.",
+        f"'{name[:80]}' is neither an absolute path nor two of them, target and draft, "
+        "separated by a comma.",
         param="model",
     )
 

@@ -86,8 +86,8 @@ def _wanted(registry: Registry, request: PullRequest, endpoint: str, whole_disk:
         raise Conflict(own_sentence(found.name))
     if here and here.asked != found.asked:
         raise Conflict(
-            f"There is a pair '{found.name}' already, pulled as {here.asked or here.name} and "
-            f"not as {asked(found)}. Give another name (--name NAME), or run: localspec rm "
-            f"{found.name}"
+            f"A pair '{found.name}' already exists; it was pulled as "
+            f"{here.asked or here.name}, not as {asked(found)}. Choose another name (--name "
+            f"NAME), or run: localspec rm {found.name}"
         )
     return found

@@ -240,7 +240,7 @@ class Registry:
         names = dict.fromkeys(["builtin", *here, *catalogue.pairs, *catalogue.aliases])
         hint = did_you_mean(name.strip().lower(), names)
         if REPO.fullmatch(name.strip()) and not hint:
-            hint = f" If a repository of the hub is meant: localspec pull {name.strip()}."
+            hint = f" For the repository on the Hugging Face hub: localspec pull {name.strip()}."
         return ModelNotFound(
             f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
         )
@@ -300,7 +300,8 @@ class Registry:
 
         if name == "builtin":
             raise InvalidRequest(
-                "The pair 'builtin' is part of the installation: always here, and not in the store."
+                "The pair 'builtin' is part of the installation; it cannot be pulled, replaced "
+                "or removed."
             )
         what = reserved(name)
         if what and not name.endswith(".gguf"):  # a file is looked for elsewhere

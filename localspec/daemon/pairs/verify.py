@@ -29,7 +29,7 @@ def verify_pair(registry: Registry, name: str, report: Report) -> Verifying:
 
     if name == "builtin":
         raise InvalidRequest(
-            "The pair 'builtin' comes with the package; only pulled ones are hashed."
+            "The pair 'builtin' is part of the installation; only pulled pairs have checksums."
         )
     known = registry.pulled(name)
     record = registry.refreshed(known.name, progress=_progress(known, report))
@@ -52,7 +52,7 @@ def verify_files(found: PairFiles, report: Report) -> Verifying:
     progress = _progress(record, report)
     progress(0, record.size)
     reports = integrity.verify_files(record, progress)
-    return _verified(record, reports, "Fetch it again with the program that it belongs to.")
+    return _verified(record, reports, "Download it again with the program it belongs to.")
 
 
 def _progress(record: Record, report: Report) -> Callable[[int, int], None]:

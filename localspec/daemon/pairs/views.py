@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from localspec.registry.disk.gain import Trial
     from localspec.registry.store.records import Record
 
-BUILTIN_SUMMARY = "the small pair that comes with localspec"
+BUILTIN_SUMMARY = "small built-in demo pair; knows only Python's standard library"
 
 
 def listing(registry: Registry, everything: bool) -> PairList:

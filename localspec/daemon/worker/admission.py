@@ -59,8 +59,8 @@ class Admission:
             return
         if self.waiting >= self.limit:
             raise QueueFull(
-                f"The queue is full: {self.running} requests run and {self.limit} wait. "
-                "Try again in a moment, or set a larger `queue` in config.toml.",
+                f"The queue is full: {self.running} requests are running and {self.limit} are "
+                "waiting. Try again in a moment, or set a larger `queue` in config.toml.",
                 retry_after=RETRY_AFTER,
             )
         waiter: Waiter = asyncio.get_running_loop().create_future()
@@ -98,7 +98,9 @@ class Admission:
 
     def close(self) -> None:
         """Let nobody else in; those that wait are still let in."""
-        self._closed = Unavailable("The daemon is ending; try again.", retry_after=RETRY_AFTER)
+        self._closed = Unavailable(
+            "The daemon is shutting down; try again.", retry_after=RETRY_AFTER
+        )
 
     def abandon(self, error: LocalspecError) -> None:
         """Fail everybody who waits."""

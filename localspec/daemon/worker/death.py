@@ -93,28 +93,28 @@ class Death:
         """What the requests that were running are told."""
         if self.ending == "watchdog":
             return WorkerTimeout(
-                f"The engine answered nothing for {watchdog:g} s and was ended; "
-                "the next request starts a new one."
+                f"The engine did not respond for {watchdog:g} s and was killed; the next request "
+                "starts a new one."
             )
         if self.for_memory:
             return WorkerOutOfMemory(
-                "The engine ran out of memory and was ended. Use a smaller pair or a smaller "
-                f"`context` in config.toml.{self._words()}"
+                "The engine ran out of memory. Use a smaller pair or a smaller `context` in "
+                f"config.toml.{self._words()}"
             )
         return WorkerDied(
-            f"The engine died ({self.how}); the next request starts a new one.{self._words()}"
+            f"The engine crashed ({self.how}); the next request starts a new one.{self._words()}"
         )
 
     def of_changed_file(self, file: Path) -> LocalspecError:
         """What they are told when the engine died while a file it reads was being changed."""
         return WorkerDied(
-            f"The file {file} was changed or cut while its model was loaded, and the engine died of "
-            f"it ({self.how}); the next request loads the file as it is then. Where that was no "
-            "wish of yours, fetch it again."
+            f"The file {file} was changed or truncated while its model was loaded, which "
+            f"crashed the engine ({self.how}); the next request loads the file as it is then. "
+            "If you did not change it, download it again."
         )
 
     def _words(self) -> str:
-        return f" Its last words: {self.last_words}" if self.last_words else ""
+        return f" Its last message: {self.last_words}" if self.last_words else ""
 
 
 def blame(
@@ -172,8 +172,9 @@ class CrashHistory:
             files, reason = self._aside[cause]
             raise PairSetAside(
                 f"The pair '{files.name}' is set aside: its engine crashed {LIMIT} times within "
-                f"{WINDOW / 60:.0f} minutes with these settings and files (the last time: {reason}). "
-                "Change a setting back (localspec config), or try it again: localspec start --reset"
+                f"{WINDOW / 60:.0f} minutes with these settings and files (last crash: {reason}). "
+                "Change a setting back (localspec config), or try it again: localspec start "
+                "--reset"
             )
 
     def reset(self) -> None:
@@ -212,8 +213,9 @@ class DeadlyTexts:
 def deadly(how: str) -> InvalidRequest:
     """What the sender of a text is told that ended the engine."""
     return InvalidRequest(
-        f"The text of this request ended the engine ({how}) while it was turned into tokens, so it "
-        "is not read again. A long run without spaces is the likely cause; shorten or divide it.",
+        f"The text of this request crashed the engine ({how}) while it was being "
+        "tokenized, so it is not tried again. A long run of characters without spaces is "
+        "the likely cause; shorten or split it.",
         param="prompt",
     )
 

@@ -140,7 +140,7 @@ class LoadedPair:
         state, note = self.state, self.note()
         name = state.engine.pair.name if state.engine else name
         if any(self.cause(files) == aside for aside, files in self._crashes.aside(name)):
-            return PairStatus(name, "set_aside", note="localspec start --reset tries it again")
+            return PairStatus(name, "set_aside", note="to try it again: localspec start --reset")
         match state:
             case Unloaded():
                 return PairStatus(name, "unloaded", note=note)

@@ -173,7 +173,7 @@ class Worker:
             self._send(request)
         except OverflowError as error:  # in what a template is given as it is
             raise errors.InvalidRequest(
-                "The request holds a whole number of more than 64 bits."
+                "The request contains a whole number of more than 64 bits."
             ) from error
 
     async def quiet(self) -> None:

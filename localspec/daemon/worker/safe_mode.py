@@ -53,10 +53,10 @@ class SafeMode:
             return None
         from localspec.machine import CHECKOUT
 
-        how = "scripts/setup" if CHECKOUT else "localspec doctor says how"
+        how = "scripts/setup" if CHECKOUT else "see: localspec doctor"
         return (
-            "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are used. "
-            f"Rebuilding llama-cpp-python for this machine ({how}) cures it."
+            "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are "
+            f"used. To fix it, rebuild llama-cpp-python for this machine ({how})."
         )
 
     def recall(self) -> str | None:

@@ -132,7 +132,7 @@ class Supervisor:
             Conflict: it is answering or being loaded.
         """
         if self.busy:
-            raise errors.Conflict("The pair is at work; wait for its answer, then try again.")
+            raise errors.Conflict("The pair is busy; wait for its answer, then try again.")
         loaded = self.loaded.worker is not None
         await self.loaded.unload()
         return loaded

@@ -78,7 +78,7 @@ def read(path: Path, identity: str) -> Prefix:
     except msgspec.DecodeError as error:
         raise Unusable("it is damaged") from error
     if header.identity != identity:
-        raise Unusable("it is of other files or settings")
+        raise Unusable("it belongs to other files or settings")
     if not header.describes(body):
         raise Unusable("it is damaged")
     target, draft, *marks = np.split(body, np.cumsum(header.sizes)[:-1])
@@ -102,7 +102,7 @@ def _sound(path: Path) -> tuple[bytes, State]:
             raise Unusable("it is cut short")
         magic, version, length, digest = _HEAD.unpack(head)
         if magic != MAGIC:
-            raise Unusable("it is no such file")
+            raise Unusable("it is not a saved state")
         if version > VERSION:
             raise Unusable("a newer localspec wrote it")
         if version < VERSION:

@@ -212,8 +212,9 @@ class Context(Freed):
         logits = self.logits(row)
         if not np.isfinite(logits.max()):  # a NaN anywhere is the maximum
             raise NotFinite(
-                f"The model {self.model.path} gives no numbers for this text (NaN or infinite): its "
-                "file is damaged or was converted wrongly. Get it again, or choose another."
+                f"The model {self.model.path} produces NaN or infinite values for this text: its "
+                "file is damaged or was converted incorrectly. Download it again, or choose "
+                "another."
             )
         return logits
 

@@ -98,7 +98,7 @@ class Cutter:
         except (RuntimeError, MemoryError):
             need = (depth * FRAME >> 20) + 1
             raise _too_long(
-                depth, f"needs {need} MiB of memory for them, which is not free"
+                depth, f"needs {need} MiB of memory for them, which is not available"
             ) from None
 
     def _extra(self, text: str, exact: bool) -> float:
@@ -117,8 +117,8 @@ def _longest(pattern: re.Pattern[str], text: str) -> int:
 
 def _too_long(depth: int, why: str) -> InvalidRequest:
     return InvalidRequest(
-        f"The text holds a run of {depth} characters that nothing breaks up, and this model's "
-        f"tokenizer {why}; put spaces or new lines into it, or leave it out.",
+        f"The text contains an unbroken run of {depth} characters, and this model's "
+        f"tokenizer {why}; add spaces or line breaks, or leave it out.",
         param="prompt",
     )
 

@@ -83,8 +83,8 @@ def load_pair(
             found = placement.smaller(settings, load.layers, load.n_ctx, backend() != "cpu")
             if found is None:
                 raise LoadFailed(
-                    f"{error.message} There is no smaller plan left; close other programs, or "
-                    "choose a smaller pair (localspec catalogue --fits)."
+                    f"{error.message} Nothing smaller is left to try; close other programs, or choose "
+                    "a smaller pair (localspec catalogue --fits)."
                 ) from error
             settings = found.settings
             given.pop(found.gives, None)
@@ -227,7 +227,7 @@ class _Load:
         try:
             check_numbers(context, batch)
         except LoadFailed as error:
-            self._no_draft = "the draft model gives no numbers (NaN or infinite)"
+            self._no_draft = "the draft model produces NaN or infinite values"
             self._notes.append(f"No drafts: {error.message}")
             return None, None
         costs = self._draft_costs(context, batch)
@@ -264,7 +264,7 @@ def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
     for context, name in ((target, "target"), (draft, "draft")):
         if context is not None and not context.model.cuttable and context.n_rollback == 0:
             description = context.model.description
-            return f"the {name} ({description}) cannot take back tokens it has read"
+            return f"the {name} ({description}) cannot roll back tokens"
     return None
 
 

@@ -95,7 +95,7 @@ def open_model(path: str, settings: EngineSettings, progress: Callable[[float], 
     )
     if reason := _why_no_writer(model):
         model.close()
-        raise LoadFailed(f"{path} cannot write text: {reason}.")
+        raise LoadFailed(f"{path} cannot generate text: {reason}.")
     return model
 
 
@@ -157,8 +157,8 @@ def check_numbers(context: Context, batch: Batch) -> None:
         finally:
             context.clear()  # of a NaN nothing may stay in the cells
     raise LoadFailed(
-        f"{context.model.path} gives no numbers (NaN or infinite) whatever it reads: the file is "
-        "damaged or was converted wrongly. Get it again, or choose another."
+        f"{context.model.path} produces NaN or infinite values for any text: the file is "
+        "damaged or was converted incorrectly. Download it again, or choose another."
     )
 
 

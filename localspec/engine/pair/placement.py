@@ -36,11 +36,11 @@ def smaller(settings: EngineSettings, layers: int, context: int, gpu: bool) -> S
         every = (layers or USUAL_LAYERS) + 1  # the output counts as one
         placed = every if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, every)
         fewer = placed * 3 // 4 if placed > 4 else 0
-        told = f"{fewer} layers of the target are on the GPU, because its memory holds no more."
+        told = f"Only {fewer} layers of the target are on the GPU, because its memory is full."
         return Smaller(replace(settings, n_gpu_layers=fewer), "layers", told)
     if context > SMALLEST_CONTEXT:
         less = max(SMALLEST_CONTEXT, context // 2)
-        told = f"The context has {less} tokens, because memory holds no more."
+        told = f"The context is limited to {less} tokens, because memory is full."
         return Smaller(replace(settings, n_ctx=less), "context", told)
     if gpu and settings.draft_gpu_layers:
         told = "The draft runs on the CPU: the GPU is full."

@@ -184,7 +184,7 @@ class Preparer:
             sample = vocab.tokenize(text[:_SAMPLE], add_special=False, parse_special=False)
             about = max(least, len(text) * len(sample) // _SAMPLE)
             raise ContextExceeded(
-                f"The prompt has about {about} tokens and the context holds {room}; shorten it "
+                f"The prompt has about {about} tokens, but the context holds {room}; shorten it "
                 "or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=about,
@@ -333,8 +333,8 @@ def _answer(vocab: Vocab, preparer: Preparer, request: Small) -> dict[str, objec
             most = MOST_PIECES if request.pieces else MOST_TOKENS
             if len(tokens) > most:
                 raise InvalidRequest(
-                    f"The text has {len(tokens)} tokens; at most {most} are given"
-                    f"{' with their pieces' if request.pieces else ''}.",
+                    f"The text has {len(tokens)} tokens; at most {most} are "
+                    f"returned{' with their pieces' if request.pieces else ''}.",
                     param="content",
                 )
             if not request.pieces:
@@ -345,7 +345,7 @@ def _answer(vocab: Vocab, preparer: Preparer, request: Small) -> dict[str, objec
             if len(pieces) > MOST_TEXT:
                 raise InvalidRequest(
                     f"The text of these tokens has {len(pieces)} bytes; at most {MOST_TEXT} are "
-                    "given at once.",
+                    "returned at once.",
                     param="tokens",
                 )
             return {"content": pieces.decode("utf-8", "replace")}

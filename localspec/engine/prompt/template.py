@@ -88,8 +88,8 @@ class TemplateRenderer:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
         if not found:
             raise TemplateFailed(
-                f"This model's chat template has no place for the '{prompt.continued}' of the last "
-                "message, which was to be continued."
+                f"This model's chat template has no place for the '{prompt.continued}' of the "
+                "last message, so it cannot be continued."
             )
         return text
 
@@ -254,7 +254,9 @@ class _Process:
             ) from None
         except (OSError, ValueError):
             self.close()
-            raise TemplateFailed("The model's chat template ended its process (memory).") from None
+            raise TemplateFailed(
+                "The model's chat template crashed its process (probably out of memory)."
+            ) from None
 
     def start(self) -> None:
         self._buffer = b""

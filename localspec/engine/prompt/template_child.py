@@ -121,7 +121,7 @@ def answer(env: ImmutableSandboxedEnvironment, line: str) -> dict[str, str]:
     except jinja2.TemplateSyntaxError as error:
         return {"error": f"line {error.lineno}: {error.message}"}
     except jinja2.exceptions.SecurityError as error:
-        return {"error": f"it tries what the sandbox forbids: {error}"}
+        return {"error": f"it tries something the sandbox forbids: {error}"}
     except MemoryError:
         return {"error": "it needs more memory than a template may have"}
     except Exception as error:  # a template can fail in every way Python can

@@ -63,9 +63,9 @@ class Drafting:
             if drafters:
                 return cls(drafters, policy)
         if not asked.enabled:
-            reason = "switched off by the request"
+            reason = "disabled by the request"
         elif asked.depth == 0 or usual_depth == 0:
-            reason = "depth 0 was asked for"
+            reason = "depth 0 was requested"
         else:
             reason = impossible or no_model
         return cls([], policy, reason)
@@ -77,7 +77,7 @@ class Drafting:
         if isinstance(error, NoKvSlot):
             self.reason = "the draft's context is full"
         elif isinstance(error, NotFinite):
-            self.reason = "the draft model gives no numbers (NaN or infinite)"
+            self.reason = "the draft model produces NaN or infinite values"
         else:
             traceback.print_exception(error)
             self.reason = "drafting failed"

@@ -137,7 +137,7 @@ class Search:
         self.told(here)
         if time.monotonic() < self._end:
             return False
-        sentence = f"The search was ended after {self.patience:.0f} s, in {here}."
+        sentence = f"The search was stopped after {self.patience:.0f} s, in {here}."
         if not any(each.startswith("The search was ended") for each in self.problems):
             self.problems.append(sentence)
         return True

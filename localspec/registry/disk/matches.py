@@ -49,7 +49,7 @@ def judge_all(
     for found in models:
         told(found.name)
         if time.monotonic() > end:
-            sentence = f"it was not read: {patience:.0f} s were over; name fewer folders."
+            sentence = f"it was not read within {patience:.0f} s; name fewer folders."
             read.append(_disk_model(found, problem=sentence))
             continue
         try:

@@ -87,13 +87,13 @@ def rollback_sentence(name: str, architecture: str, kind: Rollback) -> str:
     """One sentence for a person; empty where there is nothing to say."""
     if kind == "none":
         return (
-            f"{name} has the architecture '{architecture}', which cannot take tokens back, "
-            "so a rejected draft would spoil its state"
+            f"{name} has the architecture '{architecture}', which cannot roll back tokens, so "
+            "a rejected draft would corrupt its state"
         )
     if kind == "snapshots":
         return (
-            f"{name} is recurrent or hybrid ('{architecture}'): tokens are taken back through "
-            "snapshots of its state, and only as many as are kept"
+            f"{name} is recurrent or hybrid ('{architecture}'): tokens are rolled back from "
+            "snapshots of its state, which limits how many"
         )
     if kind == "short":
         return f"{name} uses sliding-window attention: the whole window is kept in memory"

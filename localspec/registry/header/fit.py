@@ -120,7 +120,9 @@ def fit(
     wanted = min(context or USUAL_CONTEXT, longest)
     beyond = ""
     if context > longest:
-        beyond = f"The models know at most {longest} tokens of context; {context} was asked."
+        beyond = (
+            f"The models support at most {longest} tokens of context; {context} were requested."
+        )
     for with_draft in (draft, None) if draft else (None,):
         size = wanted
         while True:
@@ -133,9 +135,9 @@ def fit(
             size = max(SMALLEST_CONTEXT, size // 2)
     least = need(target, min(wanted, SMALLEST_CONTEXT), kv_type=kv_type).total + RUNTIME
     raise DoesNotFit(
-        f"{target.name} needs {least // MIB} MiB with {min(wanted, SMALLEST_CONTEXT)} tokens of "
-        f"context, and {(free.ram + free.vram) // MIB} MiB are free; choose a smaller pair "
-        "(localspec catalogue --fits)."
+        f"{target.name} needs {least // MIB} MiB with {min(wanted, SMALLEST_CONTEXT)} "
+        f"tokens of context, but only {(free.ram + free.vram) // MIB} MiB are free; "
+        "choose a smaller pair (localspec catalogue --fits)."
     )
 
 
@@ -173,7 +175,9 @@ def _what_gave(chosen: Fit, wanted: int, had_draft: bool) -> list[str]:
             f"({chosen.needed // MIB} MiB of {chosen.free // MIB} MiB free)."
         )
     if had_draft and not chosen.draft:
-        notes.append("Memory does not allow the draft model; decoding will be plain.")
+        notes.append("There is not enough memory for the draft model; decoding will be plain.")
     if chosen.gpu_layers > 0:
-        notes.append(f"{chosen.gpu_layers} layers of the target go to the GPU, the rest does not.")
+        notes.append(
+            f"{chosen.gpu_layers} layers of the target go to the GPU, the rest to main memory."
+        )
     return notes

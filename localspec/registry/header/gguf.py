@@ -140,15 +140,15 @@ class _Cursor:
             return
         if end > self.source.size:
             raise self.bad(
-                f"it is cut (its header goes on past byte {self.source.size}, where the file "
-                "ends); fetch it again"
+                f"it is truncated (its header continues past byte {self.source.size}, where the "
+                "file ends); download it again"
             )
         if end > HEADER_LIMIT:
             raise self.bad(f"its header is larger than {HEADER_LIMIT >> 20} MiB")
         goal = min(max(end, 2 * have, FIRST_FETCH), self.source.size, HEADER_LIMIT)
         data = self.source.read(have, goal - have)
         if len(data) != goal - have:
-            raise self.bad("it became shorter while it was read")
+            raise self.bad("it became shorter while it was being read")
         self.buffer += data
 
     def u32(self) -> int:
@@ -232,7 +232,7 @@ def read_header(source: Source) -> Header:
 def _read_start(cursor: _Cursor) -> int:
     """Magic and version."""
     if cursor.source.size == 0:
-        raise cursor.bad("it is empty; fetch it again")
+        raise cursor.bad("it is empty; download it again")
     cursor.need(min(64, cursor.source.size))
     if not cursor.buffer.startswith(b"GGUF"):
         raise cursor.bad(_what_it_is(bytes(cursor.buffer[:64])))
@@ -249,10 +249,10 @@ def _what_it_is(head: bytes) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer, not the file itself; run: git lfs pull"
     if head.lstrip()[:1] == b"<":
-        return "it is a web page; fetch the file again"
+        return "it is a web page; download the file again"
     if head.startswith(b"FUGG"):
         return "it is big-endian; only little-endian files are supported"
-    return "it does not begin with the letters GGUF"
+    return "it does not start with the letters GGUF"
 
 
 def _read_value(cursor: _Cursor, key: str) -> Value:
@@ -323,12 +323,12 @@ def _place(cursor: _Cursor, rows: list[Tensor], start: int, alignment: int) -> t
             raise cursor.bad(f"the tensor '{row.name[:80]}' appears twice")
         if row.offset != expected:
             raise cursor.bad(
-                f"the tensor '{row.name[:80]}' lies at {row.offset} and should lie at {expected}"
+                f"the tensor '{row.name[:80]}' is at {row.offset} but should be at {expected}"
             )
         if (start + row.offset) % LLAMA_ALIGNMENT:
             raise cursor.bad(
-                f"the tensor '{row.name[:80]}' lies at byte {start + row.offset}, and llama.cpp "
-                f"can only use those at a multiple of {LLAMA_ALIGNMENT}"
+                f"the tensor '{row.name[:80]}' is at byte {start + row.offset}, but llama.cpp "
+                f"needs a multiple of {LLAMA_ALIGNMENT}"
             )
         names.add(row.name)
         end = start + row.offset + row.size
@@ -337,8 +337,9 @@ def _place(cursor: _Cursor, rows: list[Tensor], start: int, alignment: int) -> t
     size = cursor.source.size
     if placed and end > size:
         raise cursor.bad(
-            f"it is cut (its tensors end at byte {end}, the file at {size}); fetch it again"
+            f"it is truncated (its tensors end at byte {end}, the file at {size}); download "
+            "it again"
         )
     if placed and size > _padded(end, alignment):
-        raise cursor.bad(f"{size - end} bytes follow its last tensor, which do not belong there")
+        raise cursor.bad(f"{size - end} unexpected bytes follow its last tensor")
     return tuple(placed)

@@ -69,7 +69,7 @@ def shard_names(filename: str) -> list[str]:
         return [filename]
     number, count = int(found[1]), int(found[2])
     if not 1 <= number <= count <= MAX_SHARDS:
-        raise BadGguf(f"{filename} is not a possible name for a part of a model.")
+        raise BadGguf(f"{filename} is not a valid name for a part of a model.")
     stem = filename[: found.start()]
     return [f"{stem}-{index:05d}-of-{count:05d}{found[3]}" for index in range(1, count + 1)]
 
@@ -109,15 +109,15 @@ def check_shards(headers: Sequence[Header]) -> None:
     stated = _whole(first, "split.count", 0)
     if (stated or 1) != len(headers):
         raise BadGguf(
-            f"{first.name} is one of {stated or 1} parts and {len(headers)} were found; "
-            "name the file as on the hub, with its -00001-of-… ending."
+            f"{first.name} is one of {stated or 1} parts, but {len(headers)} were found; keep "
+            "the file name it has on the hub, with its -00001-of-… ending."
         )
     for index, header in enumerate(headers):
         if stated and _whole(header, "split.no", -1) != index:
             raise BadGguf(f"{header.name} is not part {index + 1} of {stated}.")
     total = _whole(first, "split.tensors.count", 0)
     if stated and total != sum(len(header.tensors) for header in headers):
-        raise BadGguf(f"The parts of {first.name} do not hold the {total} tensors it states.")
+        raise BadGguf(f"The parts of {first.name} do not contain the {total} tensors it declares.")
 
 
 def describe(headers: Sequence[Header]) -> Model:
@@ -171,11 +171,11 @@ def _architecture(header: Header) -> str:
     architecture = header.metadata.get("general.architecture")
     _check_purpose(header)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
-        raise UnsafeModel(f"{header.name} does not state a model architecture.")
+        raise UnsafeModel(f"{header.name} does not declare a model architecture.")
     if not is_known(architecture):
         raise UnsafeModel(
-            f"{header.name} is of the architecture '{architecture}', which this localspec's "
-            "llama.cpp does not know; a newer localspec may."
+            f"{header.name} has the architecture '{architecture}', which this localspec's "
+            "llama.cpp does not support; a newer localspec may."
         )
     return architecture
 
@@ -192,7 +192,7 @@ def _check_purpose(header: Header) -> None:
         pooling=pooling if type(pooling) is int else 0,
     )
     if reason:
-        raise UnsafeModel(f"{header.name} cannot write text: {reason}.")
+        raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
 
 
 def _whole(header: Header, key: str, default: int) -> int:
@@ -206,7 +206,7 @@ def _whole(header: Header, key: str, default: int) -> int:
 def _number(header: Header, key: str, low: int, high: int, default: int | None = None) -> int:
     """A whole number within its limits; `default` None makes it obligatory."""
     if default is None and key not in header.metadata:
-        raise UnsafeModel(f"{header.name} does not state '{key}'.")
+        raise UnsafeModel(f"{header.name} does not declare '{key}'.")
     value = _whole(header, key, default or 0)
     if not low <= value <= high:
         raise UnsafeModel(

@@ -92,7 +92,7 @@ def _type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
     """The first token whose type differs. Converters of different dates disagree about many."""
     if target.types is None or draft.types is None:
         if target.types is not draft.types:
-            yield "only one of the two files states the types of its tokens"
+            yield "only one of the two files declares the types of its tokens"
         return
     if target.types.raw == draft.types.raw:
         return

@@ -76,7 +76,7 @@ def read_vocabulary(header: Header) -> Vocabulary:
     tokens = data.get("tokenizer.ggml.tokens")
     types, merges = data.get("tokenizer.ggml.token_type"), data.get("tokenizer.ggml.merges")
     if not isinstance(kind, str) or not isinstance(pre, str) or not isinstance(tokens, StringArray):
-        raise BadGguf(f"{header.name} holds no tokenizer.")
+        raise BadGguf(f"{header.name} contains no tokenizer.")
     if not isinstance(types, NumberArray | None) or not isinstance(merges, StringArray | None):
         raise BadGguf(f"{header.name}: token types or merges are not lists of the right type.")
     if types is not None and types.count != tokens.count:
@@ -120,7 +120,7 @@ def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) 
     """
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray) or not tokens.count:
-        raise UnsafeModel(f"{header.name} holds no list of tokens.")
+        raise UnsafeModel(f"{header.name} contains no list of tokens.")
     shape = tensors["token_embd.weight"].shape
     if shape != (width, tokens.count):
         raise UnsafeModel(
@@ -135,8 +135,9 @@ def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) 
             raise UnsafeModel(f"{header.name}: '{key}' does not have one entry per token.")
     if header.metadata.get("tokenizer.ggml.pre") in _DEADLY:
         raise UnsafeModel(
-            f"{header.name} cuts texts as '{header.metadata['tokenizer.ggml.pre']}', on which "
-            "llama.cpp ends at two spaces in a row; it is known of embedding models alone."
+            f"{header.name} uses the pre-tokenizer '{header.metadata['tokenizer.ggml.pre']}', "
+            "with which llama.cpp crashes on two spaces in a row; only embedding models use "
+            "it."
         )
     _check_special_ids(header, tokens.count)
     _check_texts(read_vocabulary(header))
@@ -165,10 +166,10 @@ def _check_texts(vocabulary: Vocabulary) -> None:
         ("end", tokenizer.add_eos, tokenizer.eos),
     ):
         if add and (token is None or token >= count):
-            raise UnsafeModel(f"{name} is to add a token for the {what} of a text and has none.")
+            raise UnsafeModel(f"{name} should add a token for the {what} of a text but has none.")
     kinds = vocabulary.types.values() if vocabulary.types else ()
     if _BYTE not in kinds:
         return
     for text, kind in zip(texts, kinds, strict=True):
         if kind == _BYTE and not _BYTE_TEXT.fullmatch(text):
-            raise UnsafeModel(f"{name}: the byte token {text[:40]!r} names no byte.")
+            raise UnsafeModel(f"{name}: the byte token {text[:40]!r} is not a byte.")

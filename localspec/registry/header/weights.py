@@ -45,18 +45,18 @@ def check_tensors(
         UnsafeModel: naming the tensor.
     """
     if not tensors:
-        raise UnsafeModel(f"{name} holds a vocabulary and no weights.")
+        raise UnsafeModel(f"{name} contains a vocabulary but no weights.")
     if "token_embd.weight" not in tensors:
         raise UnsafeModel(f"{name} lacks the tensor 'token_embd.weight'.")
     present = {int(found[1]) for found in map(_BLOCK.match, tensors) if found}
     _check_types(name, tensors.values())
     missing = sorted(set(range(layers - extra)) - present)
     if len(missing) == layers - extra:
-        raise UnsafeModel(f"{name} holds none of the {layers} layers that it states.")
+        raise UnsafeModel(f"{name} contains none of the {layers} layers it declares.")
     if missing:
-        raise UnsafeModel(f"{name} states {layers} layers and lacks layer {missing[0]}.")
+        raise UnsafeModel(f"{name} declares {layers} layers but lacks layer {missing[0]}.")
     if present and max(present) >= layers:
-        raise UnsafeModel(f"{name} states {layers} layers and holds layer {max(present)}.")
+        raise UnsafeModel(f"{name} declares {layers} layers but contains layer {max(present)}.")
     if architecture not in _DENSE:
         return
     needed = ["output_norm.weight"]
@@ -80,7 +80,8 @@ def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
             )
         if kind in _NO_FACTORS and _MULTIPLIED.fullmatch(tensor.name):
             raise UnsafeModel(
-                f"{name}: the tensor '{tensor.name}' is of type {kind}, which is not one of weights."
+                f"{name}: the tensor '{tensor.name}' is of type {kind}, which is not a type for "
+                "weights."
             )
 
 
@@ -103,15 +104,15 @@ def check_weights(path: Path) -> None:
     is_bias = last.name.endswith(".bias")
     if not is_bias and _is_zero(source, last.offset + last.size - span, span):
         raise UnsafeModel(
-            f"{header.name} ends in zeros (tensor '{last.name}'); it is damaged, fetch it again."
+            f"{header.name} ends in zeros (tensor '{last.name}'); it is damaged, download it again."
         )
     for tensor in header.tensors:
         if tensor.kind == 0 and len(tensor.shape) == 1:
             values = array("f", source.read(tensor.offset, tensor.size))
             if not math.isfinite(sum(values)):
                 raise UnsafeModel(
-                    f"{header.name}: the tensor '{tensor.name}' holds values that are not "
-                    "finite numbers; the file is damaged, fetch it again."
+                    f"{header.name}: the tensor '{tensor.name}' contains values that are not finite "
+                    "numbers; the file is damaged, download it again."
                 )
 
 

@@ -36,13 +36,14 @@ _LONGEST_PAUSE = 300.0  # a server may ask for more; nobody waits that long
 def web_page(endpoint: str, repo: str) -> WebPage:
     if endpoint.rstrip("/") == HUB:
         return WebPage(
-            f"Something between here and the hub answered for {repo} with a page of its own (a login "
-            "page of the network, perhaps); open a browser, log in, and try again."
+            f"Something between this machine and the hub answered for {repo} with a page of "
+            "its own (perhaps the network's login page); open a browser, log in, and try "
+            "again."
         )
     return WebPage(
-        f"{_address(endpoint)} (HF_ENDPOINT) answered for {repo} with a page of its own (a login page "
-        "of the network, perhaps, or it is no hub); check HF_ENDPOINT, or open a browser, log in, "
-        "and try again."
+        f"{_address(endpoint)} (HF_ENDPOINT) answered for {repo} with a page of its own "
+        "(perhaps the network's login page, or it is not a hub); check HF_ENDPOINT, or "
+        "open a browser, log in, and try again."
     )
 
 
@@ -74,13 +75,14 @@ def _no_entry(response: httpx2.Response, proxy: Proxy | None, repo: str) -> Exce
     status, code = response.status_code, response.headers.get("x-error-code", "")
     request = response.request
     sent = "authorization" in request.headers
-    renew = f"make a new one at {_TOKENS}, then run: hf auth login, or set HF_TOKEN"
+    renew = f"create a new one at {_TOKENS}, then run: hf auth login, or set HF_TOKEN"
     if code == "GatedRepo":
         gated = f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then log in"
         if status == 401 and sent:
             return Gated(
-                f"{repo} is gated, and the hub does not accept the token that was sent (401: expired "
-                f"or mistyped, perhaps); accept its terms at https://huggingface.co/{repo} and {renew}."
+                f"{repo} is gated, and the hub does not accept the token that was sent (401: "
+                f"perhaps expired or mistyped); accept its terms at https://huggingface.co/{repo} "
+                f"and {renew}."
             )
         if sent:
             return Gated(
@@ -90,8 +92,8 @@ def _no_entry(response: httpx2.Response, proxy: Proxy | None, repo: str) -> Exce
         return Gated(f"{gated} (hf auth login) or set HF_TOKEN.")
     if status == 401 and sent:
         return BadToken(
-            f"The hub does not accept the token that was sent for {repo} (401: expired or mistyped, "
-            f"perhaps); {renew}."
+            f"The hub does not accept the token that was sent for {repo} (401: perhaps "
+            f"expired or mistyped); {renew}."
         )
     if code == "RepoNotFound" or (status == 401 and not code):
         return _no_repository(repo)
@@ -103,12 +105,12 @@ def _no_entry(response: httpx2.Response, proxy: Proxy | None, repo: str) -> Exce
         )
     if sent:
         return Gated(
-            f"The hub refuses {repo} to the token that was sent ({status}): it may lack the right to "
-            f"read this repository; check it at {_TOKENS}."
+            f"The hub refuses access to {repo} with the token that was sent ({status}): it "
+            f"may lack permission to read this repository; check it at {_TOKENS}."
         )
     return HubError(
-        f"{request.url.host} refuses {repo} ({status}), without saying why; a firewall may have "
-        "answered for it."
+        f"{request.url.host} refuses access to {repo} ({status}) without a reason; "
+        "perhaps a firewall answered instead."
     )
 
 
@@ -130,16 +132,18 @@ def of_failure(
     url = request.url if request is not None else url
     if isinstance(error, httpx2.InvalidURL | ValueError):
         return HubError(
-            f"The hub cannot be asked at {_address(network.endpoint)}: that is no address; correct "
-            "HF_ENDPOINT, and the proxies if one is set."
+            f"The hub cannot be reached at {_address(network.endpoint)}: not a valid address; "
+            "correct HF_ENDPOINT, and the proxies if any are set."
         )
     if isinstance(error, httpx2.TooManyRedirects):
-        return HubError(f"The hub sends requests for {repo}/{file} around in a circle; try again.")
+        return HubError(f"The hub redirects requests for {repo}/{file} in a loop; try again.")
     if isinstance(error, httpx2.DecodingError):
-        return HubError(f"What came for {repo}/{file} cannot be unpacked; check the proxies.")
+        return HubError(
+            f"The response for {repo}/{file} cannot be decompressed; check the proxies."
+        )
     if not isinstance(error, httpx2.TransportError) or url is None:
         return Unreachable(
-            f"The hub could not be asked for {repo}/{file} ({type(error).__name__})."
+            f"The request to the hub for {repo}/{file} failed ({type(error).__name__})."
         )
     return _of_connection(error, network, url)
 
@@ -154,13 +158,13 @@ def _of_connection(error: httpx2.TransportError, network: Network, url: httpx2.U
         status = re.match(r"\d{3}", str(error))
         if status and status[0] in ("401", "403", "407"):
             return _proxy_refused(proxy, int(status[0]), url.host)
-        said = f" (it said {status[0]})" if status else ""
-        return Interrupted(f"{where} does not get through to {_host(url)}{said}", _check(proxy))
+        said = f" (status {status[0]})" if status else ""
+        return Interrupted(f"{where} cannot connect to {_host(url)}{said}", _check(proxy))
     for each in _causes(error):
         if isinstance(each, ssl.SSLCertVerificationError):
             return _untrusted(each, network, url, proxy)
         if isinstance(each, ssl.SSLError):
-            return Interrupted(f"{where} does not speak TLS as it should", _check(proxy))
+            return Interrupted(f"{where} does not speak TLS correctly", _check(proxy))
         if isinstance(each, socket.gaierror):
             name = proxy.place.rpartition(":")[0] or proxy.place if proxy else url.host
             whose = f" of {where}" if proxy else ""
@@ -171,7 +175,7 @@ def _of_connection(error: httpx2.TransportError, network: Network, url: httpx2.U
         if isinstance(each, ConnectionRefusedError):
             return Interrupted(f"{where} refuses connections", _check(proxy))
     if isinstance(error, httpx2.ConnectTimeout):
-        return Interrupted(f"{where} does not answer: no connection in time", _check(proxy))
+        return Interrupted(f"{where} does not respond: the connection timed out", _check(proxy))
     if isinstance(error, httpx2.TimeoutException):
         return Interrupted(f"the connection to {where} stalled", _check(proxy))
     for each in _causes(error):
@@ -190,12 +194,13 @@ def _proxy_refused(proxy: Proxy | None, status: int, host: str) -> ProxyRefused:
         if proxy.has_password:
             what = "does not accept the name and password it is given"
         return ProxyRefused(
-            f"The proxy {proxy.place} {what} (407); put them right in "
-            f"{proxy.variable} (http://NAME:PASSWORD@HOST:PORT) and try again."
+            f"The proxy {proxy.place} {what} (407); correct them in {proxy.variable} "
+            "(http://NAME:PASSWORD@HOST:PORT) and try again."
         )
     return ProxyRefused(
-        f"The proxy {proxy.place} ({proxy.variable}) refuses to let us through to {host} ({status}); "
-        "ask who runs it, or name the host in NO_PROXY if it is reached without."
+        f"The proxy {proxy.place} ({proxy.variable}) refuses to connect to {host} "
+        f"({status}); ask its administrator, or add the host to NO_PROXY if it can be "
+        "reached directly."
     )
 
 
@@ -203,8 +208,8 @@ def _untrusted(
     error: ssl.SSLCertVerificationError, network: Network, url: httpx2.URL, proxy: Proxy | None
 ) -> Untrusted:
     named = [f"{variable} ({path})" for variable, path in network.certificates]
-    now = f"; now {' and '.join(named)} says what is trusted" if named else ""
-    on_the_way = f", or what {proxy.place} puts in its place," if proxy else ""
+    now = f"; currently set: {' and '.join(named)}" if named else ""
+    on_the_way = f", or the one {proxy.place} puts in its place," if proxy else ""
     return Untrusted(
         f"The certificate of {_host(url)}{on_the_way} is not trusted ({error.verify_message}): name "
         "the file of the authority that signed it in SSL_CERT_FILE or REQUESTS_CA_BUNDLE and try "

@@ -104,8 +104,7 @@ class Hub:
         """Raises Offline where a variable forbids the network."""
         if self.network.offline:
             raise Offline(
-                f"{self.network.offline} is set, so nothing can be pulled; pairs that are here work "
-                "as ever."
+                f"{self.network.offline} is set, so nothing can be pulled; installed pairs still work."
             )
 
     def _library(self) -> ModuleType:
@@ -131,7 +130,7 @@ class Hub:
         try:
             url: str = library.hf_hub_url(repo, file, revision=revision, endpoint=self.endpoint)
         except library.errors.HFValidationError:
-            raise NotOnHub(f"'{repo}' is not a possible repository name.") from None
+            raise NotOnHub(f"'{repo}' is not a valid repository name.") from None
         return url
 
     def _headers(self) -> dict[str, str]:
@@ -141,7 +140,7 @@ class Hub:
         )
         if token := self._token or self._own_token(library):
             if not re.fullmatch(r"[!-~]+", token):
-                raise BadToken("The hub's token holds characters that no token has; see HF_TOKEN.")
+                raise BadToken("The hub token contains invalid characters; check HF_TOKEN.")
             headers["authorization"] = f"Bearer {token}"
         return headers | {"Accept-Encoding": "identity"}
 
@@ -232,15 +231,18 @@ class Hub:
         commit = headers.get("x-repo-commit", "")
         if commit and packed and not size:
             raise HubError(
-                f"The hub does not say how large {repo}/{file} is: something on the way packs it "
-                f"({headers['content-encoding'][:40]}); check HF_ENDPOINT and the proxies."
+                f"The hub does not state the size of {repo}/{file}: something on the way "
+                f"compresses it ({headers['content-encoding'][:40]}); check HF_ENDPOINT and the "
+                "proxies."
             )
         if not commit or not size.isdigit():
             raise causes.web_page(self.endpoint, repo)
         etag = headers.get("x-linked-etag") or headers.get("etag") or ""
         etag = _unquoted(etag)
         if not _SHA256.fullmatch(etag):
-            raise HubError(f"The hub states no SHA-256 for {repo}/{file}, so it cannot be checked.")
+            raise HubError(
+                f"The hub states no SHA-256 for {repo}/{file}, so it cannot be verified."
+            )
         return RemoteFile(repo, file, commit, etag, int(size))
 
     def files(self, repo: str, revision: str = "main") -> tuple[Listed, ...]:
@@ -320,16 +322,19 @@ def _packing(response: httpx2.Response, remote: RemoteFile) -> str:
     if packed in ("gzip", "deflate") and response.status_code == 200:
         return packed
     raise HubError(
-        f"{response.request.url.host} sends {remote.repo}/{remote.file} packed ({packed[:40]}), which "
-        "was not asked for and cannot be read in parts; a mirror or proxy on the way does that: "
-        "check HF_ENDPOINT and the proxies, or ask who runs it."
+        f"{response.request.url.host} sends {remote.repo}/{remote.file} compressed "
+        f"({packed[:40]}), which was not requested and cannot be downloaded in parts; a "
+        "mirror or proxy on the way does that: check HF_ENDPOINT and the proxies, or ask "
+        "their administrator."
     )
 
 
 def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> bool:
     """Whether the whole file comes instead of a range; raises when it is not the pinned file."""
     status = response.status_code
-    changed = FileChanged(f"{remote.repo}/{remote.file} changed on the hub while it was fetched.")
+    changed = FileChanged(
+        f"{remote.repo}/{remote.file} changed on the hub while it was being downloaded."
+    )
     for each in (*response.history, response):
         commit = each.headers.get("x-repo-commit", remote.commit)
         etag: str = each.headers.get("x-linked-etag") or each.headers.get("etag") or ""

@@ -80,7 +80,7 @@ class Network:
         """
         for name in _COUNTED & variables.keys():
             if not variables[name].strip().isprintable():
-                raise NetworkSettings(f"{name} holds a character that cannot be shown; correct it.")
+                raise NetworkSettings(f"{name} contains an unprintable character; correct it.")
         implicit = not _true(variables.get("HF_HUB_DISABLE_IMPLICIT_TOKEN"))
         token = variables.get("HF_TOKEN") or variables.get("HUGGING_FACE_HUB_TOKEN") or ""
         named = variables.get("HF_TOKEN_PATH")
@@ -113,7 +113,7 @@ class Network:
         except FileNotFoundError:
             if file == self.login:
                 return ""
-            problem = "is not there"
+            problem = "does not exist"
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
         raise NetworkSettings(
@@ -148,9 +148,9 @@ class Network:
             try:
                 context.load_verify_locations(cafile=name)
             except ssl.SSLError:
-                problem = "holds no certificates"
+                problem = "contains no certificates"
             except FileNotFoundError:
-                problem = "is not there"
+                problem = "does not exist"
             except OSError as error:
                 problem = f"cannot be read ({error.strerror})"
             else:
@@ -202,8 +202,8 @@ def _way(network: Network, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTran
         return httpx2.HTTPTransport(verify=trust(secure), trust_env=False)
     if proxy.scheme not in _SCHEMES:
         raise NetworkSettings(
-            f"{proxy.variable} names a proxy of a kind that is not known ({proxy.scheme}); "
-            "http, https, socks5 and socks5h are."
+            f"{proxy.variable} names a proxy of an unsupported kind ({proxy.scheme}); http, "
+            "https, socks5 and socks5h are supported."
         )
     try:
         behind = httpx2.Proxy(
@@ -212,13 +212,13 @@ def _way(network: Network, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTran
         return httpx2.HTTPTransport(verify=trust(secure), trust_env=False, proxy=behind)
     except ImportError:
         raise NetworkSettings(
-            f"{proxy.variable} names a SOCKS proxy ({proxy.place}), and the package that "
-            "speaks to those is missing; run: pip install socksio (in the environment of "
-            "localspec), or use an HTTP proxy."
+            f"{proxy.variable} names a SOCKS proxy ({proxy.place}), but the package for SOCKS "
+            "is missing; run: pip install socksio (in the environment of localspec), or use "
+            "an HTTP proxy."
         ) from None
     except (ValueError, httpx2.InvalidURL):
         raise NetworkSettings(
-            f"{proxy.variable} is not the address of a proxy; it must be like http://HOST:PORT."
+            f"{proxy.variable} is not a valid proxy address; it must look like http://HOST:PORT."
         ) from None
 
 

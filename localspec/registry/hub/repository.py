@@ -104,7 +104,7 @@ def reference(text: str, endpoint: str | None = None) -> Reference | None:
         address = _address(rest)
         if address is None or address.netloc.rpartition("@")[2].lower() not in _hosts(endpoint):
             raise InvalidRequest(
-                f"'{text[:200]}' is not an address of the hub; write OWNER/REPO[:QUANT].",
+                f"'{text[:200]}' is not a URL of the hub; use OWNER/REPO[:QUANT].",
                 param="name",
             )
         rest, query = unquote(address.path).strip("/"), address.query
@@ -117,8 +117,8 @@ def reference(text: str, endpoint: str | None = None) -> Reference | None:
     found = _parsed(rest.rstrip("/"), parse_qs(query).get("show_file_info", [""])[0])
     if found is None:
         raise InvalidRequest(
-            f"'{text[:200]}' names no repository; write OWNER/REPO[:QUANT], or OWNER/REPO:FILE.gguf"
-            " (a file on this disk: localspec add).",
+            f"'{text[:200]}' is not a repository; use OWNER/REPO[:QUANT] or "
+            "OWNER/REPO:FILE.gguf (for a file on this disk: localspec add).",
             param="name",
         )
     return found
@@ -271,23 +271,23 @@ def matching(wanted: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]
     """
     if not offered:
         raise NotOnHub(
-            f"{wanted.repo} holds no GGUF file of a model that writes text; the repositories that do "
-            "are often named …-GGUF."
+            f"{wanted.repo} contains no GGUF file of a model that generates text; "
+            "repositories that do are often named …-GGUF."
         )
     found = _named(wanted, offered)
     if not found:
         labels = list(dict.fromkeys(each.label for each in offered))
         raise NotOnHub(
             f"{wanted.repo} has no '{wanted.file or wanted.quant}'; it has: "
-            f"{_enumerated(labels)}. Write it behind a colon: {wanted.repo}:{labels[-1]}"
+            f"{_enumerated(labels)}. Name one after a colon: {wanted.repo}:{labels[-1]}"
         )
     stems = list(dict.fromkeys(each.stem for each in found))
     own = [stem for stem in stems if model_name(stem) == model_name(wanted.repo)]
     if len(stems) > 1 and len(own) != 1:
         files = [each.file for each in found]
         raise InvalidRequest(
-            f"{wanted.repo} holds several models; name a file of one: {_enumerated(files)}. "
-            f"For example: {wanted.repo}:{files[0]}",
+            f"{wanted.repo} contains several models; name a file of one: "
+            f"{_enumerated(files)}. For example: {wanted.repo}:{files[0]}",
             param="name",
         )
     return tuple(each for each in found if each.stem == (own or stems)[0])

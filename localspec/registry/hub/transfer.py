@@ -267,8 +267,8 @@ class Transfer:
         if self._hash(self._part) != self.remote.sha256:
             journal.discard()
             raise HashMismatch(
-                f"{self.remote.repo}/{self.remote.file} came damaged: its SHA-256 is not the one "
-                "the hub states. Nothing was installed; pull again."
+                f"{self.remote.repo}/{self.remote.file} was damaged in transit: its SHA-256 is "
+                "not the one the hub states. Nothing was installed; pull again."
             )
 
     def _hash(self, path: Path) -> str:

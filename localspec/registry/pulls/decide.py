@@ -204,7 +204,7 @@ class _Deciding:
                 where = f"{weights.repo}/{weights.file}"
                 return _with(
                     pair, draft=weights
-                ), f"Draft: {where}, as the catalogue has it for {name}."
+                ), f"Draft: {where}, which the catalogue lists for {name}."
         if target.header.metadata.get(f"{target.architecture}.nextn_predict_layers"):
             pair = msgspec.structs.replace(pair, embedded_heads=True)
             return pair, "Drafts: this model's own heads (MTP), which are in its file."
@@ -222,8 +222,8 @@ class _Deciding:
                     pair, draft=weights
                 ), f"Draft: {name}, which is on this disk and matches."
         return pair, (
-            "No draft is known for it: it drafts from the text itself (n-gram). To name one: "
-            f"localspec pull {pair.target.repo} --draft OWNER/REPO"
+            "No draft model is known for it; drafts come from the text itself (n-gram). To "
+            f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO"
         )
 
     def _suits(self, target: Model, read: Callable[[], Model]) -> bool:

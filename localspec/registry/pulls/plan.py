@@ -30,11 +30,9 @@ from localspec.registry.store.store import Store, local_parts
 # Left free on the disk beyond the files themselves: logs, state and other programs live there too.
 DISK_RESERVE = 64 << 20
 HEADS_UNUSED = (
-    "This model's own heads (MTP) are not run yet: it drafts from the text itself (n-gram)."
+    "This model's own heads (MTP) are not supported yet; it drafts from the text itself (n-gram)."
 )
-FROM_CACHE = (
-    "Without a network: the files are those of the Hugging Face cache; the hub may have newer ones."
-)
+FROM_CACHE = "Offline: using the files in the Hugging Face cache; the hub may have newer ones."
 # A person waits for the first word of the hub, and without a network it never comes.
 _FIRST_TRIES = 4
 
@@ -209,8 +207,9 @@ class Planner:
         free = info.f_bavail * info.f_frsize
         if fetch and fetch + DISK_RESERVE > free:
             raise DiskFull(
-                f"The disk is too full: {fetch} more bytes are needed (and {DISK_RESERVE} in "
-                f"reserve), {free_sentence(folder)}. Make room (localspec gc) and pull again."
+                f"Not enough disk space: {fetch} more bytes are needed (and {DISK_RESERVE} in "
+                f"reserve), {free_sentence(folder)}. Free some space (localspec gc) and pull "
+                "again."
             )
 
 
@@ -225,13 +224,14 @@ def _differs_from_catalogue(model: PlannedModel) -> list[str]:
     stated, found = weights.sha256, model.files[0].remote.sha256
     if stated and stated != found:
         notes.append(
-            f"{weights.file} is not the file the catalogue knows (SHA-256 {stated[:12]}… there, "
+            f"{weights.file} differs from the catalogue's (SHA-256 {stated[:12]}… there, "
             f"{found[:12]}… on the hub); the hub's is verified and used."
         )
     stated, found = weights.template_sha256, model.model.template_hash
     if stated and stated != found:
         notes.append(
-            f"The chat template in {weights.file} is not the one the catalogue knows (SHA-256 "
-            f"{stated[:12]}… there, {found[:12] or 'nothing'}… in the file); answers may differ."
+            f"The chat template in {weights.file} differs from the catalogue's (SHA-256 "
+            f"{stated[:12]}… there, {found[:12] or 'nothing'}… in the file); answers may "
+            "differ."
         )
     return notes

@@ -97,7 +97,7 @@ class Pull:
         if self._finished.is_set() and self._forget():
             self._change(
                 state="cancelled",
-                message="The pull is forgotten; what was fetched is kept for the next one.",
+                message="The pull is cancelled; anything already downloaded is kept for the next one.",
                 code="pull_cancelled",
             )
 
@@ -143,8 +143,8 @@ class Pull:
         """Interrupted, whatever came of that; cancelled, or failed: only what passes is tried again."""
         if self._interrupted:
             sentence = (
-                f"The pull of {self.name} is interrupted, for the daemon ends; it goes on by itself "
-                "when the daemon starts again."
+                f"The pull of {self.name} is interrupted because the daemon is stopping; it "
+                "resumes when the daemon starts again."
             )
             self._fail(PullCancelled(sentence), "interrupted")
             return
@@ -256,8 +256,8 @@ class Pulls:
             if running and running.state.state in RUNNING:
                 if running.wanted.asked != wanted.asked:
                     raise Conflict(
-                        f"'{name}' is being pulled already, as {running.wanted.asked or name}; wait "
-                        f"for its end, or run: localspec pulls cancel {name}"
+                        f"'{name}' is already being pulled, as {running.wanted.asked or name}; wait until "
+                        f"it is done, or run: localspec pulls cancel {name}"
                     )
                 return running
             self._pulls.pop(name, None)

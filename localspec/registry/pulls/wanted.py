@@ -49,7 +49,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
 def asked(each: Wanted) -> str:
     """For a sentence: as what something is pulled."""
-    return each.asked or f"{each.name} of the catalogue"
+    return each.asked or f"{each.name} from the catalogue"
 
 
 def is_cached(wanted: Wanted) -> bool:
@@ -88,12 +88,12 @@ def wanted(
         ModelNotFound: no such pair.
     """
     if draft and no_draft:
-        raise InvalidRequest("A draft is either named or left out, not both.", param="draft")
+        raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
     target = reference(text, endpoint)
     drafting = reference(draft, endpoint) if draft else None
     if draft and not drafting:
         raise InvalidRequest(
-            f"'{draft[:80]}' names no repository; a draft is written OWNER/REPO[:QUANT].",
+            f"'{draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].",
             param="draft",
         )
     found: Pair | None = None
@@ -124,8 +124,9 @@ def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:
     name = (given or own).strip().lower()
     if not NAME.fullmatch(name) or name.endswith(".gguf"):
         raise InvalidRequest(
-            f"'{name[:80]}' cannot be a pair's name: small letters, digits, '.', '_' and '-', at "
-            "most 64, beginning with a letter or digit, and not ending in .gguf.",
+            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
+            "digits, '.', '_' and '-', starting with a letter or digit and not ending in "
+            ".gguf.",
             param="pair",
         )
     try:
@@ -134,7 +135,7 @@ def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:
         return name
     if given is None or meant != own:
         raise InvalidRequest(
-            f"'{name}' is a pair of the catalogue; give another name: --name NAME", param="pair"
+            f"'{name}' is a pair in the catalogue; choose another name: --name NAME", param="pair"
         )
     return name
 

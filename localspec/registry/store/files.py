@@ -29,8 +29,8 @@ def store_error(
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         want = f"{needed} more bytes are needed and " if needed is not None else ""
         return DiskFull(
-            f"The disk is full: {want}{free_sentence(path)}. What was written of {path.name} is "
-            "kept; make room and try again."
+            f"The disk is full: {want}{free_sentence(path)}. What was written of {path.name} "
+            "is kept; free some space and try again."
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return StoreReadOnly(f"{path} cannot be written ({error.strerror}).")
@@ -44,7 +44,7 @@ def free_sentence(path: Path) -> str:
     try:
         info = os.statvfs(path if path.exists() else path.parent)
     except OSError:
-        return "it is unknown how many are free"
+        return "the free space is unknown"
     return f"{info.f_bavail * info.f_frsize} bytes are free"
 
 
@@ -128,7 +128,9 @@ def locked(
 def check_cancel(cancel: threading.Event | None) -> None:
     """Raises PullCancelled once `cancel` is set."""
     if cancel is not None and cancel.is_set():
-        raise PullCancelled("The pull was cancelled; what was fetched is kept for the next one.")
+        raise PullCancelled(
+            "The pull was cancelled; anything already downloaded is kept for the next one."
+        )
 
 
 @dataclass(frozen=True, slots=True)

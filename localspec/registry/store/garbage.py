@@ -31,7 +31,9 @@ def remove(store: Store, name: str, in_use: Callable[[str], bool] = lambda _: Fa
         raise store_error(error, store.record_path(name)) from error
     with locked(store.parts / PULLS_LOCK, wait=False) as alone:
         if not alone:
-            return RemovedView(name, 0, ("its files, until the running pull ends: localspec gc",))
+            return RemovedView(
+                name, 0, ("its files, until the running pull is done; then run: localspec gc",)
+            )
         return _delete(store, record)
 
 
@@ -41,7 +43,7 @@ def _delete(store: Store, record: Record) -> RemovedView:
     freed, kept = 0, []
     for part in {part.sha256 or part.path: part for part in record.parts}.values():
         if part.path:
-            kept.append(f"{part.path} (not ours)")
+            kept.append(f"{part.path} (your own file)")
         elif part.sha256 in needed:
             kept.append(f"{part.file} (used by {', '.join(needed[part.sha256])})")
         else:
@@ -64,7 +66,7 @@ def collect(store: Store, *, dry_run: bool = False) -> CollectedView:
     store.prepare()
     with locked(store.parts / PULLS_LOCK, wait=False) as alone:
         if not alone:
-            raise Conflict("A pull is running; wait for its end or cancel it, then try again.")
+            raise Conflict("A pull is running; wait until it is done or cancel it, then try again.")
         freed, gone = 0, []
         for path in list(_garbage(store)):
             size = path.lstat().st_blocks * 512  # unfinished files have holes
@@ -99,7 +101,7 @@ def _needed(store: Store) -> dict[str, list[str]]:
             if not part.path:
                 needed.setdefault(part.sha256, []).append(record.name)
     for sha256 in store.wanted():
-        needed.setdefault(sha256, []).append("a pull that goes on later")
+        needed.setdefault(sha256, []).append("an interrupted pull that will resume")
     return needed
 
 

@@ -125,7 +125,9 @@ def verify_files(
         for part in model.parts:
             told = shifted(progress, done, record.size)
             wrong = part.sha256 and sha256_of(Path(part.path), progress=told) != part.sha256
-            problem = f"{part.file} is damaged: its SHA-256 is not its name." if wrong else ""
+            problem = (
+                f"{part.file} is damaged: its SHA-256 does not match its name." if wrong else ""
+            )
             reports.append(FileReport(role, part.file, problem, hashed=bool(part.sha256)))
             done += part.size
     return reports
@@ -169,7 +171,7 @@ def _verify_part(store: Store, part: Part, hashed: Callable[[], str]) -> tuple[P
     except OSError as error:
         return unchecked, f"{part.file} cannot be read: {error.strerror}."
     if part.sha256 and found != part.sha256:
-        return unchecked, f"{part.file} is damaged: its SHA-256 is not the one recorded."
+        return unchecked, f"{part.file} is damaged: its SHA-256 does not match the recorded one."
     return msgspec.structs.replace(part, sha256=found, checked=mtime), ""
 
 
@@ -181,9 +183,9 @@ def _quick_problem(store: Store, part: Part) -> str:
     except OSError:
         return f"{part.file} is missing ({path})."
     if not stat.S_ISREG(info.st_mode):
-        return f"{path} is not a file (a link, perhaps)."
+        return f"{path} is not a file (perhaps a link)."
     if info.st_size != part.size:
-        return f"{part.file} has {info.st_size} bytes and should have {part.size}."
+        return f"{part.file} has {info.st_size} bytes but should have {part.size}."
     return ""
 
 
@@ -207,4 +209,4 @@ def remedy(record: Record) -> str:
         files += f" --draft {shlex.quote(record.draft.parts[0].path)}"
     roles = "" if record.roles == ("chat",) else "".join(f" --role {each}" for each in record.roles)
     again = f"localspec add {record.name} {files}{roles} --replace"
-    return f"Restore it, or take it as it is: {again}"
+    return f"Restore it, or accept it as it is: {again}"

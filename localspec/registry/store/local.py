@@ -21,8 +21,9 @@ from localspec.registry.store.records import Record, StoredModel
 from localspec.registry.store.store import Store, local_parts
 
 _SAME = (
-    "Target and draft are the same file: such a draft costs as much as it saves. Leave out the "
-    "draft, or name a smaller model of the same family (localspec drafts FILE finds those here)."
+    "Target and draft are the same file: such a draft costs as much as it saves. "
+    "Leave out the draft, or use a smaller model of the same family (to find one: "
+    "localspec drafts FILE)."
 )
 
 
@@ -47,14 +48,14 @@ def add(
     """
     if not NAME.fullmatch(name):
         raise InvalidRequest(
-            f"'{name[:80]}' cannot be a pair's name: small letters, digits, '.', '_' and '-', at "
-            "most 64, beginning with a letter or digit.",
+            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
+            "digits, '.', '_' and '-', starting with a letter or digit.",
             param="name",
         )
     if what := reserved(name):
         raise InvalidRequest(f"'{name}' cannot be a pair's name: {what}.", param="name")
     if not replace and _exists(store, name):
-        raise Conflict(f"There is a pair '{name}' already; run: localspec rm {name}")
+        raise Conflict(f"A pair '{name}' already exists; to remove it: localspec rm {name}")
     if draft and target.exists() and draft.exists() and target.samefile(draft):
         raise InvalidRequest(_SAME, param="draft")
     hashes = store.hashes if hash_now else None

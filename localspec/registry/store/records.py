@@ -104,7 +104,7 @@ def decode(name: str, data: bytes) -> Record:
         if version > VERSION:
             raise RecordTooNew(
                 f"The pair '{name}' was written by a newer localspec (record version {version}, "
-                f"this one knows {VERSION}); it is left untouched. Upgrade localspec to use it."
+                f"this one supports {VERSION}); it is left untouched. Upgrade localspec to use it."
             )
         record = msgspec.json.decode(data, type=Record)
     except msgspec.MsgspecError as error:

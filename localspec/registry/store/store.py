@@ -107,7 +107,7 @@ class Store:
             data = read_file(path)
         except FileNotFoundError:
             raise ModelNotFound(
-                f"There is no pair '{name}' here; run: localspec pull {name}", param="model"
+                f"The pair '{name}' is not installed; run: localspec pull {name}", param="model"
             ) from None
         except OSError as error:
             raise store_error(error, path) from error
@@ -200,7 +200,7 @@ def local_parts(path: Path, hashes: Hashes | None = None) -> tuple[Part, ...]:
         told = _told_hash(each)
         found = hashes.of(each) if hashes else told
         if told and found != told:
-            raise Damaged(f"{each} is damaged: its SHA-256 is not the one it is named by.")
+            raise Damaged(f"{each} is damaged: its SHA-256 does not match its name.")
         parts.append(
             Part(
                 file=each.name,
@@ -223,6 +223,6 @@ def _told_hash(path: Path) -> str:
 def own_sentence(name: str) -> str:
     """Why nothing is pulled in place of a pair of the person's own, and what to do."""
     return (
-        f"'{name}' is a pair of your own files, which a pull does not replace. Give another name "
-        f"(localspec pull … --name NAME), or run: localspec rm {name}"
+        f"'{name}' is a pair of your own files, which a pull does not replace. Choose "
+        f"another name (localspec pull … --name NAME), or run: localspec rm {name}"
     )

@@ -30,11 +30,11 @@ def command(lines: int, follow: bool, only_path: bool) -> int:
         render.path(log)
         return 0
     if not log.exists() and not follow:
-        raise NotFound(f"There is no log yet ({log}); the daemon was never started.")
+        raise NotFound(f"There is no log yet ({log}); the daemon has never been started.")
     data, number = b"", 0
     if log.exists():
         if not log.is_file():
-            raise NotFound(f"{log} is no file, so nothing was logged there; remove it.")
+            raise NotFound(f"{log} is not a file, so nothing is logged; remove it.")
         with log.open("rb") as file:
             number, data = os.fstat(file.fileno()).st_ino, file.read()
     last = _lines(data)

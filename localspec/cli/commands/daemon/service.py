@@ -59,7 +59,7 @@ def install(only_print: bool) -> int:
 )
 def uninstall() -> int:
     removed = _manager().uninstall()
-    render.line("The service was removed." if removed else "There was no service.")
+    render.line("The service has been removed." if removed else "No service is installed.")
     return 0
 
 

@@ -33,7 +33,7 @@ def command(reset: bool, listen: str | None, listen_anywhere: bool) -> int:
         arguments = ["--listen", listen, *(["--listen-anywhere"] if listen_anywhere else [])]
         if not autostart.start(client.socket_path, arguments):
             raise Conflict(
-                "A daemon is running already, and only a new one can be told where to listen: "
+                "The daemon is already running, and --listen applies only when it starts; run: "
                 f"localspec stop && localspec start --listen {listen}"
             )
     status = client.status()

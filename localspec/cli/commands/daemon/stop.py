@@ -24,13 +24,13 @@ def command() -> int:
         # Perhaps it hangs, or has lost its socket: then it still holds its lock.
         ended = autostart.end_unresponsive()
         render.line(
-            "The daemon did not answer and was ended." if ended else "No daemon is running."
+            "The daemon did not respond and was killed." if ended else "No daemon is running."
         )
         return 0
     autostart.wait_gone()
-    render.line("The daemon has ended.")
+    render.line("The daemon has stopped.")
     for name in pulls:
-        render.line(f"The pull of {name} goes on when the daemon starts again: localspec start")
+        render.line(f"The pull of {name} resumes when the daemon starts again: localspec start")
     if Path(client.socket_path).exists():  # a daemon removes its own
-        render.line("systemd starts it again when it is asked something: localspec service status")
+        render.line("systemd will start it again on demand: localspec service status")
     return 0

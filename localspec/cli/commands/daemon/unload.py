@@ -14,5 +14,5 @@ from localspec.client.pairs import PairsClient
 )
 def command() -> int:
     unloaded = PairsClient(autostart=False).unload()
-    render.line("The pair is unloaded." if unloaded else "No pair is loaded.")
+    render.line("The pair has been unloaded." if unloaded else "No pair is loaded.")
     return 0

@@ -52,7 +52,7 @@ def command(
         if turning:
             turning.stop()
     render.line(
-        f'{entry["name"]} is here ({size(entry["size"])}). Try: localspec ask -m {name} "…"'
+        f'{entry["name"]} is installed ({size(entry["size"])}). Try: localspec ask -m {name} "…"'
     )
     for note in entry["notes"]:
         render.line(f"note: {note}")

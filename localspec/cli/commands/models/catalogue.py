@@ -28,6 +28,6 @@ def command(fits: bool, as_json: bool) -> int:
         render.record(listed)
         return 0
     pairs.catalogue(listed["pairs"])
-    render.line(f"\n{pairs.memory(listed)}. To fetch one: localspec pull NAME")
+    render.line(f"\n{pairs.memory(listed)}. To download one: localspec pull NAME")
     pairs.problems(listed)
     return 0

@@ -52,22 +52,22 @@ def show(found: dict[str, Any]) -> None:
         for each in usable:
             for draft in each["drafts"]:
                 uses[draft] = uses.get(draft, 0) + 1
-        rows = [["MODEL", "SIZE", "ITS DRAFTS", "DRAFTS FOR", "WHERE"]]
+        rows = [["MODEL", "SIZE", "DRAFTS", "DRAFTS FOR", "WHERE"]]
         for each in usable:
             targets = _count(len(each["drafts"]), "draft")
             drafts = _count(uses.get(each["path"], 0), "target")
             rows.append([each["name"], size(each["size"]), targets, drafts, each["origin"]])
         render.table(rows)
     else:
-        render.line("No models were found. Folders can be named: localspec import FOLDER")
+        render.line("No models found. To search other folders: localspec import FOLDER")
     for each in found["models"]:
         if each["problem"]:
-            why = f"not {each['name']} ({each['origin']}): {each['problem']}"
+            why = f"cannot use {each['name']} ({each['origin']}): {each['problem']}"
             render.line(render.harmless(why, lines=False))
     for problem in found["problems"]:
         render.error(problem)
     if found["pairs"]:
-        render.line("\nTo make pairs of them (with --add it is done):")
+        render.line("\nTo create pairs from them (or use --add):")
         for each in found["pairs"]:
             render.line(f"  {add_line(each['name'], each['target'], each['draft'])}")
 
@@ -77,14 +77,14 @@ def _count(number: int, what: str) -> str:
 
 
 def _add(pairs: list[dict[str, Any]]) -> int:
-    if sys.stdin.isatty() and not click.confirm(f"Make {_count(len(pairs), 'pair')}?"):
+    if sys.stdin.isatty() and not click.confirm(f"Create {_count(len(pairs), 'pair')}?"):
         return 0
     failed = 0
     for each in pairs:
         try:
             # What is used may never be; what is, is hashed when it is loaded first.
             PairsClient().add(each["name"], each["target"], each["draft"], ["chat"], hash_now=False)
-            render.line(f'{each["name"]} is here. Try: localspec ask -m {each["name"]} "…"')
+            render.line(f'{each["name"]} is installed. Try: localspec ask -m {each["name"]} "…"')
         except LocalspecError as error:
             failed = 1
             render.error(f"{each['name']}: {error.message}")

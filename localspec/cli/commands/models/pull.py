@@ -31,9 +31,7 @@ class _Rate(click.ParamType[int]):
         found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kmg]?)(?:i?b)?(?:/s)?", str(value).lower())
         rate = int(float(found[1]) * _UNITS[found[2]]) if found else 0
         if not 0 < rate <= 1 << 40:
-            self.fail(
-                "a rate is a number of bytes per second such as 500K, 10M or 1.5M", param, ctx
-            )
+            self.fail("not a number of bytes per second, such as 500K, 10M or 1.5M", param, ctx)
         return rate
 
 
@@ -67,9 +65,9 @@ def command(
     as_json: bool,
 ) -> int:
     if len(names) > 1 and (draft or pair):
-        raise UsageError("--draft and --name are for one pull; several were named.")
+        raise UsageError("--draft and --name can only be used when pulling one pair.")
     if draft and no_draft:
-        raise UsageError("--draft and --no-draft contradict each other.")
+        raise UsageError("--draft and --no-draft cannot be used together.")
     options = {"draft": draft, "no_draft": no_draft, "pair": pair, "limit_rate": limit_rate or 0}
     pulls = _Pulls(PairsClient(), as_json)
     pulls.start(names, options)
@@ -81,8 +79,8 @@ def command(
     except KeyboardInterrupt:
         for own in pulls.waiting:
             render.error(
-                f"The pull of {own} goes on in the daemon. To watch it: localspec pull {own}; "
-                f"to stop it: localspec pulls cancel {own}"
+                f"The pull of {own} continues in the daemon. To watch it: localspec pull {own}; "
+                f"to cancel it: localspec pulls cancel {own}"
             )
         return INTERRUPTED
     return pulls.outcome()
@@ -141,7 +139,7 @@ class _Pulls:
             if self._json:
                 render.record(state)
             else:
-                render.line(f"{state['name']} is being pulled; to see how far: localspec pulls")
+                render.line(f"Pulling {state['name']}; to see its progress: localspec pulls")
 
     def watch(self) -> None:
         watched = {name: _Watch(self._client, each["name"]) for name, each in self._states.items()}
@@ -162,7 +160,7 @@ class _Pulls:
         if not self._failures:
             return 0
         count = len(self._failures)
-        render.error(f"{count} of {len(self._named)} not pulled: {', '.join(self._failures)}")
+        render.error(f"{count} of {len(self._named)} pulls failed: {', '.join(self._failures)}")
         return 1
 
     def _fail(self, name: str, error: LocalspecError) -> None:
@@ -202,11 +200,11 @@ def _decided(name: str, state: dict[str, Any]) -> None:
         pairs.offers(name, state["offers"])
     for sentence in state["said"]:
         render.line(sentence)
-    render.line(f"The pair's name: {state['name']}")
+    render.line(f"Pair name: {state['name']}")
 
 
 def _welcome(state: dict[str, Any]) -> None:
     for note in state["notes"]:
         render.line(f"note: {note}")
     name = state["name"]
-    render.line(f'{name} is here ({size(state["size"])}). Try: localspec ask -m {name} "…"')
+    render.line(f'{name} is installed ({size(state["size"])}). Try: localspec ask -m {name} "…"')

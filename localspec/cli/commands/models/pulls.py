@@ -26,7 +26,7 @@ def command(context: click.Context, as_json: bool) -> int:
     elif states:
         pairs.pulls(states)
     else:
-        render.line("No pull is running. To start one: localspec pull NAME")
+        render.line("No pulls are running. To start one: localspec pull NAME")
     return 0
 
 

@@ -27,7 +27,7 @@ def command(names: tuple[str, ...]) -> int:
             render.error(error.message)
             code = error.exit_code
             continue
-        render.line(f"{removed['name']} is removed; {size(removed['freed'])} freed.")
+        render.line(f"Removed {removed['name']}; {size(removed['freed'])} freed.")
         for kept in removed["kept"]:
             render.line(f"kept: {kept}")
     return code

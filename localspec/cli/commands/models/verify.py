@@ -33,11 +33,11 @@ def command(name: str, as_json: bool) -> int:
         if event["news"]:
             render.line(event["news"])
     if bad:
-        render.error(f"{len(bad)} of {len(files)} files cannot be used. {event['remedy']}")
+        render.error(f"{len(bad)} of {len(files)} files are unusable. {event['remedy']}")
     return 1 if bad else 0
 
 
 def _whole(file: dict[str, Any]) -> str:
     if file["hashed"]:
-        return f"{file['file']} is whole."
-    return f"{file['file']} can be read; no hash is known to compare it with."
+        return f"{file['file']}: OK"
+    return f"{file['file']}: readable; there is no checksum to compare it with"

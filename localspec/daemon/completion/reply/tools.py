@@ -115,7 +115,7 @@ def offer(request: ChatRequest, template: str | None) -> Offer:
         return Offer(form, shown, schemas, parallel)
     if request.response_format or request.json_schema or request.grammar or request.regex:
         raise InvalidRequest(
-            "'tool_choice' asks for a call, which excludes another form of answer.",
+            "'tool_choice' requires a call, so no other response format can be requested.",
             param="tool_choice",
         )
     names = list(schemas)
