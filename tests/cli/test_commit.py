@@ -341,6 +341,35 @@ def test_without_a_message_left_git_aborts(repository: Repository) -> None:
     assert repository.commits() == 0
 
 
+def test_ctrl_c_reaches_the_editor(repository: Repository) -> None:
+    says(repository.home, "Add a")
+    repository.stage("a", "a\n")
+    editor = repository.root / ".git" / "editor"
+    editor.write_text("#!/bin/sh\nkill -INT $$\ntouch survived\n")
+    editor.chmod(0o755)
+    with at_terminal(repository, editor=str(editor)) as shown:
+        assert shown.wait() != 0
+    assert not (repository.root / "survived").exists()
+    assert repository.commits() == 0
+
+
+def test_all_changes_of_tracked_files_are_committed_when_that_is_wanted(
+    repository: Repository,
+) -> None:
+    says(repository.home, "Change a")
+    assert "git cannot show" in repository.run("-a").stderr  # there is no commit yet
+    repository.stage("a", "a\n")
+    repository.git("commit", "-qm", "Add a")
+    assert "No tracked file has changed." in repository.run("-a").stderr
+    (repository.root / "a").write_text("b\n")
+    (repository.root / "new").write_text("new\n")
+    assert "Nothing is staged" in repository.run().stderr
+    with at_terminal(repository, "-a", editor="true") as shown:
+        assert shown.wait() == 0
+    assert repository.message() == "Change a"
+    assert repository.git("show", "--name-only", "--format=").stdout == "a\n"
+
+
 def test_print_commits_nothing_at_a_terminal_too(repository: Repository) -> None:
     says(repository.home, "Add a")
     repository.stage("a", "a\n")

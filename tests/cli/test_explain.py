@@ -185,6 +185,7 @@ def test_what_is_piped_said_or_in_a_file_is_explained(home: Home, tmp_path: Path
     assert run.stdout.endswith("\n\nE: Unable to locate package\n")
     (tmp_path / "err.txt").write_text("Traceback")
     assert "Traceback" in home.run("explain", "-f", str(tmp_path / "err.txt")).stdout
+    assert "Traceback" in home.run("explain", str(tmp_path / "err.txt")).stdout
     assert home.run("explain").returncode == 2  # nothing at all, from no shell of ours
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -88,10 +89,15 @@ def answered(
             room = int(min(len(text), room) * _SHARE * min(1, context / tokens))
     if left_out:
         render.note(f"Too long for the pair's context; left out: {left_out}")
+    ask.tell(last)
     if options.get("usage"):
         from localspec.cli.terminal import figures
 
         figures.statistics(last)
+    if last.get("model") == "builtin" and sys.stderr.isatty():
+        from localspec.cli.terminal import hints
+
+        hints.real_pair(client)
     return last
 
 

@@ -12,7 +12,7 @@ _HEAD = b"diff --git "
 # The same text whatever a person has configured for their own eyes, and no program of theirs is run.
 _PLAIN = ("-c", "core.quotePath=false", "-c", "diff.relative=false")
 _DIFF = (
-    *("--cached", "--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short", "-M"),
+    *("--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short", "-M"),
     *("--src-prefix=a/", "--dst-prefix=b/"),
 )
 # What git says is going on, and has a message for.
@@ -54,19 +54,21 @@ def _said(*words: str) -> str:
     return done.stdout.decode(errors="replace").strip("\n") if done.returncode == 0 else ""
 
 
-def patches() -> list[Patch]:
-    """What is staged, one file after the other.
+def patches(*, everything: bool = False) -> list[Patch]:
+    """What is staged, one file after the other; with `everything` what `git commit -a` would take.
 
     Raises:
         LocalspecError: nothing is staged, this is no repository, or git has a message already.
     """
-    done = git(*_PLAIN, "diff", *_DIFF)
+    done = git(*_PLAIN, "diff", "HEAD" if everything else "--cached", *_DIFF)
     if done.returncode:
         first = done.stderr.decode(errors="replace").strip().split("\n")[0]
         if not _said("rev-parse", "--git-dir"):
             first = "this folder is not in a git repository"
         raise LocalspecError(f"git cannot show what is staged: {first.removeprefix('fatal: ')}")
     parts = (b"\n" + done.stdout).split(b"\n" + _HEAD)[1:]
+    if everything and not parts:
+        raise LocalspecError("No tracked file has changed. Add new files first: git add FILE …")
     if not parts:
         raise LocalspecError(
             "Nothing is staged. Stage changes first: git add FILE …, or git add -u"

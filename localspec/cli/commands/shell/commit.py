@@ -38,24 +38,25 @@ def _run(words: tuple[str, ...], **values: Any) -> int:
     if values.pop("hook"):
         return _print_hook()
     if values.pop("prepare"):
+        del values["print_only"], values["everything"]
         return _prepare(list(words), values)
-    only_print = values.pop("print_only")
+    only_print, everything = values.pop("print_only"), values.pop("everything")
     if what := staged.begun():
         raise LocalspecError(f"A {what} is in progress, and git has a message for it: git commit")
-    message = _message(ask.clean(" ".join(words)), values)
+    message = _message(ask.clean(" ".join(words)), values, everything=everything)
     if only_print or not proposal.at_terminal():
         render.text(f"{message}\n")
         return 0
-    return _commit(message)
+    return _commit(message, everything=everything)
 
 
-def _message(wish: str, values: dict[str, Any]) -> str:
-    """A message for what is staged.
+def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> str:
+    """A message for what is staged; with `everything` for all changes of files that git knows.
 
     Raises:
         LocalspecError: nothing is staged, no daemon, or no message came.
     """
-    found = staged.patches()
+    found = staged.patches(everything=everything)
 
     def cut(room: int) -> asking.Cut:
         text, left_out = staged.cut(found, room)
@@ -77,15 +78,16 @@ def _message(wish: str, values: dict[str, Any]) -> str:
     return message
 
 
-def _commit(message: str) -> int:
+def _commit(message: str, *, everything: bool) -> int:
     """git's own editor with the message in it, and git's exit code."""
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         file = Path(folder, "COMMIT_EDITMSG")
         file.write_text(f"{message}\n", encoding="utf-8")
-        # Ctrl-C belongs to the editor; git says what came of it.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        words = ["git", "commit", *(["-a"] if everything else []), "-e", "-F", str(file)]
+        # Ctrl-C is for the editor and git, which would inherit it if it were ignored here.
+        before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
-            return subprocess.run(["git", "commit", "-e", "-F", str(file)], check=False).returncode
+            return subprocess.run(words, check=False).returncode
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -138,6 +140,11 @@ command = click.Command(
     callback=_run,
     params=[
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        click.Option(
+            ["-a", "--all", "everything"],
+            is_flag=True,
+            help="Commit all changes to tracked files, as `git commit -a`.",
+        ),
         click.Option(
             ["--print", "print_only"], is_flag=True, help="Print the message; do not commit."
         ),

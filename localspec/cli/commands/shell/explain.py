@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -18,6 +19,8 @@ _OPTIONS = options.named(
 
 
 def _run(words: tuple[str, ...], **values: Any) -> int:
+    if words and all(map(os.path.isfile, words)):
+        values["files"], words = (*values["files"], *words), ()
     text = ask.asked({**values, "words": list(words)}) or _last_failure()
     known = {"shell": shells.current().language, "system": shells.system()}
     asking.shown("explain", {**values, "files": []}, asking.middle_left_out(text), known)
