@@ -227,7 +227,11 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/documents": ({"cli/terminal"}, "a file is text, whatever is asked about it"),
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
     "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
-    "cli/commands": ({"cli", "cli/chat", "cli/shell", "cli/terminal"}, "no command knows another"),
+    "cli/stats": ({"cli/terminal"}, "figures in, text or a page out"),
+    "cli/commands": (
+        {"cli", "cli/chat", "cli/shell", "cli/stats", "cli/terminal"},
+        "no command knows another",
+    ),
     "cli/commands/shell": (
         {"cli", "cli/commands", "cli/shell", "cli/terminal"},
         "they take options of `ask`, as click sees them",

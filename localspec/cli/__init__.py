@@ -15,6 +15,7 @@ documents/    folders, notebooks and PDF documents, as text
 commands/     one click command per file
 chat/         the conversation at a terminal
 shell/        what `cmd`, `commit` and `explain` consist of
+stats/        what `stats` shows
 terminal/     all that is drawn
 suggest.py    what Tab offers
 settings.py   config.toml, read and changed with its comments kept

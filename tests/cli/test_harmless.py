@@ -205,6 +205,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "templates edit": ["good"],
     "templates rm": ["❮\x1b❯"],
     "templates path": ["", "good"],
+    "stats": ["", "--json", "--html -", "--pair ❮\x1b❯"],
     "config": [""],
     "config path": [""],
     "config show": ["", "--json"],

@@ -133,7 +133,7 @@ def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
     assert figures["accepted_at"] == [1.0, 1.0, 1.0]
     assert figures["cached_tokens"] == 19
     shown = home.run("status").stdout
-    assert "% accepted by position: 100 100 100" in shown
+    assert "accepted by position: 100% 100% 100%" in shown
     assert "48% of prompt tokens cached (1 from slot)" in shown
     assert "× plain decoding" in shown
     assert daemon.stop() == 0

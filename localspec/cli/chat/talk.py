@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.cli import ask
-from localspec.cli.terminal import render
+from localspec.cli.terminal import figures, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError, NotFound
 
@@ -233,10 +233,10 @@ class Talk:
         parts = [str(self.last.get("model") or self.model or "the configured pair")]
         if used is not None:
             parts.append(f"{used}/{self.context} tokens" if self.context else f"{used} tokens")
-        if timings.get("predicted_per_second"):
-            parts.append(f"{timings['predicted_per_second']:.0f} tokens/s")
+        if told := figures.rate_of(timings):
+            parts.append(f"{told} tokens/s")
         if spec.get("drafted"):
-            parts.append(f"{100 * spec['accepted'] / spec['drafted']:.0f}% accepted")
+            parts.append(f"{figures.share(spec['accepted'] / spec['drafted'])} accepted")
         if spec.get("speed_up"):
             parts.append(f"{spec['speed_up']:.2f}×")
         return " · ".join(parts)

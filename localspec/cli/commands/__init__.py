@@ -5,6 +5,7 @@ chat.py        `chat`
 complete.py    fill in code at a place in a file
 history.py     what was asked and answered
 templates.py   saved prompts
+stats.py       tokens, speed and time saved over days
 config.py      show and change the configuration
 completion.py  completion for bash, zsh and fish
 daemon/        start, stop, status, logs, service, unload, doctor

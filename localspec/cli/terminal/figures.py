@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# Of fewer tokens, or in less time, a rate says how exact a clock is.
+_FEWEST = 10
+_SHORTEST = 0.05  # seconds
+
+
 def statistics(response: dict[str, Any]) -> None:
     """What `-u` shows, from a response's `timings`, `usage` and `localspec`."""
     timings = response.get("timings") or {}
@@ -19,18 +24,51 @@ def statistics(response: dict[str, Any]) -> None:
     render.note("\n".join(line for line in lines if line))
 
 
+def rate(tokens: int, seconds: float, per_second: float | None) -> str:
+    """As in "21.3", of tokens per second; nothing where they are too few, or came too soon, to tell."""
+    told = tokens >= _FEWEST and seconds >= _SHORTEST and per_second
+    return f"{per_second:.1f}" if told else ""
+
+
+def rate_of(timings: dict[str, Any]) -> str:
+    """The same, of an answer's `timings`."""
+    seconds = timings.get("predicted_ms", 0.0) / 1000
+    return rate(timings.get("predicted_n", 0), seconds, timings.get("predicted_per_second"))
+
+
+def share(part: float) -> str:
+    """As in "71%"."""
+    return f"{100 * part:.0f}%"
+
+
+def duration(seconds: float) -> str:
+    """As in "0.35 s", "48 min" or "5 h 12 min"."""
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 10:
+        return f"{seconds:.2f} s" if seconds >= 0.005 or not seconds else "under 0.01 s"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60:02} min"
+
+
 def _rate(timings: dict[str, Any]) -> str:
-    count, seconds = timings.get("predicted_n", 0), timings.get("predicted_ms", 0.0) / 1000
-    return f"{timings.get('predicted_per_second', 0.0):.1f} tokens/s: {count} in {seconds:.2f} s"
+    count = timings.get("predicted_n", 0)
+    took = (
+        f"{count} token{'s' * (count != 1)} in {duration(timings.get('predicted_ms', 0.0) / 1000)}"
+    )
+    told = rate_of(timings)
+    return f"{told} tokens/s: {took}" if told else took
 
 
 def _speculation(spec: dict[str, Any]) -> str:
     if not spec.get("active"):
         return f"speculation: off ({spec.get('reason') or 'not used'})"
     drafted, accepted = spec.get("drafted", 0), spec.get("accepted", 0)
-    share = f" ({100 * accepted / drafted:.0f}%)" if drafted else ""
+    part = f" ({share(accepted / drafted)})" if drafted else ""
     parts = [
-        f"speculation: drafted {drafted}, accepted {accepted}{share}",
+        f"speculation: drafted {drafted}, accepted {accepted}{part}",
         f"{spec.get('mean_tokens_per_pass', 0.0):.2f} tokens per target pass",
     ]
     if spec.get("speed_up") is not None:
@@ -95,8 +133,8 @@ def _pair(pair: dict[str, Any]) -> str:
 def _counts(counts: dict[str, Any]) -> str:
     said = f"{counts['requests']} total"
     if counts["drafted"]:
-        share = 100 * counts["accepted"] / counts["drafted"]
-        said += f", {counts['tokens']} tokens, {share:.0f}% of drafted tokens accepted"
+        accepted = share(counts["accepted"] / counts["drafted"])
+        said += f", {counts['tokens']} tokens, {accepted} of drafted tokens accepted"
     return said
 
 
@@ -112,17 +150,17 @@ def _speed(figures: dict[str, Any]) -> str:
 def _drafts(figures: dict[str, Any]) -> str:
     if not figures.get("accepted_at"):
         return ""
-    shares = " ".join(f"{100 * share:.0f}" for share in figures["accepted_at"][:8])
-    return f"{figures['mean_depth']:.1f} per pass; % accepted by position: {shares}"
+    shares = " ".join(map(share, figures["accepted_at"][:8]))
+    return f"{figures['mean_depth']:.1f} per pass; accepted by position: {shares}"
 
 
 def _cache(figures: dict[str, Any]) -> str:
     if not figures.get("prompt_tokens"):
         return ""
-    share = 100 * figures["cached_tokens"] / figures["prompt_tokens"]
+    cached = share(figures["cached_tokens"] / figures["prompt_tokens"])
     hits = figures["cache_hits"]
     places = ", ".join(f"{count} from {place}" for place, count in hits.items() if count)
-    return f"{share:.0f}% of prompt tokens cached" + (f" ({places})" if places else "")
+    return f"{cached} of prompt tokens cached" + (f" ({places})" if places else "")
 
 
 def _engine(value: dict[str, Any]) -> str:

@@ -111,7 +111,8 @@ def table(rows: Sequence[Sequence[str]], room: int | None) -> list[str]:
     """Columns under the headings of the first row; those that are empty but for it are left out.
 
     Where a row is too long for a line, the last column is wrapped in its place; where that is too narrow,
-    it goes below; where the others do not fit either, they follow one another with their headings.
+    it goes below. Where the others do not fit either, the first one goes above them; and where they still do
+    not, they follow one another with their headings.
     """
     full = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:] or rows)]
     rows = [[row[at] for at in full] for row in rows]
@@ -122,8 +123,10 @@ def table(rows: Sequence[Sequence[str]], room: int | None) -> list[str]:
     longest = max(cells(word) for row in rows for word in row[-1].split() or [""])
     if len(widths) > 1 and room - before >= max(min(_COLUMN, widths[-1]), longest):
         return [line for row in rows for line in _beside(row, widths, room, before)]
-    if len(widths) > 1 and before - len(_GAP) <= room:
+    if len(widths) > 1 and widths[-1] > _COLUMN // 2 and before - len(_GAP) <= room:
         return [line for row in rows for line in _below(row, widths, room)]
+    if len(widths) > 2 and len(_BELOW) + sum(widths[1:]) + len(_GAP) * (len(widths) - 2) <= room:
+        return [line for row in rows for line in _above(row, widths, room)]
     return [line for row in rows[1:] for line in _block(rows[0], row, room)]
 
 
@@ -142,15 +145,27 @@ def _below(row: Sequence[str], widths: Sequence[int], room: int) -> list[str]:
     return [*lines, *wrapped(row[-1], room, _BELOW, _BELOW)] if row[-1] else lines
 
 
+def _above(row: Sequence[str], widths: Sequence[int], room: int) -> list[str]:
+    return [*wrapped(row[0], room), _BELOW + _row(row[1:], widths[1:])]
+
+
 def _block(heads: Sequence[str], row: Sequence[str], room: int) -> list[str]:
-    between = zip(heads[1:-1], row[1:-1], strict=True)
-    named = [f"{head.lower().rstrip('?')} {cell}" for head, cell in between if cell]
+    named = [
+        f"{head.lower().rstrip('?')} {cell}"
+        for at, (head, cell) in enumerate(zip(heads, row, strict=True))
+        if cell and 0 < at < (len(row) - _is_text(row[-1]))
+    ]
     lines = wrapped(row[0], room)
     if about := ", ".join(each.replace(" ", _GLUE) for each in named):
         lines += [each.replace(_GLUE, " ") for each in wrapped(about, room, _BELOW, _BELOW)]
-    if len(row) > 1 and row[-1]:
+    if len(row) > 1 and _is_text(row[-1]):
         lines += wrapped(row[-1], room, _BELOW, _BELOW)
     return lines
+
+
+def _is_text(cell: str) -> bool:
+    """Whether it is understood without its heading."""
+    return cells(cell) > _COLUMN // 2
 
 
 def fields(rows: Sequence[tuple[str, str]], room: int | None) -> list[str]:

@@ -1,0 +1,58 @@
+"""`localspec stats`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from localspec.cli import suggest
+from localspec.cli.terminal import render
+from localspec.client.conversations import ConversationsClient
+from localspec.errors import UsageError
+
+
+@click.command(
+    help="Show how many tokens were generated, how fast, and how much time speculation saved: by pair, "
+    "by kind of work and by day. The figures come from the history.",
+    epilog="Examples:\n\n\b\n  localspec stats\n  localspec stats --days 365 --pair coder-7b\n"
+    "  localspec stats --html stats.html",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(1, 10_000),
+    default=30,
+    show_default=True,
+    help="Number of days, up to today.",
+)
+@click.option(
+    "--pair", default="", metavar="NAME", shell_complete=suggest.pairs, help="Only this pair."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help="Write an HTML page to FILE; - is stdout.",
+)
+def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
+    if as_json and html:
+        raise UsageError("--json and --html exclude each other; leave one out.")
+    found = ConversationsClient().statistics(days, pair)
+    if as_json:
+        render.record(found)
+    elif html == "-":
+        from localspec.cli.stats import page
+
+        render.text(page.page(found))
+    elif html:
+        from localspec.cli.stats import page
+
+        file = Path(html).expanduser()
+        file.write_text(page.page(found), encoding="utf-8")
+        render.line(f"Saved {file}.")
+    else:
+        from localspec.cli.stats import text
+
+        text.show(found)
+    return 0

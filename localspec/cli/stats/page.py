@@ -1,0 +1,107 @@
+"""Kept answers as one HTML page that needs nothing else: no script, no font, no network."""
+
+from __future__ import annotations
+
+import time
+from html import escape
+from typing import Any
+
+from localspec.cli.stats.figures import COLUMNS, Series, merged, notes, series, summary, tables
+from localspec.errors import visible
+
+_MOST = 90  # bars in a chart, which are 3 pixels wide on a phone then
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #fff; --line: #d0d7de;
+  --bar: #2f6f9f; --none: #eaeef2 }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa4af; --paper: #0f1419;
+  --line: #30363d; --bar: #6cb0e0; --none: #1c232b } }
+* { box-sizing: border-box }
+body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 72rem; background: var(--paper);
+  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif }
+h1 { font-size: 1.5rem; margin: 0 0 .5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
+p { margin: .25rem 0 } .soft, figcaption, footer, th { color: var(--soft) }
+figure { margin: 1.25rem 0; break-inside: avoid }
+figcaption { display: flex; justify-content: space-between; flex-wrap: wrap; gap: 0 1rem }
+figcaption b { color: var(--ink) }
+.chart { display: flex; align-items: end; height: 6rem; gap: 1px; border-bottom: 1px solid var(--line) }
+.chart i { flex: 1; min-width: 1px; background: var(--bar); border-radius: 2px 2px 0 0;
+  print-color-adjust: exact; -webkit-print-color-adjust: exact }
+.chart i.none { height: 3px; background: var(--none) }
+table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums }
+th, td { padding: .35rem .5rem; text-align: right; border-bottom: 1px solid var(--line);
+  vertical-align: top } th { font-weight: 500; font-size: .85rem }
+tr { break-inside: avoid } th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
+footer { margin-top: 2rem; font-size: .9rem }
+@media (max-width: 40rem) {
+  thead { display: none } tr, td { display: block } tr { padding: .5rem 0;
+  border-bottom: 1px solid var(--line) } td, td:first-child { border: 0; padding: .1rem 0 }
+  td:first-child { font-weight: 600 } td:not(:first-child) { display: flex;
+  justify-content: space-between } td:not(:first-child)::before { content: attr(data-name);
+  color: var(--soft) } td:empty { display: none } }
+@media print { :root { --ink: #000; --soft: #444; --paper: #fff; --line: #bbb; --bar: #555;
+  --none: #ddd } body { max-width: none; padding: 0; font-size: 10pt } h2 { break-after: avoid } }
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """The whole document."""
+    title = "localspec statistics" + (f": {found['pair']}" if found["pair"] else "")
+    first, *rest = summary(found)
+    body = [f"<h1>{_text(title)}</h1>", f"<p>{_text(first)}</p>"]
+    body += [f"<p>{_text(sentence)}</p>" for sentence in rest]
+    if found["total"]["answers"]:
+        body += [_charts(found["by_day"]), *(_table(*each) for each in tables(found))]
+    body.append("<footer>")
+    body += [f"<p>{_text(sentence)}</p>" for sentence in notes(found)]
+    when = time.strftime("%Y-%m-%d %H:%M")
+    body.append(f"<p>{found['since']} to {found['until']}; written {when}.</p></footer>")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'\">\n"
+        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(body)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _text(text: str) -> str:
+    return escape(visible(text, lines=False))
+
+
+def _charts(days: list[dict[str, Any]]) -> str:
+    shown, each = merged(days, _MOST)
+    per = "per day" if each == 1 else f"per {each} days"
+    return "\n".join(_chart(one, [day["name"] for day in shown], per) for one in series(shown))
+
+
+def _chart(plotted: Series, names: list[str], per: str) -> str:
+    bars = []
+    for value, shown, name in zip(plotted.values, plotted.shown, names, strict=True):
+        height = 100 * value / (plotted.most or 1) if value else 0
+        kind = f'style="height:{max(height, 2):.1f}%"' if value is not None else 'class="none"'
+        told = shown if value is not None else "none"
+        bars.append(f'<i {kind} title="{name}: {told}"></i>')
+    return (
+        f"<figure><figcaption><b>{plotted.name} {per}</b><span>{plotted.range}</span></figcaption>"
+        f'<div class="chart" role="img" aria-label="{plotted.name} {per}: {plotted.range}">'
+        f"{''.join(bars)}</div><figcaption><span>{names[0]}</span><span>{names[-1]}</span>"
+        "</figcaption></figure>"
+    )
+
+
+def _table(head: str, rows: list[tuple[str, list[str]]]) -> str:
+    heads = "".join(f'<th scope="col">{name.capitalize()}</th>' for name in (head, *COLUMNS))
+    lines = []
+    for name, cells in rows:
+        told = "".join(
+            f'<td data-name="{column.capitalize()}">{cell}</td>'
+            for column, cell in zip(COLUMNS, cells, strict=True)
+        )
+        lines.append(f"<tr><td>{_text(name)}</td>{told}</tr>")
+    return (
+        f"<h2>By {head.lower()}</h2>\n<table><thead><tr>{heads}</tr></thead>\n<tbody>"
+        + "\n".join(lines)
+        + "</tbody></table>"
+    )
