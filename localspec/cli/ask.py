@@ -56,8 +56,9 @@ def run(options: dict[str, Any]) -> int:
         question = _question(options)
     request = request_for(options, question)
     client = Client(autostart=not options["no_daemon_start"])
+    begun = "" if question else _begun(client, request)
     try:
-        last = _answered(client, request, options)
+        last = _answered(client, request, options, begun)
     except ContextExceeded as error:
         if len(question) < _LONG:
             raise
@@ -65,6 +66,7 @@ def run(options: dict[str, Any]) -> int:
 
         raise ContextExceeded(inputs.what_fits(error, question)) from error
     tell(last)
+    cut = _tell_if_cut(last, request)
     if options["usage"]:
         from localspec.cli.terminal import figures
 
@@ -73,7 +75,29 @@ def run(options: dict[str, Any]) -> int:
         from localspec.cli.terminal import hints
 
         hints.real_pair(client)
-    return 0
+    return 1 if cut and options["schema"] is not None else 0
+
+
+def _begun(client: Client, request: dict[str, Any]) -> str:
+    """What was said of the answer that goes on; `request` names its conversation by its id then."""
+    from localspec.client.conversations import ConversationsClient
+
+    kept = ConversationsClient(client.socket_path, autostart=client.autostart)
+    found = kept.conversation(request["localspec"]["conversation"])
+    request["localspec"]["conversation"] = found["id"]
+    last = found["messages"][-1] if found["messages"] else {}
+    return str(last["content"]) if last.get("role") == "assistant" else ""
+
+
+def _tell_if_cut(last: dict[str, Any], request: dict[str, Any]) -> bool:
+    """Say that the answer was cut off, and how it goes on; whether it was."""
+    if not (last.get("localspec") or {}).get("limit"):
+        return False
+    from localspec.cli.terminal import hints
+
+    kept = "localspec" in request and not last["localspec"].get("not_kept")
+    hints.cut_off(last, "localspec ask -c" if kept else "")
+    return True
 
 
 def tell(last: dict[str, Any]) -> None:
@@ -109,8 +133,13 @@ def _with_files(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "words": words, "files": files}
 
 
-def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Print the answer as the options say. Its `timings`, `localspec`, `usage` and `model`."""
+def _answered(
+    client: Client, request: dict[str, Any], options: dict[str, Any], begun: str
+) -> dict[str, Any]:
+    """Print the answer, after what was `begun` of it, as the options say.
+
+    Its `timings`, `localspec`, `usage` and `model`.
+    """
     if options["json"]:
         answer = client.chat(request)
         render.record(answer)
@@ -119,11 +148,13 @@ def _answered(client: Client, request: dict[str, Any], options: dict[str, Any]) 
         from localspec.cli.terminal import extract
 
         answer = client.chat(request)
+        message = answer["choices"][0]["message"]
+        message["content"] = begun + (message["content"] or "")
         kept = "localspec" in request and not answer["localspec"].get("not_kept")
         render.text(extract.code(answer, last=options["extract_last"], kept=kept))
         render.end_of_text()
         return answer
-    printer = render.printer(plain=options["plain"], tinted=options["show_draft"])
+    printer = render.printer(plain=options["plain"], tinted=options["show_draft"], begun=begun)
     if not options["no_stream"]:
         return stream(client, request, printer, hide_reasoning=options["hide_reasoning"])
     answer = client.chat(request)
@@ -198,10 +229,12 @@ def _spinner(client: Client) -> Any:
 
 
 def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
-    messages = [{"role": "user", "content": question}]
+    messages = [{"role": "user", "content": question}] if question else []
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": clean(options["system"])})
     request = {**wanted(options), "messages": messages}
+    if not question:
+        request["continue_final_message"] = True
     if options["schema"] is not None:
         from localspec.cli import inputs
 
@@ -250,8 +283,10 @@ def wanted(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _question(options: dict[str, Any]) -> str:
+    """What is asked; nothing where an answer goes on that was cut off."""
     question = asked(options)
-    if not question:
+    goes_on = (options["last"] or options["conversation"]) and options["system"] is None
+    if not question and not goes_on:
         raise UsageError(f"No question given. For example:\n{EXAMPLE.rstrip()}")
     return question
 

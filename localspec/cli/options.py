@@ -122,7 +122,12 @@ ASK = (
         "FILE",
         many=True,
     ),
-    Option("last", ("-c", "--continue"), bool, "Continue the last conversation."),
+    Option(
+        "last",
+        ("-c", "--continue"),
+        bool,
+        "Continue the last conversation; without a question, its answer that was cut off.",
+    ),
     Option("conversation", ("--cid",), str, "Continue this conversation.", "ID"),
     Option("template", ("-t", "--template"), str, "Use a saved template.", "TEMPLATE"),
     Option(

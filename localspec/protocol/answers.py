@@ -116,7 +116,8 @@ class Extra(Struct):
     """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft.
 
     `news`: what happened to the pair's files, said with one answer and not again. `not_kept`: why the
-    answer is not in its conversation, said when it is complete.
+    answer is not in its conversation, said when it is complete. `limit`: what a `finish_reason` of
+    "length" means, as many tokens as were asked for or a full context.
     """
 
     speculation: Speculation | UnsetType = UNSET
@@ -125,6 +126,7 @@ class Extra(Struct):
     drafted: list[tuple[int, int]] | UnsetType = UNSET
     conversation: str | UnsetType = UNSET
     not_kept: str | UnsetType = UNSET
+    limit: Literal["tokens", "context"] | UnsetType = UNSET
 
 
 Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]

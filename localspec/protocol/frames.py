@@ -104,10 +104,12 @@ class Sampling(Sampled, omit_defaults=True):
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """A language the answer must be in. `source`: JSON Schema text, GBNF, or a regular expression."""
+    """A language the answer must be in. `source`: JSON Schema text, GBNF, or a regular expression;
+    `begun`: how the answer begins, where it is continued."""
 
     kind: Literal["json_object", "json_schema", "grammar", "regex"]
     source: str = ""
+    begun: str = ""
 
 
 class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):

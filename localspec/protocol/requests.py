@@ -157,9 +157,10 @@ class GenerationRequest(Sampled, Request):
 
 class ChatRequest(GenerationRequest, kw_only=True):
     """`continue_final_message`: the answer goes on with the last message, which is the assistant's;
-    true, unless said otherwise, where it is. "reasoning_content" goes on with its thoughts."""
+    true, unless said otherwise, where it is. "reasoning_content" goes on with its thoughts. With it,
+    and without `messages`, the last answer of a kept conversation goes on where it was cut off."""
 
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
+    messages: Annotated[list[ChatMessage], Meta(max_length=10_000)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None

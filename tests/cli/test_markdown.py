@@ -26,8 +26,10 @@ from tests.support.screen import Screen
 BRACKETS = "()[]{}<>"
 
 
-def shown(text: str, columns: int = 80, lines: int = 24, cuts: list[int] | None = None) -> Screen:
-    """The screen after `text`, in one piece or cut at these places."""
+def shown(
+    text: str, columns: int = 80, lines: int = 24, cuts: list[int] | None = None, begun: str = ""
+) -> Screen:
+    """The screen after `text`, in one piece or cut at these places; `begun` was shown before."""
     out = io.StringIO()
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or [])})
     with (
@@ -35,7 +37,7 @@ def shown(text: str, columns: int = 80, lines: int = 24, cuts: list[int] | None 
         patch.object(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines))),
         patch.object(screen, "_REDRAW", 0.0),
     ):
-        printer = render.Drawn()
+        printer = render.Drawn(begun)
         for start, end in itertools.pairwise(places):
             printer.text(text[start:end], [])
         printer.close()
@@ -153,6 +155,17 @@ def test_a_copied_code_block_is_what_the_model_wrote(
         copied = copied[copied.index(f"\n{block}\n") + len(block) + 1 :]
 
 
+@settings(max_examples=200, deadline=None)
+@given(documents, documents, columns, lines, cuts)
+def test_an_answer_that_goes_on_shows_all_that_is_new(
+    begun: str, text: str, columns: int, lines: int, cuts: list[int]
+) -> None:
+    found = weight("".join(shown(text, columns, lines, cuts, begun).shown))
+    # a row of a table, and the marker of a list, are drawn whole
+    assert found.endswith(weight(text))
+    assert weight(begun).endswith(found.removesuffix(weight(text)))
+
+
 # ------------------------------------------------------------------ real answers
 
 ROOT = Path(__file__).parents[2]
@@ -253,6 +266,12 @@ def test_emphasis_is_only_what_commonmark_sees(text: str) -> None:
     theirs = "".join(token.content for token in tokens if token.type == "text")
     ours = inline.read(text).plain
     assert [ours.count(mark) >= theirs.count(mark) for mark in "*_"] == [True, True]
+
+
+def test_code_goes_on_as_code() -> None:
+    assert shown("n\n    x = a*b*c\n```\n**so**", begun="Do:\n```python\nretur").copied.startswith(
+        "n\n    x = a*b*c\n\nso"
+    )
 
 
 def test_a_table_that_does_not_fit_keeps_its_cells_in_order() -> None:

@@ -470,3 +470,79 @@ def test_a_link_and_a_broken_file_are_refused_with_a_sentence(
     broken = home.request("GET", "/localspec/conversations")
     assert (broken.status, "cannot be used" in broken.error["message"]) == (409, True)
     assert daemon.process.poll() is None
+
+
+def going_on(home: Home, conversation: str = "last", **fields: Any) -> Any:
+    ours = {"conversation": conversation}
+    body = {"messages": [], "continue_final_message": True, "localspec": ours, **fields}
+    return home.request("POST", "/v1/chat/completions", body)
+
+
+def test_an_answer_that_was_cut_off_goes_on_and_is_kept_as_one(api: Home) -> None:
+    first = ask(api, "say one two three", max_tokens=2)
+    assert first["choices"][0]["finish_reason"] == "length"
+    assert first["localspec"]["limit"] == "tokens"
+    second = going_on(api).json  # the scripted engine repeats what it reads
+    assert second["choices"][0]["message"]["content"] == "one two"
+    assert second["localspec"]["conversation"] == first["localspec"]["conversation"]
+    assert "limit" not in second["localspec"]
+    assert said(api) == [("user", "say one two three"), ("assistant", "one twoone two")]
+    reply = kept(api)["messages"][1]
+    assert (reply["finish"], reply["tokens"], reply["drafted"]) == ("stop", 3, 8)
+
+
+def test_a_full_context_is_told_from_a_limit(api: Home) -> None:
+    assert ask(api, "full")["localspec"]["limit"] == "context"
+    with api.streaming("full") as stream:
+        assert b'"limit":"context"' in stream.read()
+
+
+def test_an_answer_that_was_interrupted_goes_on(api: Home) -> None:
+    with api.streaming("forever", localspec={"conversation": "new"}) as stream:
+        while b"3 " not in stream.readline():
+            pass
+    wait_for(lambda: len(kept(api)["messages"]) == 2, "what came of it")
+    begun = kept(api)["messages"][1]["content"]
+    again = going_on(api)
+    assert again.status == 200, again.body
+    assert [each["content"] for each in kept(api)["messages"]] == ["forever", begun + begun]
+
+
+def test_what_the_engine_reads_ends_where_the_answer_was_cut_off(api: Home) -> None:
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "echo"},
+    ]
+    ask(api, "raw echo   more", max_tokens=2)
+    assert said(api)[1] == ("assistant", "echo  ")
+    schema: dict[str, Any] = {"json_schema": {"type": "object"}}
+    sent = json.loads(going_on(api, **schema).json["choices"][0]["message"]["content"])
+    assert sent["prompt"]["continued"] == "content"
+    assert sent["prompt"]["answer_prefix"] == "echo  "
+    assert sent["constraint"]["begun"] == "echo  "
+    # and where a client sends it all itself, the constraint is on what is new alone
+    body = {"messages": messages, **schema}
+    sent = json.loads(api.request("POST", "/v1/chat/completions", body).text)
+    assert "begun" not in sent["constraint"] or sent["constraint"]["begun"] == ""
+
+
+@pytest.mark.parametrize("conversation", ["last", "new", None])
+def test_there_must_be_an_answer_that_was_cut_off(api: Home, conversation: str | None) -> None:
+    ask(api, "say all")
+    before = said(api)
+    refused = going_on(api, conversation) if conversation else going_on(api, localspec=None)
+    assert (refused.status, refused.error["param"]) == (400, "messages")
+    wanted = "is complete" if conversation == "last" else "must have at least 1 item"
+    assert wanted in refused.error["message"]
+    assert said(api) == before
+
+
+def test_an_answer_that_is_removed_while_it_goes_on_stays_removed(api: Home) -> None:
+    name = ask(api, "raw forever more", max_tokens=3)["localspec"]["conversation"]
+    body = {"messages": [], "continue_final_message": True, "localspec": {"conversation": name}}
+    with api.streaming("", **body) as stream:
+        while b"2 " not in stream.readline():
+            pass
+        assert api.request("DELETE", f"/localspec/conversations/{name}").status == 200
+    wait_for(lambda: api.status()["running"] == 0, "the end of the answer")
+    assert name not in names(api)

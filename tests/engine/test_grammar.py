@@ -205,6 +205,24 @@ def test_a_refused_grammar_leaves_the_next_one_alone(contextual: Running) -> Non
     assert contextual.answers[request].text == "ab"
 
 
+@pytest.mark.parametrize(("kind", "source"), [CONSTRAINTS[0], CONSTRAINTS[2]])
+@pytest.mark.parametrize("speculative", [PLAIN, drafting(4)])
+def test_an_answer_that_goes_on_is_in_its_language_as_a_whole(
+    contextual: Running, kind: Any, source: str, speculative: Any
+) -> None:
+    wanted = {"max_tokens": 480, "sampling": WISHES[1], "speculative": speculative}
+    whole = contextual.constrained(kind, source, **wanted).text
+    for at in range(0, len(whole), 5):
+        rest = contextual.constrained(kind, source, whole[:at], **wanted)
+        assert rest.done.finish_reason == "stop"
+        check(kind, whole[:at] + rest.text)
+
+
+def test_an_answer_that_is_not_in_its_language_does_not_go_on_in_it(contextual: Running) -> None:
+    with pytest.raises(GrammarRejected, match="does not fit the regular expression"):
+        contextual.constrained("regex", "ab+", begun="ba")
+
+
 def test_a_refusal_names_the_cause(contextual: Running) -> None:
     with pytest.raises(GrammarRejected, match="unclosed group"):
         contextual.constrained("regex", "a(b")

@@ -14,6 +14,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     exit N         leave with this status
     starve         leave as llama.cpp does that gets no memory
     refuse CODE    Failed with this code
+    full           some words, and then the context is full
     echo           answer with the Generate frame as JSON
     raw TEXT       answer with this text as it is, three characters at a time
     running        answer with the number of requests that are active and not cancelled
@@ -167,7 +168,10 @@ class FakeWorker:
             predicted_accepted=2 if frame.speculative.prediction else 0,
         )
         self.active.discard(frame.id)
-        self.send(frames.Done(frame.id, reason, len(words), sent, timings, speculation))
+        done = frames.Done(frame.id, reason, len(words), sent, timings, speculation)
+        if command == "full":
+            done.finish_reason, done.truncated = "length", True
+        self.send(done)
 
     def pieces(
         self, frame: frames.Generate, command: str, argument: str, prompt: str
@@ -210,6 +214,8 @@ class FakeWorker:
             case "raw":
                 text = prompt.removeprefix("raw ")
                 yield from (text[at : at + 3] for at in range(0, len(text), 3))
+            case "full":
+                yield from ("as much ", "as fits")
             case "echo":
                 yield msgspec.json.encode(frame).decode()
             case "running":

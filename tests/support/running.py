@@ -75,8 +75,8 @@ class Running(Driven):
         self.finish()
         return self.answers[request]
 
-    def constrained(self, kind: Any, source: str = "", **more: Any) -> Answer:
-        return self.ask("a", constraint=Constraint(kind, source), **more)
+    def constrained(self, kind: Any, source: str = "", begun: str = "", **more: Any) -> Answer:
+        return self.ask("a" + begun, constraint=Constraint(kind, source, begun), **more)
 
     def forget(self) -> None:
         """Empty every slot, so that the next request finds no cache and no company."""

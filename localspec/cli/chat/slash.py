@@ -239,6 +239,11 @@ def _undo(chat: Chat, argument: str) -> None:
     render.line(f"Removed: {question.splitlines()[0][:60]}")
 
 
+def _continue(chat: Chat, argument: str) -> None:
+    del argument
+    chat.ask("")
+
+
 def _save(chat: Chat, argument: str) -> None:
     if not argument:
         raise UsageError("Name a file, for example: /save chat.md")
@@ -273,6 +278,7 @@ COMMANDS = {
     "/history": Slash(_history, "", "Show this conversation."),
     "/undo": Slash(_undo, "", "Remove the last question and its answer."),
     "/regen": Slash(_regen, "", "Answer the last question again."),
+    "/continue": Slash(_continue, "", "Continue an answer that was cut off or stopped."),
     "/edit": Slash(_edit, "[TEXT]", "Write the question in $EDITOR; Enter then sends it."),
     "/file": Slash(_file, "FILE…", "Include files or globs in the next question."),
     "/system": Slash(_system, "[TEXT]", "Show or set the system message."),

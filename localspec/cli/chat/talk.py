@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.cli import ask
-from localspec.cli.terminal import figures, render
+from localspec.cli.terminal import figures, hints, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError, NotFound
 
@@ -95,17 +95,19 @@ class Talk:
     def say(self, question: str, title: str = "") -> bool:
         """Ask, and print the answer; whether anything came, which is then part of the conversation.
 
-        Ctrl-C ends the answer alone. `title` is what the history calls the conversation where this is the
-        first question: its words without files.
+        Without a question the last answer goes on. Ctrl-C ends the answer alone. `title` is what the
+        history calls the conversation where this is the first question: its words without files.
 
         Raises:
             LocalspecError: why there is no answer, or no more of it.
         """
         before, stopped = len(self.messages), False
+        begun = "" if question else self._begun()
         self._titles.setdefault(question, title)
+        plain, tinted = self.options["plain"], self.options["show_draft"]
         printer = _Listening(
-            render.printer(plain=self.options["plain"], tinted=self.options["show_draft"]),
-            self._settled,
+            render.printer(plain=plain, tinted=tinted, begun=begun),
+            lambda said: self._settled(begun + said, begun=bool(begun)),
         )
         self.last = {}
         try:
@@ -119,16 +121,18 @@ class Talk:
         except KeyboardInterrupt:
             stopped = True
         finally:
+            ours = self.last.get("localspec") or {}
             ask.tell(self.last)
-            if (self.last.get("localspec") or {}).get("not_kept"):
+            if ours.get("limit"):
+                hints.cut_off(self.last, "/continue")
+            if ours.get("not_kept"):
                 self._lost = True
                 render.error(
                     "What is said from here on is not saved either; /save FILE writes it all."
                 )
             if self.keeps_nothing and (printer.said or self.last.get("timings")):
-                for role, text in (("user", question), ("assistant", printer.said)):
-                    self.messages.append({"role": role, "content": text})
-        came = len(self.messages) > before
+                self._add(question, printer.said)
+        came = len(self.messages) > before or bool(begun and printer.said)
         if stopped and came:
             render.dim("Stopped; the partial answer is part of the conversation.")
         elif stopped:
@@ -137,9 +141,28 @@ class Talk:
             )
         return came
 
+    def _begun(self) -> str:
+        """What the last answer has said.
+
+        Raises:
+            NotFound: there is none.
+        """
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            raise NotFound("There is no answer to continue.")
+        return str(self.messages[-1]["content"])
+
+    def _add(self, question: str, answer: str) -> None:
+        if not question:
+            self.messages[-1]["content"] += answer
+            return
+        self.messages.append({"role": "user", "content": question})
+        self.messages.append({"role": "assistant", "content": answer})
+
     def _request(self, question: str) -> dict[str, Any]:
         request = ask.wanted(self.options)
-        messages = [{"role": "user", "content": question}]
+        messages = [{"role": "user", "content": question}] if question else []
+        if not question:
+            request["continue_final_message"] = True
         kept = not self.keeps_nothing
         if kept:
             request["localspec"] = {"conversation": self.id, "kind": "chat"}
@@ -147,13 +170,17 @@ class Talk:
                 request["localspec"]["title"] = self._titles[question][:1000]
         else:
             messages = [*self.messages, *messages]
-        if self.system and (not kept or self.system != self._said_system):
+        told = kept and (not question or self.system == self._said_system)
+        if self.system and not told:
             messages.insert(0, {"role": "system", "content": ask.clean(self.system)})
         request["messages"] = messages
         return request
 
-    def _settled(self, printed: str = "") -> str:
-        """Read what the daemon has kept; of the last answer what came after `printed`."""
+    def _settled(self, printed: str = "", *, begun: bool = False) -> str:
+        """Read what the daemon has kept; of the last answer what came after `printed`.
+
+        `begun`: that answer was there before.
+        """
         self.id = (self.last.get("localspec") or {}).get("conversation", self.id)
         if self.keeps_nothing or self.id == _NEW:
             return ""
@@ -164,7 +191,7 @@ class Talk:
             self.renew()
         except LocalspecError:
             return ""  # there is an error to tell already
-        answer = str(self.messages[-1]["content"]) if len(self.messages) > before else ""
+        answer = str(self.messages[-1]["content"]) if len(self.messages) > before - begun else ""
         return answer[len(printed) :] if answer.startswith(printed) else ""
 
     def _take(self, found: dict[str, Any]) -> None:

@@ -41,3 +41,16 @@ def _advice(listed: dict[str, Any]) -> str:
 
 def _small(each: dict[str, Any]) -> bool:
     return 0 < (each["size"] or 0) <= _ON_CPU
+
+
+def cut_off(last: dict[str, Any], going_on: str) -> None:
+    """Say why an answer was cut off; `going_on` is how to continue it, if it can be."""
+    tokens = (last.get("usage") or {}).get("completion_tokens", 0)
+    if last["localspec"]["limit"] == "context":
+        said = (
+            "The answer was cut off because the context is full. For a larger one: localspec config "
+            "set context TOKENS."
+        )
+    else:
+        said = f"The answer was cut off at its limit of {tokens} token{'s' * (tokens != 1)} (-n)."
+    render.error(f"{said} To continue the answer: {going_on}" if going_on else said)

@@ -57,10 +57,11 @@ class Tinted(Printer):
 class Drawn(Printer):
     """Markdown, drawn while it is being written."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: str = "") -> None:
+        """`begun` is the beginning of the text, which was shown before."""
         from localspec.cli.terminal.markdown.screen import Screen
 
-        self._screen = Screen()
+        self._screen = Screen(harmless(begun))
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         del drafted
@@ -71,15 +72,15 @@ class Drawn(Printer):
         self._screen.close()
 
 
-def printer(*, plain: bool = False, tinted: bool = False) -> Printer:
-    """What suits stdout: Markdown is drawn on a terminal only."""
+def printer(*, plain: bool = False, tinted: bool = False, begun: str = "") -> Printer:
+    """What suits stdout: Markdown is drawn on a terminal only. `begun`: as Drawn has it."""
     if not is_drawn_on(sys.stdout):
         return Printer()
     if tinted:
         return Tinted()
     if plain:
         return Printer()
-    return Drawn()
+    return Drawn(begun)
 
 
 def reasoning(piece: str) -> None:

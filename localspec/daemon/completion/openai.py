@@ -110,8 +110,17 @@ class OpenAIShape(ABC):
             news=self._news() or UNSET,
             conversation=self.conversation,
             not_kept=not_kept or UNSET,
+            limit=_limit(done),
         )
         return completion
+
+
+def _limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
+    """What cut an answer off, if anything did."""
+    cut = [end for end in done if end.finish_reason == "length"]
+    if not cut:
+        return UNSET
+    return "context" if any(end.truncated for end in cut) else "tokens"
 
 
 def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:

@@ -150,6 +150,8 @@ def continued(
     Raises:
         InvalidRequest: the last message is none to go on with.
     """
+    if not request.messages:
+        raise InvalidRequest("'messages' must have at least 1 item.", param="messages")
     wanted, last = request.continue_final_message, request.messages[-1]
     if wanted is False or (wanted is None and last.role != "assistant"):
         return ""
@@ -184,6 +186,13 @@ def continued(
             "The last message has no 'reasoning_content' to continue.", param=param
         )
     return part
+
+
+def goes_on_in_its_language(wanted: list[frames.Generate], begun: str) -> None:
+    """The whole answer, of which `begun` is written, is to be in the language that is asked for."""
+    for each in wanted:
+        if each.constraint is not None:
+            each.constraint = msgspec.structs.replace(each.constraint, begun=begun)
 
 
 def per_choice(

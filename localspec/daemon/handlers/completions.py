@@ -11,7 +11,12 @@ from starlette.responses import Response
 from localspec.daemon.completion.answer import Answer, Run
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.request import chat_frames, completion_frames, uses_tools
+from localspec.daemon.completion.request import (
+    chat_frames,
+    completion_frames,
+    goes_on_in_its_language,
+    uses_tools,
+)
 from localspec.daemon.history.turn import begin, figures
 from localspec.daemon.http.requests import read, unless_gone
 from localspec.daemon.state import state_of
@@ -30,6 +35,8 @@ async def chat(request: Request) -> Response:
         template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
     kept_in = turn.id if turn else None
     wanted, parser = chat_frames(body, template, kept_in)
+    if turn and turn.cut:
+        goes_on_in_its_language(wanted, turn.cut.content)
     pair = pair or await daemon.pair(body.model, request.receive)
     ended = turn.keep if turn else figures(daemon.conversations, body, pair.name)
     shape = ChatShape(

@@ -70,6 +70,11 @@ _MESSAGE = (
     " seconds FROM messages WHERE conversation = ? ORDER BY position"
 )
 
+_DELETE_LAST = (
+    "DELETE FROM messages WHERE conversation = ?1 AND content = ?2 AND role = 'assistant'"
+    " AND position = (SELECT max(position) FROM messages WHERE conversation = ?1)"
+)
+
 
 class Conversations:
     """The store. Every method but `run` blocks: call it through `run`.
@@ -112,13 +117,15 @@ class Conversations:
         with contextlib.suppress(RuntimeError):  # the daemon has ended
             self._thread.submit(logged)
 
-    def keep(self, said: Conversation, *, new: bool) -> Future[str]:
+    def keep(
+        self, said: Conversation, *, new: bool, cut: StoredMessage | None = None
+    ) -> Future[str]:
         """As `add`, with nobody who has to wait: why it could not be done, else nothing."""
 
         def kept() -> str:
             self._lost = ""
             try:
-                self._safely(lambda each: each.add(said, new=new))
+                self._safely(lambda each: each.add(said, new=new, cut=cut))
             except NotFound as error:  # its owner did not want it
                 log.info("an answer was not stored: %s", error.message)
             except LocalspecError as error:
@@ -243,11 +250,12 @@ class Conversations:
                 ),
             )
 
-    def add(self, said: Conversation, *, new: bool) -> None:
-        """Store messages of a conversation, whose model is from now on that of `said`.
+    def add(self, said: Conversation, *, new: bool, cut: StoredMessage | None = None) -> None:
+        """Store messages of a conversation, whose model is from now on that of `said`. They take the
+        place of `cut`, its last message.
 
         Raises:
-            NotFound: the conversation was removed while its answer was being written.
+            NotFound: the conversation was removed, or `cut` was, while its answer was being written.
         """
         with self._db as db:
             known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (said.id,)).fetchone()
@@ -264,6 +272,8 @@ class Conversations:
                 db.execute(
                     "DELETE FROM messages WHERE conversation = ? AND role = 'system'", (said.id,)
                 )
+            if cut is not None and not db.execute(_DELETE_LAST, (said.id, cut.content)).rowcount:
+                raise NotFound(f"the answer to be continued in {said.id} was removed meanwhile.")
             (last,) = db.execute(
                 "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (said.id,)
             ).fetchone()

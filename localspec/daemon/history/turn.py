@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from typing import Any
 
 import msgspec
 
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.completion.request import continued
 from localspec.daemon.history.store import Conversations
+from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import Conversation, StoredMessage
 from localspec.protocol.requests import ChatMessage, ChatRequest, GenerationRequest, Kind
 
 NEW = "new"
 _TITLE = 80  # characters
+_CUT_OFF = ("length", "interrupted", "failed")  # how answers end that could go on
 _PATIENCE = 5.0  # seconds; a disk that hangs holds up the end of an answer no longer
 
 
@@ -36,6 +42,7 @@ class Turn:
     continues: bool = False  # a conversation that was there
     begun: bool = False  # the last message that was sent is the beginning of the answer
     named: str | None = None  # by the client
+    cut: StoredMessage | None = None  # the kept answer that goes on where it was cut off
     began: float = field(default_factory=time.time)
     stored: list[Future[str]] = field(default_factory=list)
 
@@ -81,10 +88,12 @@ class Turn:
             answer.content = begun.content + answer.content
             thoughts = (begun.reasoning_content or "") + (answer.reasoning_content or "")
             answer.reasoning_content = thoughts or None
+        if self.cut:
+            answer = _joined(self.cut, answer)
         added = Conversation(
             self.id, self.title, self.model, self.began, answer.created, [*asked, answer]
         )
-        self.stored.append(self.store.keep(added, new=not self.continues))
+        self.stored.append(self.store.keep(added, new=not self.continues, cut=self.cut))
 
 
 def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
@@ -109,6 +118,21 @@ def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
     message.accepted = done.speculation.accepted
     message.speed_up = done.speculation.speed_up
     return message
+
+
+def _joined(first: StoredMessage, rest: StoredMessage) -> StoredMessage:
+    """An answer that was cut off and what it went on with, as one answer."""
+
+    def both(name: str) -> Any:
+        values = [getattr(each, name) for each in (first, rest)]
+        known = [value for value in values if value is not None]
+        return reduce(add, known) if known else None
+
+    names = ("content", "reasoning_content", "tokens", "seconds", "drafted", "accepted")
+    joined = msgspec.structs.replace(rest, **{name: both(name) for name in names})
+    if joined.tokens and joined.seconds:
+        joined.tokens_per_second = joined.tokens / joined.seconds
+    return joined
 
 
 def figures(
@@ -146,12 +170,14 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     Raises:
         NotFound: there is no such conversation.
         Conflict: the file cannot be read.
+        InvalidRequest: an answer is to go on that cannot.
     """
     wanted = request.localspec and request.localspec.conversation
     if not wanted:
         return None
     asked = [_one_name(each) for each in request.messages]
-    goes_on = bool(continued(request))
+    goes_on_kept = not asked and wanted != NEW and bool(request.continue_final_message)
+    goes_on = not goes_on_kept and bool(continued(request))
     kind = kind_of(request)
     if wanted == NEW:
         name = secrets.token_hex(4)
@@ -163,8 +189,26 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     request.model = request.model or found.model
     kept = [_to_send(each) for each in found.messages]
     turn = Turn(store, found.id, request.model, kind, asked, kept, continues=True, begun=goes_on)
+    if goes_on_kept:
+        turn = dataclasses.replace(turn, cut=_cut_off(found))
     request.messages = turn.messages
     return turn
+
+
+def _cut_off(found: Conversation) -> StoredMessage:
+    """The last answer, which is not complete.
+
+    Raises:
+        InvalidRequest: there is none, or it is complete.
+    """
+    last = found.messages[-1] if found.messages else None
+    if last is None or last.role != "assistant" or last.finish not in _CUT_OFF:
+        raise InvalidRequest(
+            f"The last answer of conversation {found.id} is complete, so there is nothing to "
+            'continue. Ask something: localspec ask -c "and then?"',
+            param="messages",
+        )
+    return last
 
 
 def _first_line(text: str) -> str:

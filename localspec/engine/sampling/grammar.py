@@ -40,7 +40,8 @@ class Grammars:
         """A fresh matcher.
 
         Raises:
-            GrammarRejected: not a grammar, or too large, with llguidance's reason in one line.
+            GrammarRejected: not a grammar, or too large, with llguidance's reason in one line; or one
+                that the beginning of the answer is not in.
         """
         if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
             raise GrammarRejected(f"The grammar is longer than {MAX_SOURCE // 1024} KiB.")
@@ -49,6 +50,12 @@ class Grammars:
         matcher = LLMatcher(self._tokenizer, _source(constraint), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise GrammarRejected(f"The {_NAMES[constraint.kind]} is not usable: {_line(matcher)}")
+        begun = self._tokenizer.greedy_tokenize(constraint.begun)
+        if matcher.try_consume_tokens(begun) < len(begun):
+            raise GrammarRejected(
+                f"The answer that is to be continued does not fit the {_NAMES[constraint.kind]}; "
+                "leave that out, or ask anew."
+            )
         return Matcher(matcher, self._vocab.size)
 
 

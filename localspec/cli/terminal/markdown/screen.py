@@ -24,7 +24,8 @@ _FENCE = ("```", "~~~")
 class Screen:
     """What is drawn so far; `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, begun: str = "") -> None:
+        """`begun` is what was written before, and is not drawn: the text goes on in its last line."""
         self._reader = Reader()
         self._code = Highlighter("")
         self._line = ""  # the one that is being written
@@ -36,6 +37,13 @@ class Screen:
         self._empty = True  # nothing is on the screen
         self._gap = False  # an empty line comes next
         self._drawn = 0.0
+        *whole, self._line = begun.split("\n")
+        for line in whole:
+            self._reader.take(line)
+        if self._reader.in_code:
+            self._code = Highlighter(self._reader.language)
+        if self._line:
+            self._before = len(self._reader.seen(self._line).text)
 
     def text(self, piece: str) -> None:
         """A piece that holds nothing harmful to a terminal."""
