@@ -258,8 +258,21 @@ def _title(options: dict[str, Any]) -> str:
     if words := clean(" ".join(options["words"])).strip():
         return words[:_LONG_TITLE]
     names = ", ".join(name for name in options["files"] if name != "-")
-    parts = [options["template"], clean(names) or ("Piped text" if _is_piped() else "")]
+    parts = [options["template"], clean(names or _name_of_stdin())]
     return ": ".join(part for part in parts if part)[:_LONG_TITLE]
+
+
+def _name_of_stdin() -> str:
+    """The file it is, where the system tells; else that something is piped, if something is."""
+    if not _is_piped():
+        return ""
+    try:
+        name = os.readlink("/proc/self/fd/0")  # noqa: PTH115
+    except OSError:
+        return "Piped text"
+    if os.path.isfile(name):  # noqa: PTH113
+        return os.path.basename(name)  # noqa: PTH119
+    return "" if os.path.exists(name) else "Piped text"  # noqa: PTH110
 
 
 def _is_piped() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +35,10 @@ def test_titles_come_from_the_words(warm: Home, tmp_path: Path) -> None:
     warm.run("ask", "-f", "a.py", cwd=tmp_path)
     warm.run("ask", stdin=diff)
     assert titles(warm) == ["Piped text", "a.py", "what is it?", "review this"]
+    for line, name in (("ask < a.py", "a.py"), ("cmd 'say ls'", "cmd: say ls")):
+        shell = f"{sys.executable} -m localspec {line}"
+        subprocess.run(["sh", "-c", shell], env=warm.environment, cwd=tmp_path)
+        assert titles(warm)[0] == name
     warm.run("ask", "--save", "brief", "Briefly: $input")
     warm.run("ask", "-t", "brief", stdin=diff)
     warm.run("ask", "-t", "brief", "say it")

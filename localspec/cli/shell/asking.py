@@ -65,21 +65,24 @@ def answered(
 ) -> dict[str, Any]:
     """Ask `template` about what `cut` makes of a number of characters, less of it where that is too long.
 
-    `options` are some of `options.ASK`, by name; `known` the template's variables. What `ask.stream` returns.
+    `options` are some of `options.ASK`, by name, and `about`, what the history calls it; `known` the
+    template's variables. What `ask.stream` returns.
 
     Raises:
         UsageError: the template is wrong. LocalspecError: no daemon, or what it answered.
     """
     given = {**table.defaults(table.ASK), "words": [], **options, "template": template}
     client = Client(autostart=not given["no_daemon_start"])
-    room = _FIRST
+    about, room = given.pop("about", ""), _FIRST
     for attempt in range(_ATTEMPTS):
         text, left_out = cut(room)
         merged, question = templates.applied(given, text, known)
         try:
             request = ask.request_for(merged, question)
             if "localspec" in request:
-                request["localspec"]["kind"] = template.partition("-")[0]
+                kind = template.partition("-")[0]
+                request["localspec"]["kind"] = kind
+                request["localspec"]["title"] = f"{kind}: {about}" if about else kind
             last = ask.stream(client, request, printer, hide_reasoning=merged["hide_reasoning"])
             break
         except ContextExceeded as error:
@@ -87,6 +90,7 @@ def answered(
             if attempt == _ATTEMPTS - 1 or not tokens or not context:
                 raise
             room = int(min(len(text), room) * _SHARE * min(1, context / tokens))
+    ask.tell(last)
     if left_out:
         render.note(f"Too long for the pair's context; left out: {left_out}")
     ask.tell(last)

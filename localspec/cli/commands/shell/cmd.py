@@ -24,7 +24,8 @@ def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     used = shells.named(shell) if shell else shells.current()
     known = {"shell": used.language, "system": shells.system()}
 
-    answer = asking.whole("cmd", {**values, "files": []}, asking.everything(text), known)
+    said = {**values, "files": [], "about": ask.clean(" ".join(words))}
+    answer = asking.whole("cmd", said, asking.everything(text), known)
     command = answers.command(answer.text)
     if answer.cut_off:
         raise LocalspecError(

@@ -23,7 +23,8 @@ def _run(words: tuple[str, ...], **values: Any) -> int:
         values["files"], words = (*values["files"], *words), ()
     text = ask.asked({**values, "words": list(words)}) or _last_failure()
     known = {"shell": shells.current().language, "system": shells.system()}
-    asking.shown("explain", {**values, "files": []}, asking.middle_left_out(text), known)
+    said = {**values, "files": [], "about": ask.clean(" ".join(words))}
+    asking.shown("explain", said, asking.middle_left_out(text), known)
     return 0
 
 
