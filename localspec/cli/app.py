@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import ClassVar
 
 import click
 
@@ -15,6 +16,7 @@ click.Context.formatter_class = Formatter  # of every command
 COMMANDS = {
     "ask": ("localspec.cli.commands.ask", "Ask one question."),
     "chat": ("localspec.cli.commands.chat", "Chat in the terminal."),
+    "run": ("localspec.cli.commands.run", "Chat with a pair, or ask it a question."),
     "list": ("localspec.cli.commands.models.list", "List installed pairs."),
     "catalogue": (
         "localspec.cli.commands.models.catalogue",
@@ -63,11 +65,88 @@ COMMANDS = {
         "localspec.cli.commands.completion",
         "Print the completion script for bash, zsh or fish.",
     ),
+    "help": ("localspec.cli.commands.help", "Show help for a command."),
 }
 
 
-class Commands(click.Group):
+# Names that work beside the commands' own, here and in groups.
+ALIASES = {"ps": "status", "models": "list"}
+INNER_ALIASES = {"delete": "rm", "remove": "rm", "ls": "list"}
+
+# What people of git, ollama, llm, gh, docker and pip type, and what it is called here.
+SYNONYMS = {
+    "rm": ("delete", "remove", "uninstall", "del", "drop"),
+    "pull": ("install", "download", "get", "fetch", "clone", "update", "upgrade"),
+    "list": ("ls", "pairs", "installed", "images"),
+    "catalogue": ("catalog", "available", "browse", "search", "find", "library"),
+    "show": ("info", "inspect", "describe", "view", "details"),
+    "add": ("create", "new", "make", "register"),
+    "gc": ("prune", "clean", "cleanup"),
+    "verify": ("fsck", "checksum"),
+    "ask": ("prompt", "query", "question", "generate", "q"),
+    "chat": ("talk", "repl", "interactive"),
+    "complete": ("fim", "infill", "fill"),
+    "cmd": ("command", "shell", "sh"),
+    "history": ("conversations", "sessions", "chats"),
+    "templates": ("template", "prompts"),
+    "config": ("set", "settings", "configure", "options", "keys"),
+    "start": ("serve", "server", "daemon", "up"),
+    "stop": ("kill", "quit", "exit", "down", "shutdown"),
+    "service": ("systemd", "launchd", "enable"),
+    "status": ("top", "state"),
+    "doctor": ("check", "diagnose", "health"),
+    "completion": ("completions",),
+    "--version": ("version",),
+}
+
+_QUESTIONS = frozenset("what how why who where when which is are can does do".split())
+_NOT_ASKED = "A question is not a command. To ask it: localspec ask"
+
+
+class Group(click.Group):
+    """A group of commands that knows their other names, and tells a wrong one which was meant."""
+
+    aliases: ClassVar[dict[str, str]] = INNER_ALIASES
+    synonyms: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises click.UsageError: there is no such command; it names the one that was meant."""
+        names = self.list_commands(ctx)
+        word, *rest = args
+        known = self.aliases.get(word, word)
+        if self.get_command(ctx, word) is None and known in names:
+            return super().resolve_command(ctx, [known, *rest])
+        if self.get_command(ctx, word) is None and not word.startswith("-"):
+            ctx.fail(self._unknown(ctx, word, rest))
+        return super().resolve_command(ctx, args)
+
+    def _unknown(self, ctx: click.Context, word: str, rest: list[str]) -> str:
+        """What is said of a word that is no command."""
+        if meant := self._meant(ctx, word):
+            return f"No such command '{word}'; did you mean {meant}?"
+        return f"No such command '{word}'; see: {ctx.command_path} --help"
+
+    def _meant(self, ctx: click.Context, word: str) -> str:
+        """The command of that habit, beginning or spelling; empty where none is near."""
+        import difflib
+
+        for name, others in self.synonyms.items():
+            if word in others:
+                return name
+        own = self.list_commands(ctx)
+        names = [*own, *(alias for alias, name in self.aliases.items() if name in own)]
+        begun = [name for name in names if len(word) > 1 and name.startswith(word)]
+        near = begun or difflib.get_close_matches(word, names, 1)
+        return self.aliases.get(near[0], near[0]) if near else ""
+
+
+class Commands(Group):
     """A group that reads `COMMANDS` instead of importing every command for its help."""
+
+    aliases = ALIASES
+    synonyms = SYNONYMS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -78,20 +157,22 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, and a word that is nearly a command's name is told which."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
+    def _unknown(self, ctx: click.Context, word: str, rest: list[str]) -> str:
+        """As of any group; of what is a question, how to ask it."""
+        import shlex
 
-            if close := difflib.get_close_matches(args[0], COMMANDS, 1):
-                ctx.fail(f"No such command '{args[0]}'; did you mean {close[0]}?")
-        return super().resolve_command(ctx, args)
+        if " " in word or "?" in word:
+            return f"{_NOT_ASKED} {shlex.join([word, *rest])}"
+        begins = word.lower() in _QUESTIONS or not self._meant(ctx, word)
+        if rest and begins and not any(each.startswith("-") for each in rest):
+            return f"{_NOT_ASKED} {shlex.quote(' '.join([word, *rest]))}"
+        return super()._unknown(ctx, word, rest)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        with formatter.section("Aliases"):
+            formatter.write_dl([(alias, f"Same as {name}.") for alias, name in ALIASES.items()])
 
 
 @click.group(

@@ -39,6 +39,10 @@ def run(options: dict[str, Any]) -> int:
         LocalspecError: no daemon, or what it answered.
     """
     _check(options)
+    if options["query"]:
+        from localspec.cli import inputs
+
+        options = inputs.chosen(options)
     if options["save"] is not None:
         from localspec.cli import templates
 

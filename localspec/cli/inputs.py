@@ -48,6 +48,22 @@ def pair(name: str) -> str:
     return ",".join(absolute(each) if is_path(each) else each for each in name.split(","))
 
 
+def chosen(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with `model` as -q means it, where -q was given.
+
+    Raises:
+        UsageError: -m was given too. ModelNotFound: no installed pair has such a name.
+    """
+    if not options["query"]:
+        return options
+    if options["model"]:
+        raise UsageError("-m and -q cannot be used together.")
+    from localspec.client.pairs import PairsClient
+
+    client = PairsClient(autostart=not options["no_daemon_start"])
+    return {**options, "query": [], "model": client.named_like(options["query"])}
+
+
 def is_path(name: str) -> bool:
     """Whether it means a file here. A pair's name has no slash, and one of Ollama's leads nowhere."""
     if name.lower().endswith(".gguf") or name.startswith(("/", "~", "./", "../")):

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-_INT32 = (1 << 31) - 1
+UNLIMITED = (1 << 31) - 1  # of what has no other limit
 
 
 class Option:
@@ -26,7 +26,7 @@ class Option:
         help: str,
         metavar: str = "",
         low: float = 0,
-        high: float = _INT32,
+        high: float = UNLIMITED,
         *,
         many: bool = False,
     ) -> None:
@@ -112,6 +112,14 @@ SAMPLING = (
 
 ASK = (
     Option("model", ("-m", "--model"), str, "Use this pair instead of the configured one.", "PAIR"),
+    Option(
+        "query",
+        ("-q", "--query"),
+        str,
+        "Use the pair whose name contains TEXT; repeatable.",
+        "TEXT",
+        many=True,
+    ),
     Option("system", ("-s", "--system"), str, "System message.", "SYSTEM"),
     Option("tokens", ("-n", "--tokens"), int, "Maximum number of tokens.", "TOKENS", low=1),
     Option(
@@ -185,7 +193,7 @@ SETTABLE = {
     or option.name in ("tokens", "draft", "exact", "plain", "show_draft", "hide_reasoning", "usage")
 }
 _IN_CHAT = (
-    *("model", "system", "last", "conversation", "files", "template", "values", *SETTABLE),
+    *("model", "query", "system", "last", "conversation", "files", "template", "values", *SETTABLE),
     *("no_log", "no_daemon_start", "debug"),
 )
 CHAT = tuple(option for option in ASK if option.name in _IN_CHAT)

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from localspec.client.api import Client
+from localspec.errors import ModelNotFound
 from localspec.paths import MODEL_PLACES
 
 
@@ -18,6 +19,25 @@ class PairsClient(Client):
     def pairs(self, *, everything: bool = False) -> dict[str, Any]:
         """What is here; with `everything` the catalogue too."""
         return self._json("GET", f"/localspec/pairs?all={int(everything)}")
+
+    def named_like(self, parts: list[str]) -> str:
+        """The installed pair in whose name all `parts` occur, in any case; of several the shortest.
+
+        Raises:
+            ModelNotFound: there is none; the message names the pairs there are.
+        """
+        listed = self.pairs(everything=True)["pairs"]
+        parts = [each.lower() for each in parts]
+        found = [each for each in listed if all(part in each["name"].lower() for part in parts)]
+        here = sorted((each["name"] for each in found if each["here"]), key=lambda n: (len(n), n))
+        if here:
+            return str(here[0])
+        if found:
+            pull = f"to download one that does: localspec pull {found[0]['name']}"
+        else:
+            pull = f"installed: {', '.join(each['name'] for each in listed if each['here'])}"
+        said = " and ".join(f"'{each}'" for each in parts)
+        raise ModelNotFound(f"No installed pair has {said} in its name; {pull}")
 
     def pair(self, name: str, context: int = 0) -> dict[str, Any]:
         return self._json("GET", f"/localspec/pairs/{quote(name, safe='')}?context={context}")

@@ -185,10 +185,10 @@ def test_a_chat_goes_on_where_nothing_can_be_kept(warm: Home) -> None:
     with terminal(warm.environment, program=("-c", program), columns=200) as shown:
         shown.expect("›")
         shown.send("say one\r")
-        shown.expect("localspec: What you type is not kept")
+        shown.expect("localspec: Input history is not saved")
         shown.expect("one\n\n›")
         shown.send("say two\r")
         shown.expect("two\n\n›")
-        assert shown.text.count("is not kept") == 1
+        assert shown.text.count("is not saved") == 1
         shown.send("/exit\r")
         assert shown.wait() == 0

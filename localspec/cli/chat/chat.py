@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec import paths
+from localspec.cli import inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import Chat
 from localspec.cli.chat.talk import Talk
@@ -35,6 +36,7 @@ def run(options: dict[str, Any]) -> int:
     """
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError("A chat needs a terminal; in a pipe, use: localspec ask")
+    options = inputs.chosen(options)
     template = Template(options) if options["template"] is not None else None
     if template is None and options["values"]:
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
@@ -127,7 +129,7 @@ def _typed_lines(file: Path) -> History:
                 super().store_string(string)
             except OSError as error:  # a full disk is no reason to end a chat
                 if not self.said:
-                    why = f"What you type is not kept: {file}: {error.strerror}."
+                    why = f"Input history is not saved: {file}: {error.strerror}."
                     run_in_terminal(lambda: render.error(why))
                 self.said = True
 

@@ -2,6 +2,8 @@
 
 ask.py         `ask` as click sees it, and options for click
 chat.py        `chat`
+run.py         a chat with a pair or a question to it, as in ollama
+help.py        help, and man pages
 complete.py    fill in code at a place in a file
 history.py     what was asked and answered
 templates.py   saved prompts

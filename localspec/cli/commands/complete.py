@@ -30,12 +30,25 @@ _TOKENS = 64  # an editor shows a few lines
     shell_complete=suggest.pairs,
     help="Use this pair instead of the configured one.",
 )
+@click.option(
+    "-q",
+    "--query",
+    multiple=True,
+    metavar="TEXT",
+    help="Use the pair whose name contains TEXT; repeatable.",
+)
 @click.option("-n", "--tokens", type=click.IntRange(min=1), default=_TOKENS, help="Maximum number.")
 @click.option("--no-log", is_flag=True, help="Do not count it in `localspec stats`.")
 @click.option("-u", "--usage", is_flag=True, help="Print statistics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")
 def command(
-    place: str, model: str | None, tokens: int, no_log: bool, usage: bool, as_json: bool
+    place: str,
+    model: str | None,
+    query: tuple[str, ...],
+    tokens: int,
+    no_log: bool,
+    usage: bool,
+    as_json: bool,
 ) -> int:
     before, after = around(place)
     above, newline, line = before.rpartition("\n")
@@ -48,7 +61,8 @@ def command(
     }
     if not no_log:
         request["localspec"] = {"kind": "complete"}
-    if model:
+    given = {"model": model, "query": list(query), "no_daemon_start": False}
+    if model := inputs.chosen(given)["model"]:
         request["model"] = inputs.pair(model)
     answer = Client().infill(request)
     if as_json:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import click
 
 from localspec.cli import settings, suggest
+from localspec.cli.app import Group
 from localspec.cli.terminal import render
 from localspec.paths import default_paths
 
 
 @click.group(
+    cls=Group,
     invoke_without_command=True,
     help="Show or change the configuration.",
     epilog="Examples:\n\n\b\n  localspec config\n  localspec config set pair coder-7b\n"

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from localspec.cli import suggest
+from localspec.cli.app import Group
 from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError
@@ -25,6 +26,7 @@ _LIMIT = click.option(
 
 
 @click.group(
+    cls=Group,
     invoke_without_command=True,
     help="List past conversations, newest first; show, search, remove and export them.",
     epilog="Examples:\n\n\b\n  localspec history\n  localspec history -n 100\n"

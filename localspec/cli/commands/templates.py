@@ -7,12 +7,14 @@ import textwrap
 import click
 
 from localspec.cli import suggest, templates
+from localspec.cli.app import Group
 from localspec.cli.terminal import render
 
 _BEGINNING = 160  # characters of a prompt
 
 
 @click.group(
+    cls=Group,
     invoke_without_command=True,
     help="List, show, edit and remove templates: saved prompts with their options. "
     "`localspec ask --save NAME` creates one, `-t NAME` uses it.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec.cli import services
+from localspec.cli.app import Group
 from localspec.cli.terminal import render
 from localspec.client import autostart
 from localspec.client.api import Client
@@ -14,6 +15,7 @@ from localspec.paths import default_paths
 
 
 @click.group(
+    cls=Group,
     help="Run the daemon as a user service: systemd starts it on demand, launchd at login.",
     epilog="Examples:\n\n\b\n  localspec service install\n  localspec service install --print\n"
     "  localspec service uninstall",

@@ -5,11 +5,13 @@ from __future__ import annotations
 import click
 
 from localspec.cli import suggest
+from localspec.cli.app import Group
 from localspec.cli.terminal import pairs, render
 from localspec.client.pairs import PairsClient
 
 
 @click.group(
+    cls=Group,
     invoke_without_command=True,
     help="Show running and recent pulls, or cancel one. Pulls interrupted by stopping the "
     "daemon resume when it starts again.",

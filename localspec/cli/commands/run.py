@@ -1,0 +1,39 @@
+"""`localspec run`: a chat with a pair, or one question to it, as people of ollama type it."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from localspec.cli import options, suggest
+from localspec.cli.commands.ask import click_option
+
+_OPTIONS = tuple(each for each in options.CHAT if each.name not in ("model", "query"))
+
+
+def _run(pair: str, words: tuple[str, ...], **values: object) -> int:
+    given = {**options.defaults(options.ASK), **values, "model": pair, "words": list(words)}
+    given = {key: list(each) if isinstance(each, tuple) else each for key, each in given.items()}
+    if words or not sys.stdin.isatty():
+        from localspec.cli import ask
+
+        return ask.run(given)
+    from localspec.cli.chat import chat
+
+    return chat.run(given)
+
+
+command = click.Command(
+    "run",
+    callback=_run,
+    params=[
+        click.Argument(["pair"], shell_complete=suggest.pairs),
+        click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        *map(click_option, _OPTIONS),
+    ],
+    help="Chat with a pair; with WORDS or piped text, ask it one question. "
+    "The same as `localspec chat -m PAIR` and `localspec ask -m PAIR WORDS`.",
+    epilog="Examples:\n\n\b\n  localspec run coder-7b\n"
+    '  localspec run coder-7b "What does os.walk return?"',
+)
