@@ -38,7 +38,7 @@ from localspec.protocol.settings import (
 )
 
 _SHOWN = 60  # characters of a wrong value in a sentence about it
-_IGNORED = "that is ignored"
+_IGNORED = "it is ignored"
 _LONGEST = 4096  # characters of a pair's name: two paths
 
 
@@ -180,7 +180,7 @@ def checked(key: str, value: Any) -> Any:
         ValueError: a clause that names the key and what is allowed.
     """
     if key not in KEYS:
-        raise ValueError(f"there is no setting '{_short(key)}'{_near(key)}")
+        raise ValueError(f"there is no setting '{short(key)}'{near(key)}")
     default, said = getattr(_DEFAULTS, key), about(key)
     if isinstance(value, str) and said.word and value.lower() == said.word:
         value = said.special
@@ -188,7 +188,7 @@ def checked(key: str, value: Any) -> Any:
         value = float(value)
     if type(value) is not type(default):
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-        raise ValueError(f"'{key}' must be {kind[type(default)]}, not {_short(repr(value))}")
+        raise ValueError(f"'{key}' must be {kind[type(default)]}, not {short(repr(value))}")
     if isinstance(value, str):
         return _checked_text(key, value)
     allowed = _limits(key)
@@ -196,7 +196,7 @@ def checked(key: str, value: Any) -> Any:
     if low is not None and allowed.high is not None and not low <= value <= allowed.high:  # or NaN
         special = f"{said.special} ({said.word}) or " if said.least is not None else ""
         raise ValueError(
-            f"'{key}' must be {special}between {low} and {allowed.high}, not {_short(repr(value))}"
+            f"'{key}' must be {special}between {low} and {allowed.high}, not {short(repr(value))}"
         )
     return value
 
@@ -204,9 +204,9 @@ def checked(key: str, value: Any) -> Any:
 def _checked_text(key: str, value: str) -> str:
     choices = _limits(key).choices
     if choices and value not in choices:
-        raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {_short(repr(value))}")
+        raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {short(repr(value))}")
     if value != visible(value, lines=False) or any("\ud800" <= sign <= "\udfff" for sign in value):
-        raise ValueError(f"'{key}' has a character that cannot be shown: {_short(ascii(value))}")
+        raise ValueError(f"'{key}' has a character that cannot be shown: {short(ascii(value))}")
     if key == "pair" and not 0 < len(value) <= _LONGEST:
         raise ValueError("'pair' must be a pair's name or a file; the default is 'builtin'")
     if key == "pair" and value in ("default", "localspec"):
@@ -217,18 +217,20 @@ def _checked_text(key: str, value: str) -> str:
         except ValueError:
             raise ValueError(
                 "'listen' must be an address and a port, such as 127.0.0.1:8080 or [::1]:8080, "
-                f"not {_short(repr(value))}"
+                f"not {short(repr(value))}"
             ) from None
     return value
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """For a sentence."""
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _near(key: str) -> str:
-    near = difflib.get_close_matches(key[:_SHOWN], KEYS, 1)
-    return f"; did you mean '{near[0]}'?" if near else "; localspec config shows all there are"
+def near(key: str) -> str:
+    """A question after a comma where `key` may have meant another one; else nothing."""
+    found = difflib.get_close_matches(key[:_SHOWN], KEYS, 1)
+    return f" (did you mean '{found[0]}'?)" if found else ""
 
 
 def parsed(key: str, text: str) -> Any:

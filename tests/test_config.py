@@ -37,7 +37,11 @@ def test_flags_win_over_variables_over_the_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "cure"),
     [
-        ("paralel = 2", "no setting 'paralel'; did you mean 'parallel'?", "unset paralel"),
+        (
+            "paralel = 2",
+            "no setting 'paralel' (did you mean 'parallel'?); it is ignored",
+            "unset paralel",
+        ),
         ('parallel = "2"', "'parallel' must be a whole number, not '2'; 4 is used", "unset p"),
         ("parallel = true", "'parallel' must be a whole number, not True", "unset parallel"),
         ("parallel = 0", "'parallel' must be between 1 and 64, not 0", "unset parallel"),
@@ -47,7 +51,7 @@ def test_flags_win_over_variables_over_the_file(file: Path) -> None:
         ("exact = 1", "'exact' must be true or false, not 1", "unset exact"),
         ('pair = ""', "'pair' must be a pair's name or a file", "unset pair"),
         ('pair = "default"', "'pair' cannot be 'default'", "unset pair"),
-        ("pair = ", ", line 1: Invalid value; that is ignored", "unset pair"),
+        ("pair = ", ", line 1: Invalid value; it is ignored", "unset pair"),
         ('pair = "a"\nparallel == 2', ", line 2: Invalid value", "unset parallel"),
         ("queue = 1\nqueue = 2", ", line 2: 'queue' is set twice", "unset queue"),
         ("hello", ", line 1: Expected '='", "config edit"),

@@ -96,7 +96,9 @@ def change(key: str, text: str | None) -> None:
     told = _tell(key)
     if told and after.listen and key in ("listen", "listen_anywhere") and not told["listen"]:
         with _alone(file):
-            _write(file, old)
+            was = getattr(before, key) if key in before.origin else None
+            text = changed(config.as_text(_bytes_of(file)), key, was)
+            _write(file, text.encode("utf-8", "surrogateescape"))
         _tell(key)
         raise UsageError(f"{' '.join(told['problems'])} Nothing was changed.")
     _say(key, before, after, told)
@@ -108,15 +110,16 @@ def _loaded(file: Path, data: bytes) -> config.Config:
 
 def _wanted(key: str, text: str) -> Any:
     """The value to set. Raises UsageError: nobody can use it."""
+    typed = config.parsed(key, text)
+    if key == "threads" and type(typed) is int and typed > (cores := usable_cores()):
+        raise UsageError(
+            f"This machine has {cores} cores, and more threads than cores only slow it down: "
+            f"'threads' must be between 0 (auto) and {cores}, not {config.short(text)}."
+        )
     value = _checked(key, text)
     if key == "pair":
         value = _checked(key, inputs.pair(value))
         _check_pair(value)
-    if key == "threads" and value > (cores := usable_cores()):
-        raise UsageError(
-            f"This machine has {cores} cores, and more threads than cores wait for each other: "
-            f"'threads' must be 0 (auto) or between 1 and {cores}, not {value}."
-        )
     return value
 
 
@@ -185,12 +188,12 @@ def _shown(key: str, value: Any) -> str:
     said = config.about(key)
     if said.word and value == said.special:
         return f"{said.special} ({said.word})"
-    return _toml(value) if value == "" or not isinstance(value, str) else value
+    return (value or "(none)") if isinstance(value, str) else _toml(value)
 
 
 def _from_when(key: str, told: dict[str, Any] | None) -> str:
     if told is None:
-        return "It applies when the daemon starts, which the next question does."
+        return "It applies when the daemon starts."
     if key in ("listen", "listen_anywhere"):
         if told["listen"]:
             return f"The daemon listens on {told['listen']}; the token is in {told['token_file']}."

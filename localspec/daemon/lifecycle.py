@@ -124,6 +124,7 @@ class Daemon:
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines
         )
         self._state = State(paths, supervisor, registry, conversations, self.drain, self.configure)
+        self._state.unsaid += self._state.problems
         self._server = _Server(
             uvicorn.Config(
                 routes.application(self._state),
@@ -194,9 +195,10 @@ class Daemon:
             before = state.problems
             state.supervisor.configure(await asyncio.to_thread(self._read, state.config))
             await self._listen()
-            for problem in state.problems:
-                if problem not in before:
-                    log.warning("%s", problem)
+            fresh = [problem for problem in state.problems if problem not in before]
+            state.unsaid += fresh
+            for problem in fresh:
+                log.warning("%s", problem)
 
     async def _listen(self) -> None:
         """Over TCP, where the configuration says so; what is said there needs the token.

@@ -14,6 +14,7 @@ from starlette.types import Receive
 from localspec.config import Config
 from localspec.daemon.completion.takeover import Editors
 from localspec.daemon.history.store import Conversations
+from localspec.daemon.http import tcp
 from localspec.daemon.http.requests import unless_gone
 from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.pairs import names
@@ -45,6 +46,7 @@ class State:
     draining: bool = False
     tcp: TcpAuth | None = None  # where TCP is served
     tcp_problem: str = ""  # why it is not, though it is wanted
+    unsaid: list[str] = field(default_factory=list)  # problems that no answer has mentioned yet
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -80,6 +82,14 @@ class State:
         """
         await self.supervisor.loaded.forget(name)
         await self.conversations.run(lambda each: each.remove_states(name))
+
+    def news(self, pair: str) -> str:
+        """What the next answer should mention, and no later one: to the owner alone, not over TCP."""
+        said = self.registry.news(pair)
+        if self.unsaid and not tcp.answers_tcp():
+            still, self.unsaid = [each for each in self.unsaid if each in self.problems], []
+            said = " ".join([*filter(None, [said]), *still])
+        return said
 
     @property
     def problems(self) -> list[str]:

@@ -115,9 +115,9 @@ class TextChoice(Struct):
 class Extra(Struct):
     """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft.
 
-    `news`: what happened to the pair's files, said with one answer and not again. `not_kept`: why the
-    answer is not in its conversation, said when it is complete. `limit`: what a `finish_reason` of
-    "length" means, as many tokens as were asked for or a full context.
+    `news`: what happened to the pair's files, or is wrong in the configuration, said with one answer and
+    not again. `not_kept`: why the answer is not in its conversation, said when it is complete. `limit`:
+    what a `finish_reason` of "length" means, as many tokens as were asked for or a full context.
     """
 
     speculation: Speculation | UnsetType = UNSET

@@ -74,7 +74,7 @@ def test_config_shows_every_value_and_its_origin(home: Home) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("paralel", "2", "no setting 'paralel'; did you mean 'parallel'?"),
+        ("paralel", "2", "no setting 'paralel' (did you mean 'parallel'?)."),
         ("parallel", "0", "must be between 1 and 64"),
         ("parallel", "many", "must be a whole number"),
         ("exact", "perhaps", "must be true or false"),

@@ -72,7 +72,7 @@ def test_values_as_people_type_them(home: Home, key: str, text: str, value: Any)
     ("key", "text", "said"),
     [
         ("context", "8", "'context' must be 0 (auto) or between 256 and 16777216, not 8."),
-        ("threads", "512", "'threads' must be 0 (auto) or between 1 and "),
+        ("threads", "513", "'threads' must be between 0 "),
         ("depth", "-2", "between -1 and 64, not -2"),
         ("watchdog", "nan", "between 1 and 86400, not nan"),
         ("idle_unload", "inf", "between 0 and 10000000, not inf"),
@@ -265,6 +265,16 @@ def test_whatever_is_in_the_file_the_commands_work(free: Home, text: bytes) -> N
     assert free.status()["queue_limit"] == Config().queue
 
 
+def test_what_is_wrong_is_said_with_one_answer_and_not_again(free: Home) -> None:
+    kept(free).write_text(f'pair = "{free.model}"\ncontext = 8\n')
+    assert "'context' must be 0 (auto)" in free.run("ask", "say x").stderr
+    assert free.run("ask", "say x").stderr == ""
+    kept(free).write_text(f'pair = "{free.model}"\nthreads = -7\n')
+    wait_for(lambda: "threads" in str(free.status()["problems"]), "the edit to be seen")
+    assert "'threads' must be between 0 and 512, not -7" in free.run("ask", "say x").stderr
+    assert free.run("ask", "say x").stderr == ""
+
+
 def test_every_problem_is_gone_after_its_cure(free: Home) -> None:
     file = kept(free)
     editor = free.root / "editor"
@@ -352,7 +362,7 @@ def test_doctor_cures_a_context_that_no_pair_has(free: Home) -> None:
     kept(free).write_text("context = 100000\n")
     free.run("start")
     (found,) = bad(free)
-    assert "100000 was asked" in found["what"]
+    assert "1024 tokens of context; 100000 " in found["what"]
     assert shell(free, found["cure"]).returncode == 0
     assert bad(free) == []
 

@@ -43,7 +43,7 @@ async def chat(request: Request) -> Response:
         Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=ended),
         body.stream_options,
         note=daemon.supervisor.loaded.note,
-        news=partial(daemon.registry.news, pair.name),
+        news=partial(daemon.news, pair.name),
         conversation=kept_in,
         not_kept=(lambda: turn.not_kept) if turn else str,
     )
@@ -61,6 +61,6 @@ async def complete(request: Request) -> Response:
         Answer(pair.name, wanted, n=body.n or 1, ended=ended),
         body.stream_options,
         note=daemon.supervisor.loaded.note,
-        news=partial(daemon.registry.news, pair.name),
+        news=partial(daemon.news, pair.name),
     )
     return await Run(daemon.supervisor, pair, wanted, shape).respond(request, body.stream)
