@@ -25,12 +25,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_package_its_data_and_nothing_else(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
-        inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    inside = {name for name in names if ".data/" not in name}
     data = {"openapi.yaml", "models.toml", "py.typed"}
     data |= {f"builtin/{name}" for name in ("target.gguf", "draft.gguf", "README.md")}
     assert {name for name in inside if not name.endswith(".py")} == {
         f"localspec/{name}" for name in data
     }
+    pages = {name.partition(".data/data/")[2] for name in names - inside}
+    assert pages >= {f"share/man/man1/localspec{name}.1" for name in ("", "-ask", "-history-rm")}
+    assert all(name.startswith("share/man/man1/localspec") for name in pages)
     here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "localspec").rglob("*.py")}
     assert {name for name in inside if name.endswith(".py")} == here
 

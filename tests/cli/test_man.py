@@ -1,0 +1,81 @@
+"""Man pages say what --help says, and the programs that show them find nothing wrong."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from localspec.cli import app
+from localspec.cli.commands.help import page, pages
+from tests.support.daemons import Home
+
+# Each reads a page and complains of it on stderr or stdout; the text is what the first ones print.
+VIEWERS = {
+    "man": ["man", "--warnings", "-E", "UTF-8", "-l"],
+    "groff": ["groff", "-man", "-ww", "-Tutf8", "-K", "utf8"],
+    "mandoc": ["mandoc", "-Tlint", "-W", "error"],
+}
+HERE = {name: command for name, command in VIEWERS.items() if shutil.which(name)}
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, str]:
+    return dict(pages(click.Context(app.app, info_name="localspec")))
+
+
+def test_each_command_has_a_page(made: dict[str, str]) -> None:
+    assert {f"localspec-{name}.1" for name in app.COMMANDS} <= made.keys()
+    assert {"localspec.1", "localspec-history-rm.1", "localspec-config-set.1"} <= made.keys()
+    for text in made.values():
+        assert text.isascii()
+        assert [line for line in text.splitlines() if not line.strip()] == []
+        assert re.findall(r"^\.SH (.*)", text, re.MULTILINE)[:3] == [
+            *("NAME", "SYNOPSIS", "DESCRIPTION"),
+        ]
+
+
+def test_nothing_is_wrong_with_any_of_them(made: dict[str, str], tmp_path: Path) -> None:
+    for name, text in made.items():
+        (tmp_path / name).write_text(text)
+    for name in HERE.keys() & {"groff", "mandoc"}:
+        files = [str(tmp_path / each) for each in made]
+        run = subprocess.run([*HERE[name], *files], capture_output=True, text=True)
+        assert run.returncode == 0
+        assert run.stderr == ""
+
+
+def test_what_is_shown_is_the_help(home: Home, tmp_path: Path) -> None:
+    run = home.run("help", "--man", "ask")
+    assert run.returncode == 0, run.stderr
+    file = tmp_path / "localspec-ask.1"
+    file.write_text(run.stdout)
+    for name in HERE.keys() & {"man", "groff"}:
+        environment = {**home.environment, "MANWIDTH": "200", "LC_ALL": "C.UTF-8"}
+        shown = subprocess.run(
+            [*HERE[name], str(file)], env=environment, capture_output=True, text=True
+        )
+        text = " ".join(re.sub(r"\x1b\[[\d;]*m|.\x08", "", shown.stdout).split())
+        text = text.replace("‐ ", "")  # a word that groff has divided
+        command = app.app.get_command(click.Context(app.app), "ask")
+        assert command is not None
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert ", ".join(option.opts) in text
+                assert " ".join((option.help or "").split()) in text
+        assert "git diff | localspec ask" in text
+
+
+def test_what_roff_would_obey_is_text(tmp_path: Path) -> None:
+    odd = r".so /etc/passwd, 'quoted' \fBbold\n -1 … × \" $HOME"
+    command = click.Command("odd", help=f"{odd}\n\n.TH x", epilog=f"Example: {odd}")
+    file = tmp_path / "odd.1"
+    file.write_text(page(click.Context(command, info_name="odd")))
+    for name in HERE.keys() & {"groff"}:
+        shown = subprocess.run([*HERE[name], str(file)], capture_output=True, text=True)
+        assert shown.stderr == ""
+        assert re.sub(r"\x1b\[[\d;]*m", "", shown.stdout).count(odd) == 3
