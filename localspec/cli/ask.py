@@ -217,6 +217,8 @@ def _note(chunk: dict[str, Any], last: dict[str, Any]) -> None:
         if key in chunk:
             last[key] = chunk[key]
     for choice in chunk["choices"]:
+        if thought := choice["delta"].get("reasoning_content"):
+            last.setdefault("thoughts", []).append(thought)
         if reason := choice.get("finish_reason"):
             last["finish_reason"] = reason
     if "localspec" in chunk:

@@ -289,11 +289,11 @@ def test_new_conversations(warm: Home) -> None:
         line(shown, "say one")
         wait_for(lambda: "one" in said(warm), "the turn")
         line(shown, "/new")
-        shown.expect("A new conversation begins.")
+        shown.expect("Started a new conversation.")
         line(shown, "say two")
         wait_for(lambda: "two" in said(warm), "the turn")
         line(shown, "/clear")
-        shown.expect("A new conversation begins.")
+        shown.expect("Started a new conversation.")
         assert "\x1b[2J" in shown.raw
         line(shown, "say three")
         line(shown, "/history")
@@ -350,7 +350,7 @@ def test_an_interrupt_before_the_first_word_leaves_nothing(warm: Home) -> None:
         wait_for(lambda: warm.status()["running"], "the question at the engine")
         time.sleep(0.5)  # the answer's head is on its way
         shown.interrupt()
-        shown.expect("Stopped before anything came")
+        shown.expect("Stopped before the answer began")
         line(shown, "say hello")
         wait_for(lambda: said(warm) == ["say hello", "hello"], "the next turn")
         line(shown, "/exit")
@@ -456,7 +456,7 @@ def test_a_chat_that_cannot_begin_says_why(warm: Home, options: list[str], why: 
 @pytest.mark.parametrize(
     ("typed", "effect"),
     [
-        ("/hist", "nothing was said yet"),
+        ("/hist", "This conversation is empty."),
         ("/set temper", "temperature is default."),
         ("/set exact of", "exact is off from"),
         ("/pai", "builtin"),

@@ -98,7 +98,7 @@ def _help(chat: Chat, argument: str) -> None:
 def _edit(chat: Chat, argument: str) -> None:
     written = inputs.edited(argument, lambda _: "", "", extension=".md")
     if written is None or not written.strip():
-        render.line("Nothing was written.")
+        render.line("No text was entered.")
         return
     chat.draft = as_typed(written)
 
@@ -202,9 +202,9 @@ def _value(option: options.Option, text: str) -> Any:
 def _new(chat: Chat, argument: str) -> None:
     del argument
     if chat.talk.messages and not chat.talk.keeps_nothing:
-        render.line(f"The conversation before is kept: localspec history show {chat.talk.id}")
+        render.line(f"The previous conversation is saved: localspec history show {chat.talk.id}")
     chat.talk.renew()
-    render.line("A new conversation begins.")
+    render.line("Started a new conversation.")
 
 
 def _clear(chat: Chat, argument: str) -> None:
@@ -216,12 +216,17 @@ def _clear(chat: Chat, argument: str) -> None:
 
 def _history(chat: Chat, argument: str) -> None:
     del argument
-    history.conversation(chat.talk.kept())
+    chat.talk.catch_up()
+    if not chat.talk.messages:
+        render.line("This conversation is empty.")
+        return
+    history.conversation(chat.talk.kept(), plain=chat.talk.options["plain"])
 
 
 def _regen(chat: Chat, argument: str) -> None:
     """Where no other answer comes, the question stands in the next prompt: it is not said any more."""
     del argument
+    chat.talk.catch_up()
     if not chat.talk.questions:
         raise NotFound("There is no question to answer again.")
     question = chat.talk.undo()

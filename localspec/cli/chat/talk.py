@@ -54,6 +54,7 @@ class Talk:
         self.last: dict[str, Any] = {}  # statistics of the last answer
         self.context = 0
         self._lost = False  # the daemon could not keep an answer
+        self._behind = False  # what the daemon kept of the last answer could not be read
         self._titles: dict[str, str] = {}  # of questions: their words without files
         self._said_system: str | None = None
         wanted = "last" if options["last"] else options["conversation"]
@@ -101,6 +102,7 @@ class Talk:
         Raises:
             LocalspecError: why there is no answer, or no more of it.
         """
+        self.catch_up()
         before, stopped = len(self.messages), False
         begun = "" if question else self._begun()
         self._titles.setdefault(question, title)
@@ -127,17 +129,18 @@ class Talk:
                 hints.cut_off(self.last, "/continue")
             if ours.get("not_kept"):
                 self._lost = True
-                render.error(
-                    "What is said from here on is not saved either; /save FILE writes it all."
-                )
-            if self.keeps_nothing and (printer.said or self.last.get("timings")):
+                render.error("What follows is not saved either; /save FILE writes everything.")
+            came_here = printer.said or self.last.get("thoughts") or self.last.get("timings")
+            if self.keeps_nothing and came_here:
                 self._add(question, printer.said)
         came = len(self.messages) > before or bool(begun and printer.said)
         if stopped and came:
             render.dim("Stopped; the partial answer is part of the conversation.")
+        elif stopped and begun:
+            render.dim("Stopped before anything was added to the answer.")
         elif stopped:
             render.dim(
-                "Stopped before anything came; the question is not part of the conversation."
+                "Stopped before the answer began; the question is not part of the conversation."
             )
         return came
 
@@ -151,12 +154,15 @@ class Talk:
             raise NotFound("There is no answer to continue.")
         return str(self.messages[-1]["content"])
 
-    def _add(self, question: str, answer: str) -> None:
-        if not question:
-            self.messages[-1]["content"] += answer
-            return
-        self.messages.append({"role": "user", "content": question})
-        self.messages.append({"role": "assistant", "content": answer})
+    def _add(self, question: str, said: str) -> None:
+        """As the daemon would have kept it."""
+        if question:
+            asked = {"role": "user", "content": question}
+            self.messages += [asked, {"role": "assistant", "content": ""}]
+        answer = self.messages[-1]
+        answer["content"] += said
+        if thoughts := "".join(self.last.get("thoughts") or []):
+            answer["reasoning_content"] = answer.get("reasoning_content", "") + thoughts
 
     def _request(self, question: str) -> dict[str, Any]:
         request = ask.wanted(self.options)
@@ -184,15 +190,21 @@ class Talk:
         self.id = (self.last.get("localspec") or {}).get("conversation", self.id)
         if self.keeps_nothing or self.id == _NEW:
             return ""
-        before = len(self.messages)
+        before, self._behind = len(self.messages), True
         try:
             self._take(self.client.conversation(self.id, wait=True))
         except NotFound:  # nothing of the first answer came, or somebody removed all of it
             self.renew()
         except LocalspecError:
-            return ""  # there is an error to tell already
+            return ""  # there is an error to tell already, and another time to ask
+        self._behind = False
         answer = str(self.messages[-1]["content"]) if len(self.messages) > before - begun else ""
         return answer[len(printed) :] if answer.startswith(printed) else ""
+
+    def catch_up(self) -> None:
+        """Have what the daemon keeps, where that could not be read after the last answer."""
+        if self._behind:
+            self._settled()
 
     def _take(self, found: dict[str, Any]) -> None:
         """Make a kept conversation this one."""
@@ -217,6 +229,7 @@ class Talk:
         Raises:
             NotFound: nothing was said.
         """
+        self.catch_up()
         if not self.questions:
             raise NotFound("There is no question to remove.")
         question = self.questions[-1]
@@ -235,12 +248,10 @@ class Talk:
         if not self.keeps_nothing and self.id != _NEW:
             return self.client.conversation(self.id, wait=True)
         system = [{"role": "system", "content": self.system}] if self.system else []
-        name = "not kept" if self.keeps_nothing else "nothing was said yet"
-        model = self.model or "the configured pair"
         return {
-            "id": name,
+            "id": "not saved",
             "created": time.time(),
-            "model": model,
+            "model": self.last.get("model") or self.model,
             "messages": [*system, *self.messages],
         }
 

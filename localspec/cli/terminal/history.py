@@ -55,11 +55,11 @@ def answer(text: str) -> None:
     printer.close()
 
 
-def conversation(found: dict[str, Any]) -> None:
-    """As a document; Markdown is drawn on a terminal."""
+def conversation(found: dict[str, Any], *, plain: bool = False) -> None:
+    """As a document; Markdown is drawn on a terminal unless it is to be `plain`."""
     render.dim(f"{found['id']}, {_when(found['created'])}, {found['model']}")
     for message in found["messages"]:
-        printer = render.printer()
+        printer = render.printer(plain=plain)
         text = f"## {_who(message['role'])}\n\n{_said(message)}"
         why = _WHY.get(message.get("finish") or "")
         printer.text(text + (f"\n\n*{why}*" if why else ""), [])
