@@ -70,6 +70,10 @@ def run(options: dict[str, Any]) -> int:
 
         raise ContextExceeded(inputs.what_fits(error, question)) from error
     tell(last)
+    if options["copy"]:
+        from localspec.cli.terminal import clipboard
+
+        clipboard.copy(last["said"])
     cut = _tell_if_cut(last, request)
     if options["usage"]:
         from localspec.cli.terminal import figures
@@ -142,11 +146,13 @@ def _answered(
 ) -> dict[str, Any]:
     """Print the answer, after what was `begun` of it, as the options say.
 
-    Its `timings`, `localspec`, `usage` and `model`.
+    Its `timings`, `localspec`, `usage` and `model`, and what was `said` with its beginning; with -x the
+    code of it.
     """
     if options["json"]:
         answer = client.chat(request)
         render.record(answer)
+        answer["said"] = begun + (answer["choices"][0]["message"]["content"] or "")
         return answer
     if options["extract"] or options["extract_last"]:
         from localspec.cli.terminal import extract
@@ -155,18 +161,21 @@ def _answered(
         message = answer["choices"][0]["message"]
         message["content"] = begun + (message["content"] or "")
         kept = "localspec" in request and not answer["localspec"].get("not_kept")
-        render.text(extract.code(answer, last=options["extract_last"], kept=kept))
+        answer["said"] = extract.code(answer, last=options["extract_last"], kept=kept)
+        render.text(answer["said"])
         render.end_of_text()
         return answer
     printer = render.printer(plain=options["plain"], tinted=options["show_draft"], begun=begun)
     if not options["no_stream"]:
-        return stream(client, request, printer, hide_reasoning=options["hide_reasoning"])
+        last = stream(client, request, printer, hide_reasoning=options["hide_reasoning"])
+        return {**last, "said": begun + last.get("said", "")}
     answer = client.chat(request)
     message = answer["choices"][0]["message"]
     if not options["hide_reasoning"]:
         render.reasoning(message.get("reasoning_content") or "")
     printer.text(message["content"] or "", [])
     printer.close()
+    answer["said"] = begun + (message["content"] or "")
     return answer
 
 
@@ -178,7 +187,7 @@ def stream(
     hide_reasoning: bool = False,
     seen: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Print the answer as it comes. Its statistics: timings, localspec, usage, model, finish_reason.
+    """Print the answer as it comes. What came: timings, localspec, usage, model, finish_reason, said.
 
     They are put into `seen` too, where an interrupt leaves what had come by then.
     """
@@ -198,6 +207,7 @@ def stream(
                     waiting = None
                 render.reasoning(thought)
                 if text:
+                    last["said"] = last.get("said", "") + text
                     printer.text(text, (chunk.get("localspec") or {}).get("drafted") or [])
     finally:
         if waiting:

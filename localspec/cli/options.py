@@ -150,6 +150,7 @@ ASK = (
     Option("replace", ("-y", "--force"), bool, "With --save: replace a template without asking."),
     Option("extract", ("-x", "--extract"), bool, "Print only the first code block."),
     Option("extract_last", ("--xl", "--extract-last"), bool, "Print only the last code block."),
+    Option("copy", ("--copy",), bool, "Copy the answer to the clipboard; with -x the code block."),
     Option("json", ("--json",), bool, "Print the full response as one line of JSON."),
     Option("schema", ("--schema",), str, "Answer with JSON that matches this JSON schema.", "FILE"),
     Option("no_stream", ("--no-stream",), bool, "Print the answer only when it is complete."),

@@ -49,7 +49,7 @@ def test_reasoning_is_beside_the_answer(
     client: Any = Thinking()
     last = ask.stream(client, {}, render.printer(), hide_reasoning=hidden)
     assert capsys.readouterr() == ("Yes.\n", thought)
-    assert last == {"model": "x"}
+    assert last == {"model": "x", "said": "Yes."}
 
 
 def entry(name: str, **fields: Any) -> dict[str, Any]:

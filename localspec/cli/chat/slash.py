@@ -11,7 +11,7 @@ from localspec.cli import inputs, options
 from localspec.cli.chat.talk import Talk
 from localspec.cli.chat.typed import as_typed
 from localspec.cli.templates import Template
-from localspec.cli.terminal import figures, history, render
+from localspec.cli.terminal import clipboard, extract, figures, history, render
 from localspec.cli.terminal.pairs import size
 from localspec.client.pairs import PairsClient
 from localspec.errors import NotFound, UsageError
@@ -249,6 +249,23 @@ def _continue(chat: Chat, argument: str) -> None:
     chat.ask("")
 
 
+def _copy(chat: Chat, argument: str) -> None:
+    """The last answer, or a code block: 1 is the last one of the conversation, 2 the one before."""
+    answers = [str(each["content"]) for each in chat.talk.messages if each["role"] == "assistant"]
+    if not answers:
+        raise NotFound("There is no answer to copy.")
+    if not argument:
+        clipboard.copy(answers[-1])
+        return
+    blocks = [block for answer in answers for block in extract.blocks(answer)]
+    if not (argument.isdecimal() and 1 <= int(argument) <= len(blocks)):
+        count = (
+            f"There are {len(blocks)} code blocks" if len(blocks) != 1 else "There is 1 code block"
+        )
+        raise UsageError(f"{count} in this conversation; /copy 1 copies the last one.")
+    clipboard.copy(blocks[-int(argument)])
+
+
 def _save(chat: Chat, argument: str) -> None:
     if not argument:
         raise UsageError("Name a file, for example: /save chat.md")
@@ -284,6 +301,7 @@ COMMANDS = {
     "/undo": Slash(_undo, "", "Remove the last question and its answer."),
     "/regen": Slash(_regen, "", "Answer the last question again."),
     "/continue": Slash(_continue, "", "Continue an answer that was cut off or stopped."),
+    "/copy": Slash(_copy, "[N]", "Copy the last answer, or the N-th code block from the end."),
     "/edit": Slash(_edit, "[TEXT]", "Write the question in $EDITOR; Enter then sends it."),
     "/file": Slash(_file, "FILE…", "Include files or globs in the next question."),
     "/system": Slash(_system, "[TEXT]", "Show or set the system message."),

@@ -1,0 +1,133 @@
+"""What is copied: through the desktop's program, or by asking the terminal."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localspec.cli.terminal.markdown.fences import blocks
+from tests.support.daemons import Home
+from tests.support.terminal import terminal
+
+TEXT = "Do **this**:\n\n```make\nall:\n\tcc  -o 'ä' \n```\n\nor\n\n```\nb = [1]\n\nc\n```\n"
+FIRST, LAST = "all:\n\tcc  -o 'ä' ", "b = [1]\n\nc"
+PROGRAMS = [
+    ("wl-copy", "WAYLAND_DISPLAY"),
+    ("xclip", "DISPLAY"),
+    ("xsel", "DISPLAY"),
+    ("clip.exe", ""),
+    ("tmux", "TMUX"),
+]
+DESKTOP = ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "TMUX")
+
+
+@pytest.fixture
+def desktop(warm: Home, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """The environment of a desktop where these programs, and no others, copy into a file."""
+
+    def made(*programs: str, **variables: str) -> dict[str, str]:
+        for name in programs:
+            program = tmp_path / name
+            # xclip and wl-copy stay behind and serve the clipboard
+            program.write_text(f'#!/bin/sh\n/bin/cat > "{tmp_path}/copied"\n/bin/sleep 20 &\n')
+            program.chmod(0o755)
+        plain = {key: value for key, value in warm.environment.items() if key not in DESKTOP}
+        return {**plain, "PATH": str(tmp_path), **variables}
+
+    return made
+
+
+def asked_to_copy(raw: str) -> list[str]:
+    """What the terminal was asked to copy."""
+    return [base64.b64decode(found).decode() for found in re.findall(r"\x1b]52;c;(.*?)\x07", raw)]
+
+
+@pytest.mark.parametrize(("program", "variable"), PROGRAMS)
+def test_the_answer_is_copied_as_the_model_wrote_it(
+    warm: Home,
+    desktop: Callable[..., dict[str, str]],
+    tmp_path: Path,
+    program: str,
+    variable: str,
+) -> None:
+    environment = desktop(program, **({variable: "x"} if variable else {}))
+    with terminal(environment, "ask", "--copy", f"raw {TEXT}") as shown:
+        assert shown.wait() == 0
+        assert f"Copied 14 lines ({program})." in shown.text
+        assert not asked_to_copy(shown.raw)
+    encoding = "utf-16-le" if program == "clip.exe" else "utf-8"
+    assert (tmp_path / "copied").read_bytes().decode(encoding) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("options", "copied"),
+    [
+        ([], TEXT),
+        (["--plain"], TEXT),
+        (["--no-stream"], TEXT),
+        (["--json"], TEXT),
+        (["-x"], FIRST),
+        (["--xl"], LAST),
+    ],
+)
+def test_a_terminal_is_asked_where_there_is_no_program(
+    desktop: Callable[..., dict[str, str]], options: list[str], copied: str
+) -> None:
+    with terminal(desktop(), "ask", "--copy", *options, f"raw {TEXT}") as shown:
+        assert shown.wait() == 0
+        assert asked_to_copy(shown.raw) == [copied]
+        assert "OSC 52" in shown.text
+
+
+def test_another_machines_desktop_is_not_used(desktop: Callable[..., dict[str, str]]) -> None:
+    environment = desktop("clip.exe", "xclip", SSH_CONNECTION="1 2 3 4")
+    with terminal(environment, "ask", "--copy", "say it") as shown:
+        assert shown.wait() == 0
+        assert asked_to_copy(shown.raw) == ["it"]
+
+
+def test_a_program_that_fails_is_passed_over(
+    desktop: Callable[..., dict[str, str]], tmp_path: Path
+) -> None:
+    environment = desktop("xclip", DISPLAY=":9")
+    (tmp_path / "xclip").write_text("#!/bin/sh\nexit 1\n")
+    with terminal(environment, "ask", "--copy", "say it") as shown:
+        assert shown.wait() == 0
+        assert asked_to_copy(shown.raw) == ["it"]
+
+
+def test_what_cannot_be_copied_is_said(desktop: Callable[..., dict[str, str]]) -> None:
+    with terminal({**desktop(), "TERM_": "dumb"}, "ask", "--copy", "say it") as shown:
+        assert shown.wait() == 1
+        assert "it" in shown.text
+        assert "Not copied: there is no terminal and no clipboard program" in shown.text
+    with terminal(desktop(), "ask", "--copy", "raw " + "x" * 60_000) as shown:
+        assert shown.wait() == 1
+        assert "terminals take 56245" in shown.text
+
+
+def test_copying_in_a_chat(desktop: Callable[..., dict[str, str]]) -> None:
+    with terminal(desktop(), "chat", columns=120) as shown:
+        shown.expect("›")
+        shown.send("/copy\r")
+        shown.expect("There is no answer to copy.")
+        shown.expect("›")
+        for number in ("one", "two"):
+            shown.send(f'"""raw \x1b\r```\x1b\r{number} \x1b\r```"""\r')
+            shown.expect("/4096 tokens")  # the line at the bottom: the prompt is there
+        for command in ("/copy", "/copy 1", "/copy 2"):
+            shown.send(f"{command}\r")
+            shown.expect("Copied")
+            shown.expect("/4096 tokens")
+        shown.send("/copy 3\r")
+        shown.expect("There are 2 code blocks in this conversation; /copy 1 copies the last one.")
+        shown.expect("›")
+        shown.send("/exit\r")
+        assert shown.wait() == 0
+    whole, *code = asked_to_copy(shown.raw)
+    assert blocks(whole) == ["two "]
+    assert code == ["two ", "one "]
