@@ -128,6 +128,30 @@ def test_the_hook_leaves_the_shell_as_it_was(home: Home, name: str) -> None:
     home.run("completion", name, "--hook")
 
 
+@pytest.mark.parametrize(
+    ("options", "typed", "recorded"),
+    [
+        ("HISTTIMEFORMAT='%F %T '", "sh -c 'exit 3' 42 17", "sh -c 'exit 3' 42 17"),
+        ("HISTCONTROL=ignoreboth", "sh -c 'exit 3'", "sh -c 'exit 3'"),
+        ("set -u -o noclobber", "if true; then\n(exit 3)\nfi", "if true; then (exit 3); fi"),
+        ("shopt -s lithist", "if true; then\n(exit 3)\nfi", "if true; then\n(exit 3)\nfi"),
+        ("PROMPT_COMMAND=(true); set -o vi", "sh -c 'exit 3' *", "sh -c 'exit 3' *"),
+    ],
+)
+def test_bash_as_people_set_it(home: Home, options: str, typed: str, recorded: str) -> None:
+    with shell(home, "bash") as shown:
+        shown.send(f"{options}\n")
+        hooked(shown, "bash")
+        for _ in range(2):  # the second is no new line of the history to ignoreboth
+            shown.send(f"{typed}\n")
+            shown.expect("ready> ")
+        shown.send("echo [$?]\n")
+        shown.expect("[3]")
+        [record] = records(home)
+        assert record.read_text() == f"3\n{recorded}\n"
+    home.run("completion", "bash", "--hook")
+
+
 def test_two_shells_have_two_records(home: Home) -> None:
     with shell(home, "bash") as one, shell(home, "bash") as two:
         for shown, number in ((one, 3), (two, 4)):

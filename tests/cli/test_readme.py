@@ -41,16 +41,13 @@ REFUSED = {
     "localspec verify coder-7b": (1, "localspec pull coder-7b"),
     "localspec rm coder-7b smollm2": (1, "coder-7b"),
     "localspec chat": (2, "A chat needs a terminal"),
+    'localspec cmd "find files over 1 GB changed this week"': (1, "built-in demo pair"),
+    "localspec commit": (1, "built-in demo pair"),
     "localspec status --watch": (130, ""),
     'localspec ask -x "parse ISO dates" > dates.py': (
         1,
         "writes code only when asked for an example",
     ),
-}
-# What the small pair may be unable to do: exit code 1, and what is said then.
-UNSURE = {
-    'localspec cmd "find files over 1 GB changed this week"': "no command in it",
-    "localspec commit": "no message in it",
 }
 NOT_ALONE = {  # what comes before
     "localspec start --listen 127.0.0.1:8012": "localspec stop; ",
@@ -103,18 +100,15 @@ def shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess
 
 def test_readme_shows_commands() -> None:
     assert len(commands()) > 30
-    assert set(REFUSED) | set(UNSURE) | set(NOT_ALONE) <= set(commands())
+    assert set(REFUSED) | set(NOT_ALONE) <= set(commands())
 
 
 @pytest.mark.parametrize("line", commands())
 def test_a_command_of_the_readme_runs(reader: dict[str, str], line: str) -> None:
     code, said = REFUSED.get(line, (0, ""))
-    unsure = UNSURE.get(line)
     # Whichever port is free: another test, or a real daemon, may have this one.
     run = shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
     shell("localspec config set pair; localspec config set listen", reader)
-    if unsure and run.returncode:
-        code, said = 1, unsure
     assert (run.returncode, said in run.stderr) == (code, True), run.stderr
     assert "Traceback" not in run.stderr
     if line.startswith("curl"):

@@ -58,16 +58,18 @@ def _outside_fences(text: str) -> list[str]:
 
 
 def _is_sentence(line: str) -> bool:
-    words = line.split()
-    first = words[0].strip("*_").rstrip(",.:;!?").lower().replace("’", "'")
-    if not _WORD.fullmatch(words[0].strip("*_")):
-        return False
-    if first in _STARTS:
+    words = [word.strip("*_") for word in line.split()]
+    said = [bool(_WORD.fullmatch(word)) for word in words]
+    if len(words) > 3 and words[-1].endswith((".", "!", "?")) and all(said[-3:]):
         return True
-    if len(words) > 2 and words[-1].rstrip("*_").endswith(":"):
-        return all(_WORD.fullmatch(each.strip("*_")) for each in words)
+    if not said[0]:
+        return False
+    if words[0].rstrip(",.:;!?").lower().replace("’", "'") in _STARTS:
+        return True
+    if len(words) > 2 and words[-1].endswith(":"):
+        return all(said)
     # "Find all files" is said, "find all files" might be run.
-    return words[0][0].isupper() and len(words) > 2 and bool(_WORD.fullmatch(words[1]))
+    return words[0][0].isupper() and len(words) > 2 and said[1]
 
 
 def _without_decoration(lines: list[str]) -> str:

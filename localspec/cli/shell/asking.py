@@ -10,7 +10,7 @@ from localspec.cli import ask, templates
 from localspec.cli import options as table
 from localspec.cli.terminal import render
 from localspec.client.api import Client
-from localspec.errors import ContextExceeded
+from localspec.errors import ContextExceeded, LocalspecError
 
 _FIRST = 400_000  # characters; what is longer is cut before anybody counts its tokens
 _ATTEMPTS = 4
@@ -26,20 +26,10 @@ class Cut(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`cut_off`: by a limit of tokens; `small`: it is the shipped pair's."""
+    """`cut_off`: by a limit of tokens."""
 
     text: str
     cut_off: bool
-    small: bool
-
-    @property
-    def excuse(self) -> str:
-        """Why nothing of use may be in it, in brackets after a blank; or nothing."""
-        if self.small:
-            return (
-                " (the small pair that comes with localspec knows only Python's standard library)"
-            )
-        return ""
 
 
 class Collected(render.Printer):
@@ -108,12 +98,18 @@ def answered(
 def whole(
     template: str, options: dict[str, Any], cut: Callable[[int], Cut], known: dict[str, str]
 ) -> Answer:
-    """The answer as a text; the rest as `answered`."""
+    """The answer as a text; the rest as `answered`.
+
+    Raises:
+        LocalspecError: it is of a pair that cannot know what is asked.
+    """
     printer = Collected()
     last = answered(template, options, cut, known, printer)
-    return Answer(
-        printer.whole, last.get("finish_reason") == "length", last.get("model") == "builtin"
-    )
+    if last.get("model") == "builtin":
+        raise LocalspecError(
+            "The built-in demo pair knows only Python's standard library. Use a real one: localspec catalogue"
+        )
+    return Answer(printer.whole, last.get("finish_reason") == "length")
 
 
 def shown(

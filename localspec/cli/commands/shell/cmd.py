@@ -32,9 +32,7 @@ def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
             f"The answer was cut off by the token limit; it began: {answer.text[:200]}"
         )
     if not command:
-        raise LocalspecError(
-            f"The answer has no command in it{answer.excuse}: {answer.text.strip()}"
-        )
+        raise LocalspecError(f"The answer has no command in it: {answer.text.strip()}")
     proposal.checked(command)
     if not proposal.at_terminal():
         render.text(command)

@@ -70,9 +70,7 @@ def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> 
     answer = asking.whole("commit", values, cut, known)
     message = answers.message(answer.text)
     if not message:
-        raise LocalspecError(
-            f"The answer has no message in it{answer.excuse}: {answer.text.strip()}"
-        )
+        raise LocalspecError(f"The answer has no message in it: {answer.text.strip()}")
     if answer.cut_off:
         render.note("The message was cut off by the token limit.")
     return message
@@ -101,7 +99,7 @@ def _print_hook() -> int:
         program = f"{shlex.quote(sys.executable)} -m localspec"
     render.text(_HOOK.format(program=program, patience=_PATIENCE))
     where = '"$(git rev-parse --git-path hooks)/prepare-commit-msg"'
-    render.dim(f"To install it here: localspec commit --hook > {where} && chmod +x {where}")
+    render.dim(f"To install it here:\n  localspec commit --hook > {where} && chmod +x {where}")
     return 0
 
 
