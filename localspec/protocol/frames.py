@@ -154,7 +154,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     n_ctx: Context = 0
     parallel: Sequences = 4
     n_threads: Threads = 0
-    n_batch: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 512
+    n_batch: Annotated[int, msgspec.Meta(ge=64, le=1 << 16)] = 512
     n_gpu_layers: Layers = -1
     draft_gpu_layers: Layers = -1
     split_mode: SplitMode = "layer"

@@ -182,6 +182,34 @@ def test_answers_being_written_are_finished_and_nobody_else_gets_the_old_setting
     daemon.stop()
 
 
+def test_what_is_set_while_a_pair_loads_or_the_daemon_stops_counts_for_the_next_question(
+    free: Home,
+) -> None:
+    first, second = pairs_of(free, 2)
+    free.use_fake("--load-delay", "1.5", "--end-delay", "1")
+    del free.environment["LOCALSPEC_PAIR"]
+    kept(free).write_text(f'pair = "{first}"\n')
+    free.run("start")
+    with ThreadPoolExecutor(2) as pool:
+        old = pool.submit(free.chat, "say x")
+        wait_for(lambda: free.status()["pair"]["state"] == "loading", "the load")
+        assert free.run("config", "set", "depth", "3").returncode == 0
+        assert json.loads(free.chat("echo").text)["speculative"] == {}
+        worker = free.status()["worker_pid"]
+        assert old.result().status == 200
+        assert free.run("config", "set", "pair", second).returncode == 0
+        assert free.chat("say x").json["model"] == second
+        assert free.status()["worker_pid"] != worker
+        stopping = pool.submit(free.run, "stop")
+        wait_for(
+            lambda: not free.socket.exists() or free.status()["draining"], "the end's beginning"
+        )
+        assert free.run("config", "set", "pair", first).returncode == 0
+        shown = free.run("ask", "--json", "say x")
+        assert json.loads(shown.stdout)["model"] == first
+        stopping.result()
+
+
 def test_a_daemon_that_is_just_starting_uses_what_was_set(free: Home) -> None:
     """Between its reading the file and its listening nobody can be told."""
     names = pairs_of(free, 2)

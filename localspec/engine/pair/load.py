@@ -154,6 +154,11 @@ class _Load:
     def _open(self) -> Models:
         """Both models, compared with each other. Raises LoadFailed, OutOfMemory."""
         files, settings = self._files, self._settings
+        if (there := len(gpus())) and settings.main_gpu >= there:
+            raise LoadFailed(
+                f"`main_gpu` is {settings.main_gpu}, and this machine has {there}: 0 is the first. To "
+                "restore the default: localspec config unset main_gpu"
+            )
         threads = settings.n_threads or physical_cores()
         if threads > (cores := usable_cores()):
             self._notes.append(

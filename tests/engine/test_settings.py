@@ -1,0 +1,112 @@
+"""The engine's own check of how it is told to load: llama.cpp meets no number that it would abort on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from localspec.engine.pair import load as loading
+from localspec.engine.pair.load import load_pair
+from localspec.engine.pair.models import usable_cores
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import EngineSettings, PairFiles
+
+NUMBERS = st.integers(-(1 << 40), 1 << 40) | st.integers(-3, 300)
+FIELDS = (
+    "n_ctx",
+    "parallel",
+    "n_threads",
+    "n_batch",
+    "n_gpu_layers",
+    "draft_gpu_layers",
+    "main_gpu",
+)
+
+
+def valid(changes: dict[str, Any]) -> bool:
+    try:
+        msgspec.convert(changes, EngineSettings)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def tried(files: PairFiles, changes: dict[str, Any]) -> LoadFailed:
+    """Why such settings are refused."""
+    try:
+        load_pair(files, EngineSettings(**changes), lambda *_: None).close()
+    except LoadFailed as error:
+        return error
+    raise AssertionError(changes)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS, min_size=1).filter(lambda c: not valid(c)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
+def test_a_number_beyond_its_limit_is_refused_before_anything_is_opened(
+    changes: dict[str, Any],
+) -> None:
+    error = tried(PairFiles("nothing", "/nowhere/a.gguf"), changes)
+    assert "The engine's settings are wrong: Expected `int`" in error.message
+
+
+@given(
+    changes=st.fixed_dictionaries(
+        {},
+        optional={
+            "n_ctx": st.integers(0, 1 << 24) | st.integers(0, 600),
+            "parallel": st.integers(1, 128),
+            "n_threads": st.integers(0, 512),
+            "n_batch": st.integers(64, 600),
+            "n_gpu_layers": st.integers(-1, 10_000),
+            "main_gpu": st.integers(0, 15),
+            "split_mode": st.sampled_from(["layer", "row", "none"]),
+            "flash_attention": st.sampled_from(["auto", "on", "off"]),
+            "type_kv": st.sampled_from(["f16", "q8_0"]),
+            "exact": st.booleans(),
+            "depth": st.none() | st.integers(0, 64),
+        },
+    )
+)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=int(os.environ.get("LOCALSPEC_TEST_SETTINGS", "12")),
+)
+def test_whatever_is_within_the_limits_loads_or_is_refused_in_a_sentence(
+    cycle_files: PairFiles, changes: dict[str, Any]
+) -> None:
+    """An abort would end the tests."""
+    assert valid(changes)
+    if changes.get("type_kv") == "q8_0":
+        with contextlib.suppress(LoadFailed):  # a head's width may not divide by what it is kept in
+            load_pair(cycle_files, EngineSettings(**changes), lambda *_: None).close()
+        return
+    pair = load_pair(cycle_files, EngineSettings(**changes), lambda *_: None)
+    assert pair.models.threads <= usable_cores()
+    pair.close()
+
+
+def test_no_more_threads_run_than_there_are_cores(
+    cycle_files: PairFiles, load: Callable[..., Any]
+) -> None:
+    engine = load(cycle_files, n_threads=512)
+    assert engine.pair.models.threads == usable_cores()
+    assert (
+        f"512 threads were asked for and {usable_cores()} are used" in engine.pair.info().notes[0]
+    )
+
+
+def test_a_gpu_that_is_not_there_is_named(
+    cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "gpus", lambda: ["A GPU"])
+    assert tried(cycle_files, {"main_gpu": 3}).message == (
+        "`main_gpu` is 3, and this machine has 1: 0 is the first. To restore the default: "
+        "localspec config unset main_gpu"
+    )
