@@ -64,6 +64,11 @@ class Paths(NamedTuple):
         return self.state / "chat_history"
 
     @property
+    def not_saved(self) -> Path:
+        """Why the newest answer is not in the history; not beside that, whose disk may be full."""
+        return self.runtime / "not-saved"
+
+    @property
     def config_file(self) -> Path:
         return self.config / "config.toml"
 

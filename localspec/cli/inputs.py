@@ -147,8 +147,8 @@ def _matching(pattern: str) -> list[str]:
         import shlex
 
         raise UsageError(
-            f"{pattern} is a URL, and localspec fetches no pages: it works offline. To ask about it: "
-            f"curl -fsSL {shlex.quote(pattern)} | localspec ask …"
+            f"{pattern} is a URL, and localspec does not fetch web pages: it works offline. To ask about "
+            f"this one: curl -fsSL {shlex.quote(pattern)} | localspec ask …"
         )
     if not any(sign in path for sign in "*?["):
         return [path]

@@ -121,7 +121,7 @@ class Daemon:
             checks=tuple(worker_command) == DEFAULT_COMMAND,
         )
         conversations = Conversations(
-            paths.data / "conversations.sqlite", paths.states, paths.typed_lines
+            paths.data / "conversations.sqlite", paths.states, paths.typed_lines, paths.not_saved
         )
         self._state = State(paths, supervisor, registry, conversations, self.drain, self.configure)
         self._state.unsaid += self._state.problems

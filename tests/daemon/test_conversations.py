@@ -456,6 +456,28 @@ def test_an_answer_that_cannot_be_kept_says_so_and_nothing_else_is_taken_for_the
     assert ask(home, "say on", "last")["localspec"]["conversation"] == older
 
 
+def test_that_an_answer_was_not_saved_outlives_the_daemon(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    file = home.root / "data" / "conversations.sqlite"
+    first = start_daemon()
+    ask(home, "say older")
+    file.rename(file.with_suffix(".old"))
+    file.symlink_to(home.root / "elsewhere")
+    first.stop()
+    second = start_daemon()
+    assert "symbolic link" in ask(home, "say lost")["localspec"]["not_kept"]
+    second.stop()
+    file.unlink()
+    file.with_suffix(".old").rename(file)
+    start_daemon()
+    refused = home.chat("say no", localspec={"conversation": "last"})
+    assert refused.error["message"].startswith("The last answer was not saved")
+    name = ask(home, "say new")["localspec"]["conversation"]
+    assert ask(home, "say on", "last")["localspec"]["conversation"] == name
+    assert not (home.root / "run" / "not-saved").exists()
+
+
 def test_a_link_and_a_broken_file_are_refused_with_a_sentence(
     home: Home, daemon: RunningDaemon
 ) -> None:

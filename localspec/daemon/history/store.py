@@ -25,7 +25,8 @@ from localspec.daemon import logs
 from localspec.daemon.completion.reply.parser import split_thoughts
 from localspec.daemon.history import matches, statistics, typed
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
-from localspec.paths import open_file, remove_tree
+from localspec.files import write_whole
+from localspec.paths import open_file, read_file, remove_tree
 from localspec.protocol.conversations import (
     Conversation,
     ConversationEntry,
@@ -83,9 +84,9 @@ class Conversations:
     something was removed) is read by another program.
     """
 
-    def __init__(self, file: Path, states: Path, typed_lines: Path) -> None:
+    def __init__(self, file: Path, states: Path, typed_lines: Path, lost: Path) -> None:
         """`states`: where the engine saves what it remembers, in a folder for each by its id;
-        `typed_lines`: what people typed in chats (typed.py).
+        `typed_lines`: what people typed in chats (typed.py); `lost`: that an answer was not stored.
         """
         self._file = file
         self._states = states
@@ -93,7 +94,10 @@ class Conversations:
         # Called in the thread, for an engine may have begun with a conversation after its removal.
         self.removed_meanwhile: Callable[[str], object] = lambda _: None
         self._under_way: dict[asyncio.Event, str] = {}  # turns that are not stored yet
+        self._lost_file = lost
         self._lost = ""  # why the newest turn is not stored, where it is not
+        with contextlib.suppress(OSError):
+            self._lost = read_file(lost).decode("utf-8", "replace")
         self._opened: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
@@ -123,15 +127,16 @@ class Conversations:
         """As `add`, with nobody who has to wait: why it could not be done, else nothing."""
 
         def kept() -> str:
-            self._lost = ""
+            lost = ""
             try:
                 self._safely(lambda each: each.add(said, new=new, cut=cut))
             except NotFound as error:  # its owner did not want it
                 log.info("an answer was not stored: %s", error.message)
             except LocalspecError as error:
                 log.error("a conversation was not stored: %s", error.message)
-                self._lost = error.message
-            return self._lost
+                lost = error.message
+            self._remember_lost(lost)
+            return lost
 
         try:
             return self._thread.submit(kept)
@@ -139,6 +144,15 @@ class Conversations:
             ended: Future[str] = Future()
             ended.set_result("")
             return ended
+
+    def _remember_lost(self, why: str) -> None:
+        """Beyond the daemon's end, too, where that can be."""
+        if why != self._lost:
+            self._lost = why
+            with contextlib.suppress(OSError):
+                self._lost_file.unlink(missing_ok=True)
+                if why:
+                    write_whole(self._lost_file, why.encode())
 
     @contextlib.asynccontextmanager
     async def answering(self, name: str) -> AsyncIterator[None]:
