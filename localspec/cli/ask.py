@@ -194,10 +194,14 @@ def stream(
     last: dict[str, Any] = {} if seen is None else seen
     request = {**request, "stream_options": {"include_usage": True}}
     waiting = _spinner(client)
+    if waiting:
+        request["localspec"] = {**request.get("localspec", {}), "progress": True}
     chunks = client.stream_chat(request)
     try:
         for chunk in chunks:
             _note(chunk, last)
+            if waiting:
+                waiting.tell((chunk.get("localspec") or {}).get("progress"))
             for choice in chunk["choices"]:
                 delta = choice["delta"]
                 thought = "" if hide_reasoning else delta.get("reasoning_content") or ""

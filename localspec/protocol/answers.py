@@ -112,6 +112,16 @@ class TextChoice(Struct):
     logprobs: TextLogprobs | None = None
 
 
+class Progress(Struct):
+    """What an answer waits for: other requests ("queued"), another pair that answers or loads ("waiting",
+    and `pair` is that one), its own that loads (`done`: 0…1), or its prompt ("reading").
+    """
+
+    state: Literal["queued", "waiting", "loading", "reading"]
+    pair: str
+    done: float = 0.0
+
+
 class Extra(Struct):
     """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft.
 
@@ -127,6 +137,7 @@ class Extra(Struct):
     conversation: str | UnsetType = UNSET
     not_kept: str | UnsetType = UNSET
     limit: Literal["tokens", "context"] | UnsetType = UNSET
+    progress: Progress | UnsetType = UNSET
 
 
 Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]

@@ -118,11 +118,14 @@ class LocalspecOptions(Request):
     `kind` says what the answer is for: it is kept with the answer, or, where no conversation is, with
     the answer's figures alone (tokens, times, drafts) and none of its text. `title` is what lists
     call a new conversation (its first line counts); without it the question's first line is.
+    `progress`: a stream says what it waits for before the answer begins, in chunks without choices; errors
+    of that time come in the stream too then.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     kind: Kind | None = None
     title: Annotated[str, Meta(max_length=1000)] | None = None
+    progress: OrDefault[bool] = False
 
 
 # Least tokens of a chunk of the cache that may be moved; 0: none may be.

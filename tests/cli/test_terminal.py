@@ -113,6 +113,27 @@ def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
         assert shown.raw.rsplit("\r", 1)[-1] == "\x1b[K"
 
 
+def test_whoever_waits_reads_for_what(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon("--load-delay", "1", parallel=1)
+    other = home.root / "other.gguf"
+    other.touch()
+    with terminal(home.environment, "ask", "-m", str(other), "slow 150", columns=200) as first:
+        first.expect(f"loading {other}")
+        first.expect("3 4")
+        with terminal(home.environment, "ask", "say two", columns=200) as second:
+            second.expect("waiting for other requests")
+            first.interrupt()
+            second.expect(f"loading {home.model}")
+            assert second.wait() == 0
+    with terminal(home.environment, "ask", "slow 100", columns=200) as first:
+        first.expect("3 4")
+        with terminal(home.environment, "ask", "-m", str(other), "say two", columns=200) as second:
+            second.expect("waiting for other requests")
+            first.interrupt()
+
+
 @pytest.mark.parametrize(
     "command", ["catalogue", "config", "history export", "logs -n 1000", "--help"]
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 from localspec.cli.terminal import render
@@ -9,18 +11,35 @@ from localspec.cli.terminal.pairs import size
 from localspec.client.api import Client
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError
+from localspec.files import write_whole
+from localspec.paths import default_paths
 
 # Without a GPU a token costs the time to read all weights from memory; more is no joy to wait for.
 _ON_CPU = 3 << 30  # bytes
 
 
 def real_pair(client: Client) -> None:
-    """Say on stderr how to get a real pair; nothing when that cannot be found out."""
+    """Say on stderr how to get a real pair, once a day; nothing when that cannot be found out."""
+    if _said_today(default_paths().state / "real-pair-hint"):
+        return
     try:
         listed = PairsClient(client.socket_path, autostart=False).pairs(everything=True)
     except LocalspecError:
         return
     render.dim(f"That was the small pair that comes with localspec. {_advice(listed)}")
+
+
+def _said_today(file: Path) -> bool:
+    """Whether it was; it is from now on. The file has the day. What cannot be remembered is not said."""
+    today = time.strftime("%Y-%m-%d")
+    try:
+        if file.exists() and file.read_text(encoding="utf-8") == today:
+            return True
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(file, today.encode(), sync=False)
+    except (OSError, ValueError):
+        return True
+    return False
 
 
 def _advice(listed: dict[str, Any]) -> str:

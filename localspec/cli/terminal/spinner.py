@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from typing import Any
 
 from localspec.cli.terminal import layout
 from localspec.cli.terminal.figures import hashing
@@ -24,11 +25,24 @@ class Spinner:
     def __init__(self, client: Client, otherwise: str = "reading") -> None:
         """`otherwise`: what is said where the daemon's status tells nothing better."""
         self._else = otherwise
+        self._told = ""  # by the answer's stream; until then the daemon's status is looked at
         # Of its own: the other is at work, and this one must never start a daemon.
         self._client = Client(client.socket_path, autostart=False)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._turn, daemon=True)
         self._thread.start()
+
+    def tell(self, progress: dict[str, Any] | None) -> None:
+        """What the answer's stream says that it waits for; None: it has begun."""
+        match progress:
+            case {"state": "queued"}:
+                self._told = "waiting for other requests"
+            case {"state": "waiting", "pair": pair}:
+                self._told = f"waiting for {pair}"
+            case {"state": "loading", "pair": pair, "done": done}:
+                self._told = f"loading {pair}" + (f" {100 * done:.0f}%" if done else "")
+            case _:
+                self._told = self._else
 
     def stop(self) -> None:
         self._ended.set()
@@ -40,8 +54,8 @@ class Spinner:
         frames = _FRAMES if (sys.stderr.encoding or "").lower().startswith("utf") else "|/-\\"
         doing, count, began = "", 0, time.monotonic() - _PATIENCE
         while not self._ended.is_set():
-            if count % _ASK_AGAIN == 0:
-                doing = self._doing()
+            if self._told or count % _ASK_AGAIN == 0:
+                doing = self._told or self._doing()
             said = f"{frames[count % len(frames)]} {harmless(doing, lines=False)}"
             seconds = time.monotonic() - began
             if seconds >= 3:

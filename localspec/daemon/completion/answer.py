@@ -26,10 +26,13 @@ from localspec.protocol import frames
 from localspec.protocol.answers import (
     CalledFunction,
     CompletionTokensDetails,
+    Progress,
     PromptTokensDetails,
     ToolCall,
     Usage,
 )
+
+_LOOK = 0.1  # seconds between two looks at what an answer waits for
 
 
 @dataclass(slots=True)
@@ -171,13 +174,18 @@ def text_of(piece: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What runs, and what becomes of it; `during` is held meanwhile."""
+    """What runs, and what becomes of it; `during` is held meanwhile.
+
+    `progress` makes the chunk that says what a stream waits for; without it that is not said.
+    """
 
     supervisor: Supervisor
     pair: frames.PairFiles
     requests: Sequence[frames.Generate]  # one per choice
     shape: Shape
     during: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
+    progress: Callable[[Progress], object] | None = None
+    placed: asyncio.Event = field(default_factory=asyncio.Event)  # set when the queue is over
 
     async def respond(self, request: Request, stream: bool) -> Response:
         """The answer, unless the client leaves first."""
@@ -190,8 +198,30 @@ class Run:
         return answer(self.shape.whole())
 
     async def _streamed(self, emit: Emit) -> None:
-        await self._run(emit)
+        if self.progress is None:
+            await self._run(emit)
+        else:
+            telling = asyncio.create_task(self._tell(emit, self.progress))
+            try:
+                await self._run(emit)
+            finally:
+                telling.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
         await emit(*self.shape.end())
+
+    async def _tell(self, emit: Emit, progress: Callable[[Progress], object]) -> None:
+        """What it waits for, whenever that changes, until something of the answer has come."""
+        told = None
+        while True:
+            await asyncio.sleep(_LOOK)
+            if any(choice.begun or choice.prompt_tokens for choice in self.shape.answer.choices):
+                return
+            now = Progress("queued", self.pair.name)
+            if self.placed.is_set():
+                now = self.supervisor.loaded.waits_for(self.pair)
+            if now != told:
+                await emit(progress(now))
+            told = now
 
     async def _run(self, emit: Emit | None = None) -> None:
         """All choices to their end. The first error ends all."""
@@ -226,4 +256,4 @@ class Run:
             if emit is not None:
                 await emit(*self.shape.chunks(index, event, pieces))
 
-        await self.supervisor.generate(self.pair, self.requests[index], take)
+        await self.supervisor.generate(self.pair, self.requests[index], take, self.placed.set)

@@ -28,6 +28,7 @@ from localspec.protocol.answers import (
     ChunkChoice,
     Completion,
     Extra,
+    Progress,
     TextChoice,
     TextLogprobs,
     ToolCallDelta,
@@ -78,6 +79,12 @@ class OpenAIShape(ABC):
 
     def chunk(self, choices: Choices) -> Completion:
         return self._completion(self.chunk_kind, choices)
+
+    def progress(self, now: Progress) -> Completion:
+        """Before the first chunk of a choice."""
+        chunk = self.chunk([])
+        chunk.localspec = Extra(progress=now)
+        return chunk
 
     def closing(self, choices: Choices, done: frames.Done) -> Completion:
         """The last chunk of a choice."""

@@ -48,7 +48,9 @@ async def chat(request: Request) -> Response:
         not_kept=(lambda: turn.not_kept) if turn else str,
     )
     during = turn.under_way() if turn else nullcontext()
-    return await Run(daemon.supervisor, pair, wanted, shape, during).respond(request, body.stream)
+    told = shape.progress if body.localspec and body.localspec.progress else None
+    run = Run(daemon.supervisor, pair, wanted, shape, during, told)
+    return await run.respond(request, body.stream)
 
 
 async def complete(request: Request) -> Response:

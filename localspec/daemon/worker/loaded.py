@@ -30,7 +30,7 @@ from localspec.daemon.worker.process import Again, Running, Worker, spawn
 from localspec.daemon.worker.safe_mode import SafeMode
 from localspec.paths import Paths
 from localspec.protocol import frames
-from localspec.protocol.answers import Counts, PairStatus
+from localspec.protocol.answers import Counts, PairStatus, Progress
 
 log = logging.getLogger("localspec.loaded_pair")
 
@@ -138,7 +138,10 @@ class LoadedPair:
     def status(self, name: str) -> PairStatus:
         """What `name`, the configured pair, or the loaded one is doing."""
         state, note = self.state, self.note()
-        name = state.engine.pair.name if state.engine else name
+        if isinstance(state, Loading):
+            name = state.pair.name  # the engine may be the one before
+        elif state.engine:
+            name = state.engine.pair.name
         if any(self.cause(files) == aside for aside, files in self._crashes.aside(name)):
             return PairStatus(name, "set_aside", note="to try it again: localspec start --reset")
         match state:
@@ -160,6 +163,21 @@ class LoadedPair:
                     backend=info.backend,
                     note=note or " ".join((*engine.notes, *info.notes)) or info.speculation,
                 )
+
+    def waits_for(self, pair: frames.PairFiles) -> Progress:
+        """What a request for `pair` that has its place waits for."""
+        state = self.state
+        if isinstance(state, Loading) and state.pair == pair:
+            return Progress("loading", pair.name, self.status(pair.name).progress or 0.0)
+        if isinstance(state, Loading):
+            return Progress("waiting", state.pair.name)
+        if self._next_pair not in (None, pair):
+            return Progress("waiting", self._next_pair.name)
+        if isinstance(state, Unloaded):
+            return Progress("loading", pair.name)
+        if state.engine.pair != pair:
+            return Progress("waiting", state.engine.pair.name)
+        return Progress("reading", pair.name)
 
     # ------------------------------------------------------------------ load and change
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -67,10 +67,14 @@ class Supervisor:
     # ------------------------------------------------------------------ requests
 
     async def generate(
-        self, pair: frames.PairFiles, request: frames.Generate, take: Take = _unheard
+        self,
+        pair: frames.PairFiles,
+        request: frames.Generate,
+        take: Take = _unheard,
+        placed: Callable[[], object] = lambda: None,
     ) -> frames.Done:
         """Have `take` called with Started, Delta…, Done; returns the last. Where it raises, or this is
-        cancelled, the request is cancelled in the worker.
+        cancelled, the request is cancelled in the worker. `placed` is called when the queue is over.
 
         Raises:
             QueueFull, Unavailable, PairSetAside, LoadFailed: before it started.
@@ -80,6 +84,7 @@ class Supervisor:
             logs.prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
         with self._at_work(), self.metrics.watched() as watch:
             async with self.admission.place(editor=request.priority == "editor"):
+                placed()
                 while True:
                     try:
                         worker = await self._worker_for(pair, request)

@@ -1,0 +1,98 @@
+"""A stream says what its answer waits for, where that was asked for: the queue, another pair, a load."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.daemons import Home, RunningDaemon, Stream, wait_for
+
+
+def told(stream: Stream) -> list[tuple[str, str]]:
+    """What was said before the answer began: states and pairs, in their order."""
+    found: list[tuple[str, str]] = []
+    while line := stream.readline():
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line.removeprefix(b"data: "))
+        if chunk.get("choices"):
+            return found
+        now = chunk["localspec"]["progress"]
+        if (now["state"], now["pair"]) not in found:
+            found.append((now["state"], now["pair"]))
+    return found
+
+
+def asking(home: Home, text: str, model: str = "", **ours: Any) -> Any:
+    return home.streaming(text, model=model, localspec={"progress": True, **ours})
+
+
+def busy(home: Home, count: int) -> Any:
+    status = home.request("GET", "/localspec/status").json
+    return status["running"] == count and status["pair"]["state"] == "ready"
+
+
+def test_a_load_names_the_pair_that_loads_and_not_the_one_before(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon("--load-delay", "1.5")
+    other = home.root / "other.gguf"
+    other.touch()
+    with asking(home, "say one") as stream:
+        assert ("loading", str(home.model)) in told(stream)
+        stream.read()
+    with asking(home, "say two", str(other)) as stream:
+        states = told(stream)
+    assert ("loading", str(other)) in states
+    assert ("loading", str(home.model)) not in states
+
+
+def test_status_names_the_pair_that_loads(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon("--load-delay", "2")
+    other = home.root / "other.gguf"
+    other.touch()
+    with asking(home, "say one", str(other)):  # which is loading when its first event comes
+        pair = home.request("GET", "/localspec/status").json["pair"]
+        assert (pair["state"], pair["name"]) == ("loading", str(other))
+
+
+def test_an_answer_that_waits_for_others_says_so(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon(parallel=1)
+    with home.streaming("slow 100"):
+        wait_for(lambda: busy(home, 1), "the first answer")
+        with asking(home, "say queued") as stream:
+            assert told(stream)[0] == ("queued", str(home.model))
+
+
+def test_an_answer_that_waits_for_another_pair_names_it(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon()
+    other = home.root / "other.gguf"
+    other.touch()
+    with home.streaming("slow 100"):
+        wait_for(lambda: busy(home, 1), "the first answer")
+        with asking(home, "say two", str(other)) as stream:
+            assert told(stream)[0] == ("waiting", str(home.model))
+
+
+def test_nothing_is_said_where_nobody_asked(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon("--load-delay", "0.5")
+    with home.streaming("say one") as stream:
+        assert b"progress" not in stream.read()
+
+
+def test_what_fails_meanwhile_comes_in_the_stream(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon("--load-delay", "0.5", "--load-error")
+    with asking(home, "say one") as stream:
+        text = stream.read()
+    assert b'"error"' in text
