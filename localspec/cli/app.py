@@ -122,6 +122,20 @@ class Group(click.Group):
             ctx.fail(self._unknown(ctx, word, rest))
         return super().resolve_command(ctx, args)
 
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem[str]]:
+        """As click's, with descriptions that are whole."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        offered = [CompletionItem(name, help=self.summary(name)) for name in names]
+        return offered + click.Command.shell_complete(self, ctx, incomplete)
+
+    def summary(self, name: str) -> str:
+        """What a command does, in a sentence."""
+        return self.commands[name].get_short_help_str(200)
+
     def _unknown(self, ctx: click.Context, word: str, rest: list[str]) -> str:
         """What is said of a word that is no command."""
         if meant := self._meant(ctx, word):
@@ -156,6 +170,9 @@ class Commands(Group):
             return None
         command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
         return command
+
+    def summary(self, name: str) -> str:
+        return COMMANDS[name][1]
 
     def _unknown(self, ctx: click.Context, word: str, rest: list[str]) -> str:
         """As of any group; of what is a question, how to ask it."""

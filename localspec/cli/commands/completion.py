@@ -6,6 +6,25 @@ import click
 
 from localspec.cli.terminal import render
 
+# click's scripts, and what they lack. A description may hold the comma that a fish script is split at;
+# a start-up file of zsh may be read before compinit, which forgets what was registered before it.
+_MENDED = {
+    "fish": (('string split "," $completion', 'string split -m 1 "," $completion'),),
+    "zsh": (
+        (
+            "    compdef %(func)s localspec\n",
+            "    if (( $+functions[compdef] )); then compdef %(func)s localspec; fi\n"
+            "    autoload -Uz add-zsh-hook\n"
+            "    %(func)s_late() {\n"
+            "        add-zsh-hook -d precmd %(func)s_late\n"
+            "        (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i -D }\n"
+            "        compdef %(func)s localspec\n"
+            "    }\n"
+            "    add-zsh-hook precmd %(func)s_late\n",
+        ),
+    ),
+}
+
 
 @click.command(
     help="Print the completion script for a shell. With --hook it also lets the shell record its last failed "
@@ -18,15 +37,24 @@ from localspec.cli.terminal import render
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.option("--hook", is_flag=True, help="Record the last failed command as well.")
 def command(shell: str, hook: bool) -> int:
+    render.verbatim(_script(shell))
+    if hook:
+        from localspec.cli.shell import failures
+
+        render.verbatim(failures.hook(shell))
+    return 0
+
+
+def _script(shell: str) -> str:
     from click.shell_completion import get_completion_class
 
     from localspec.cli.app import app
 
     found = get_completion_class(shell)
     assert found is not None
-    render.verbatim(found(app, {}, "localspec", "_LOCALSPEC_COMPLETE").source())
-    if hook:
-        from localspec.cli.shell import failures
-
-        render.verbatim(failures.hook(shell))
-    return 0
+    chosen = found(app, {}, "localspec", "_LOCALSPEC_COMPLETE")
+    script = chosen.source()
+    for old, new in _MENDED.get(shell, ()):
+        names = {"func": chosen.func_name}
+        script = script.replace(old % names, new % names)
+    return script

@@ -25,12 +25,17 @@ _ENVIRONMENT = (
 )
 
 
+def _offered(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
+    del parameter
+    return [name for name, _ in _commands(context.find_root()) if name.startswith(typed)]
+
+
 @click.command(
     help="Show help for a command, or the list of commands.",
     epilog="Examples:\n\n\b\n  localspec help ask\n  localspec help history rm\n"
     "  localspec help --man ask | man -l -",
 )
-@click.argument("names", metavar="[COMMAND]...", nargs=-1)
+@click.argument("names", metavar="[COMMAND]...", nargs=-1, shell_complete=_offered)
 @click.option("--man", "as_man", is_flag=True, help="Print a man page, in roff.")
 @click.pass_context
 def command(context: click.Context, names: tuple[str, ...], as_man: bool) -> int:

@@ -1,0 +1,79 @@
+"""Tab in real shells: commands, options, and values with descriptions that are whole."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from localspec.cli import app
+from tests.support.daemons import Home, scripted_home
+from tests.support.shells import shell, with_program
+
+SHELLS = ["bash", "zsh", "fish"]
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Home]:
+    with scripted_home() as home:
+        with_program(home)
+        assert home.run("ask", "say hello").returncode == 0
+        assert home.run("ask", "--save", "excerpt", "Summarize $input").returncode == 0
+        yield home
+
+
+def set_up(name: str) -> str:
+    if name == "fish":
+        return "localspec completion fish | source"
+    return f'eval "$(localspec completion {name})"'
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_tab_completes_commands_options_and_values(home: Home, name: str) -> None:
+    with shell(home, name) as shown:
+        # Before compinit, as a start-up file may have it.
+        shown.send(f"{set_up(name)}; echo done | tr a-z A-Z\n")
+        shown.expect("DONE")
+        shown.expect("ready> ")
+        for typed, completed in (
+            ("hist", "history"),
+            ("ask --no-l", "ask --no-log"),
+            ("config set kv", "config set kv_type"),
+            ("config set kv_type q", "config set kv_type q8_0"),
+            ("config set exact t", "config set exact true"),
+            ("ask -m bui", "ask -m builtin"),
+            ("run bui", "run builtin"),
+            ("ask -t exc", "ask -t excerpt"),
+            ("help templ", "help templates"),
+        ):
+            shown.send(f"localspec {typed}\t")
+            shown.expect(f"localspec {completed}")
+            shown.send("\x15")  # empties the line
+        assert "not found" not in shown.text
+
+
+def test_zsh_keeps_it_when_compinit_comes_later(home: Home) -> None:
+    with shell(home, "zsh") as shown:
+        later = "autoload -U compinit; compinit -u -D"
+        shown.send(f"{set_up('zsh')}; {later}; echo done | tr a-z A-Z\n")
+        shown.expect("DONE")
+        shown.expect("ready> ")
+        shown.send("localspec hist\t")
+        shown.expect("localspec history")
+
+
+def test_fish_shows_descriptions_whole(home: Home) -> None:
+    if not shutil.which("fish"):
+        pytest.skip("this machine has no fish among its shells")
+    with_commas = {name: text for name, (_, text) in app.COMMANDS.items()}
+    asked = f'{set_up("fish")}; complete -C "localspec "; complete -C "localspec ask --s"'
+    run = subprocess.run(
+        ["fish", "--no-config", "-c", asked], env=home.environment, capture_output=True, text=True
+    )
+    assert run.stderr == ""
+    offered = dict(line.split("\t") for line in run.stdout.splitlines())
+    assert {name: offered[name] for name in with_commas} == with_commas
+    assert any("," in text for text in with_commas.values())
+    assert offered["--seed"] == "Random seed, for repeatable answers."
