@@ -117,6 +117,11 @@ class Config:
         Meta(ge=1, le=86_400),
         About("seconds until an engine that does not answer is ended"),
     ] = 60.0
+    longest_gap: Annotated[
+        float,
+        Meta(ge=10, le=60_000),
+        About("milliseconds an answer pauses at most while another prompt is read"),
+    ] = 250.0
     log_prompts: Annotated[bool, About("prompts in the daemon's log", at_once=True)] = False
     listen: Annotated[str, About("ADDRESS:PORT for TCP beside the socket", at_once=True)] = ""
     listen_anywhere: Annotated[

@@ -192,7 +192,7 @@ class Scheduler:
     def alone(self, lane: Lane, sequence: Sequence) -> Sequence:
         """Give it a step of a pass that it has for itself."""
         prefilling = sequence.prefilling
-        read = _chunk(lane, sequence, alone=True) if prefilling else sequence.slot.unread
+        read = _chunk(lane, sequence, lane.most_rows) if prefilling else sequence.slot.unread
         sequence.step = _step(sequence, read)
         return sequence
 
@@ -200,15 +200,16 @@ class Scheduler:
         """Those whose prompts are read beside so many that decode."""
         prompts = [each for each in lane.active if each.prefilling]
         prompts.sort(key=lambda s: (s.request.priority != "editor", len(s.slot.unread)))
-        alone = not decoding and len(prompts) == 1
         budget = lane.batch.capacity - (MAX_LIMIT + 1) * decoding
-        budget = min(budget, lane.batch.capacity // 2, lane.most_rows)
+        if decoding or len(prompts) > 1:
+            budget = min(budget, lane.batch.capacity // 2)
+        budget = min(budget, lane.rows_beside(decoding))
         chosen: list[Sequence] = []
         rows = 0
         for sequence in prompts:
-            read = _chunk(lane, sequence, alone)
-            if rows and rows + len(read) > budget:
-                continue
+            read = _chunk(lane, sequence, budget - rows)
+            if not read:
+                break
             rows += len(read)
             sequence.step = _step(sequence, read)
             chosen.append(sequence)
@@ -328,12 +329,12 @@ def _step(sequence: Sequence, read: list[int]) -> SequenceStep:
     return SequenceStep(read, drafts, sequence.drafting, verifier)
 
 
-def _chunk(lane: Lane, sequence: Sequence, alone: bool) -> list[int]:
-    """What of its prompt a sequence reads next."""
+def _chunk(lane: Lane, sequence: Sequence, most: int) -> list[int]:
+    """What of its prompt a sequence reads next, `most` tokens of it."""
     slot = sequence.slot
     left = slot.unread
-    count = lane.chunk(slot.n_past, len(left), alone)
-    return left[: lane.slots.prefill_chunk(slot, count)]
+    count = lane.chunk(slot.n_past, len(left), most)
+    return left[: lane.slots.prefill_chunk(slot, count)] if count else []
 
 
 def _clean(lane: Lane) -> None:

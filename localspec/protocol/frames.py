@@ -143,6 +143,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     `extra_buffers` False is safe mode: llama.cpp's repacked CPU
     kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
     `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
+    `gap_s`: the same of passes that answers which are being written wait for.
     `state_dir` keeps what was measured, `states_dir` conversations' states up to `states_bytes`;
     `prefix_bytes` limits the memory for prefixes that have no slot.
 
@@ -166,6 +167,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     exact: bool = False
     depth: Drafted | None = None
     pass_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    gap_s: Annotated[float, msgspec.Meta(ge=0)] = 0.25
     state_dir: str = ""
     prefix_bytes: Bytes = 0
     states_dir: str = ""

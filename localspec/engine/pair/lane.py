@@ -21,13 +21,14 @@ from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.cost import Clock, CostTable
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
-BESIDE_CHUNK = 64  # prompt rows read in one pass beside running generations
+LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations reads at least
 
 
 class Lane:
     """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
 
-    pass_s: seconds that a pass should take at most; 0: any number.
+    pass_s: seconds that a pass should take at most; gap_s: one that reads prompts beside those that
+    decode, who wait for it. 0: any number.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Lane:
         costs: CostTable,
         width: int | None = None,
         pass_s: float = 0.0,
+        gap_s: float = 0.0,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._clock = clock
@@ -52,7 +54,7 @@ class Lane:
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         self.rollback = None if context.model.cuttable else context.n_rollback
         self.busy_s = 0.0  # time inside llama.cpp
-        self._pass_s = pass_s or math.inf
+        self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
         self._row_s: float | None = None  # of a prompt's token, once one was read
 
     @property
@@ -81,11 +83,25 @@ class Lane:
             return rows
         return self.costs.padded(rows)
 
-    def chunk(self, start: int, left: int, alone: bool) -> int:
-        """How many prompt tokens to read in one pass, from position `start`."""
+    def chunk(self, start: int, left: int, most: int) -> int:
+        """How many prompt tokens to read in one pass, from position `start`, where `most` may be."""
         if self.width is not None:
             return min(EXACT_CHUNK - start % EXACT_CHUNK, left)
-        return min(left, self.most_rows if alone else min(BESIDE_CHUNK, self.most_rows))
+        return min(left, most)
+
+    def rows_beside(self, decoding: int) -> int:
+        """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
+        if not decoding:
+            return self.most_rows
+        left_s = self._gap_s - float(self.pass_ms(decoding)[-1]) / 1e3
+        return min(
+            self.most_rows, int(max(min(left_s / self._row, self.batch.capacity), LEAST_BESIDE))
+        )
+
+    @property
+    def _row(self) -> float:
+        """Seconds of a prompt's token."""
+        return self._row_s or self.costs.per_token_ms(WIDTHS[-1]) / 1e3
 
     @property
     def most_rows(self) -> int:
@@ -93,8 +109,7 @@ class Lane:
 
         At least one. The exact lane always reads the same chunks, whatever they take.
         """
-        row_s = self._row_s or self.costs.per_token_ms(WIDTHS[-1]) / 1e3
-        return int(max(min(self._pass_s / row_s, self.batch.capacity), 1))
+        return int(max(min(self._pass_s / self._row, self.batch.capacity), 1))
 
     def _learn_prefill(self, spent: float) -> None:
         """A pass that read a prompt took `spent` seconds: dearer is believed at once, cheaper slowly."""

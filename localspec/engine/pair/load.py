@@ -136,7 +136,14 @@ class _Load:
         pair = Pair(
             files=self._files,
             models=models,
-            shared=Lane(context, batch, slots, costs, pass_s=self._settings.pass_s),
+            shared=Lane(
+                context,
+                batch,
+                slots,
+                costs,
+                pass_s=self._settings.pass_s,
+                gap_s=self._settings.gap_s,
+            ),
             exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width),
             drafter=drafter,
             no_rollback=no_rollback,
