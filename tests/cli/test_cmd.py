@@ -199,7 +199,7 @@ def test_what_cannot_be_seen_is_refused(home: Home, char: str) -> None:
 def test_an_answer_without_a_command_is_an_error_and_so_is_one_cut_off(home: Home) -> None:
     run = home.run("cmd", "Here you are.")
     assert (run.returncode, run.stdout) == (1, "")
-    assert "no command in it: Here you are." in run.stderr
+    assert "contains no command: Here you are." in run.stderr
     file = home.root / "config" / "templates" / "cmd.toml"
     before = file.read_text()
     file.write_text(f"{before}\ntokens = 4")

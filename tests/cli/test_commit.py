@@ -170,7 +170,7 @@ def test_nothing_staged_no_repository_and_a_merge_are_said(
     repository.git("merge", "-q", "--no-commit", "other")
     run = repository.run()
     assert (run.returncode, run.stdout) == (1, "")
-    assert "A merge is in progress, and git has a message for it: git commit" in run.stderr
+    assert "A merge is in progress and git already has a message for it" in run.stderr
 
 
 def test_without_git_that_is_said(home: Home, tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_the_hook_prevents_no_commit(repository: Repository, home: Home, wrong: 
     says(home, "Proposed")
     repository.hook()
     repository.stage("a", "a\n")
-    said = "localspec proposes no message: "
+    said = "localspec: no commit message: "
     environment = {"GIT_EDITOR": "sh -c 'echo Own > \"$1\"' -"}
     hook = repository.root / ".git" / "hooks" / "prepare-commit-msg"
     template = home.root / "config" / "templates" / "commit.toml"

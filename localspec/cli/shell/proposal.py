@@ -37,7 +37,7 @@ def checked(command: str) -> str:
     if char := answers.unseen(command):
         shown = "".join(f"<U+{ord(c):04X}>" if answers.unseen(c) else c for c in command)
         raise LocalspecError(
-            f"The command has a character that a terminal does not show (U+{ord(char):04X}) and is refused: "
+            f"The command contains an invisible character (U+{ord(char):04X}) and was refused: "
             f"{shown}"
         )
     return command

@@ -19,7 +19,7 @@ _OPTIONS = options.named(
 
 def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     if not words:
-        raise UsageError('Say what the command is to do: localspec cmd "count the lines in *.py"')
+        raise UsageError('Describe the command, as in: localspec cmd "count the lines in *.py"')
     text = ask.asked({**values, "words": list(words)})
     used = shells.named(shell) if shell else shells.current()
     known = {"shell": used.language, "system": shells.system()}
@@ -32,7 +32,7 @@ def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
             f"The answer was cut off by the token limit; it began: {answer.text[:200]}"
         )
     if not command:
-        raise LocalspecError(f"The answer has no command in it: {answer.text.strip()}")
+        raise LocalspecError(f"The answer contains no command: {answer.text.strip()}")
     proposal.checked(command)
     if not proposal.at_terminal():
         render.text(command)

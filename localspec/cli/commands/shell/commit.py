@@ -27,8 +27,8 @@ _STYLE = 8  # subjects of earlier commits, for the style
 _PATIENCE = 60  # seconds that a commit waits for its message in the hook
 _HOOK = """\
 #!/bin/sh
-# git's prepare-commit-msg hook, by `localspec commit --hook`: proposes a message where none was given.
-# It never prevents a commit: without a running daemon, or after {patience} seconds, there is no proposal.
+# A prepare-commit-msg hook from `localspec commit --hook`: proposes a message when none was given.
+# It never blocks a commit: it gives up without a running daemon, and after {patience} seconds.
 {program} commit --no-daemon-start --prepare "$@" </dev/null || :
 exit 0
 """
@@ -42,7 +42,9 @@ def _run(words: tuple[str, ...], **values: Any) -> int:
         return _prepare(list(words), values)
     only_print, everything = values.pop("print_only"), values.pop("everything")
     if what := staged.begun():
-        raise LocalspecError(f"A {what} is in progress, and git has a message for it: git commit")
+        raise LocalspecError(
+            f"A {what} is in progress and git already has a message for it; run: git commit"
+        )
     message = _message(ask.clean(" ".join(words)), values, everything=everything)
     if only_print or not proposal.at_terminal():
         render.text(f"{message}\n")
@@ -70,7 +72,7 @@ def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> 
     answer = asking.whole("commit", values, cut, known)
     message = answers.message(answer.text)
     if not message:
-        raise LocalspecError(f"The answer has no message in it: {answer.text.strip()}")
+        raise LocalspecError(f"The answer contains no commit message: {answer.text.strip()}")
     if answer.cut_off:
         render.note("The message was cut off by the token limit.")
     return message
@@ -116,15 +118,15 @@ def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
         signal.alarm(0)
         file.write_text(f"{message}\n{written}", encoding="utf-8", errors="surrogateescape")
     except LocalspecError as error:
-        render.note(f"localspec proposes no message: {error.message}")
+        render.note(f"localspec: no commit message: {error.message}")
     except OSError as error:
-        render.note(f"localspec proposes no message: {error.strerror}.")
+        render.note(f"localspec: no commit message: {error.strerror}.")
     return 0
 
 
 def _too_slow(number: int, frame: FrameType | None) -> NoReturn:
     del number, frame
-    raise LocalspecError(f"none came in {_PATIENCE} seconds.")
+    raise LocalspecError(f"no answer within {_PATIENCE} seconds.")
 
 
 def _has_message(written: str) -> bool:
