@@ -12,7 +12,7 @@ import sys
 from localspec.cli.options import EXCLUSIVE, fields
 from localspec.cli.terminal import render
 from localspec.client.api import Client
-from localspec.errors import ContextExceeded, UsageError
+from localspec.errors import ContextExceeded, LocalspecError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,7 +161,11 @@ def _answered(
         message = answer["choices"][0]["message"]
         message["content"] = begun + (message["content"] or "")
         kept = "localspec" in request and not answer["localspec"].get("not_kept")
-        answer["said"] = extract.code(answer, last=options["extract_last"], kept=kept)
+        try:
+            answer["said"] = extract.code(answer, last=options["extract_last"], kept=kept)
+        except LocalspecError:
+            _tell_if_cut(answer, request)
+            raise
         render.text(answer["said"])
         render.end_of_text()
         return answer

@@ -71,6 +71,20 @@ def test_a_code_block_is_that_of_the_whole_answer(warm: Home) -> None:
     assert warm.run("ask", "-c", "-x").stdout == "ab\ncd```\nab\ncd\n"
 
 
+def test_code_that_is_not_reached_is_told_from_none(warm: Home) -> None:
+    run = warm.run("ask", "-x", "-n", "2", "slow 5")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert LIMIT in run.stderr
+    assert "no code block" in run.stderr
+
+
+def test_a_refusal_to_go_on_leaves_no_empty_line(warm: Home) -> None:
+    warm.run("ask", "say all")
+    with terminal(warm.environment, "ask", "-c") as shown:
+        assert shown.wait() == 1
+        assert shown.text.startswith("localspec: The last answer")
+
+
 def test_a_system_message_needs_a_question(warm: Home) -> None:
     assert warm.run("ask", "-c", "-s", "Be brief.").returncode == 2
 

@@ -36,6 +36,7 @@ class Screen:
         self._before = 0  # how much stands before them, and can no more be drawn again
         self._empty = True  # nothing is on the screen
         self._gap = False  # an empty line comes next
+        self._came = False  # something to draw
         self._drawn = 0.0
         *whole, self._line = begun.split("\n")
         for line in whole:
@@ -47,6 +48,7 @@ class Screen:
 
     def text(self, piece: str) -> None:
         """A piece that holds nothing harmful to a terminal."""
+        self._came = True
         *whole, self._line = (self._line + piece).split("\n")
         for line in whole:
             self._whole(line)
@@ -58,7 +60,7 @@ class Screen:
         sys.stdout.flush()
 
     def close(self) -> None:
-        if self._line:
+        if self._line and self._came:
             self._whole(self._line)
         self._line = ""
         self._end_table()
