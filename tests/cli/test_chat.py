@@ -84,8 +84,8 @@ def test_several_lines_by_quotes_and_by_alt_enter(warm: Home) -> None:
     with terminal(warm.environment, "chat") as shown:
         line(shown, '"""say one')
         shown.send('two"""\r')
-        shown.expect("one two")
-        shown.expect("›")
+        wait_for(lambda: len(said(warm)) == 2, "the turn")  # what is typed looks like the answer
+        shown.expect("accepted")  # the line at the bottom: the prompt is there
         shown.send("say three\x1b\rfour\r")
         shown.expect("three four")
         line(shown, "/exit")
@@ -319,7 +319,7 @@ def test_what_was_all_taken_back_is_no_conversation(warm: Home) -> None:
         shown.expect("There is no question to answer again.")
         line(shown, "say one")
         line(shown, "/undo")
-        shown.expect("Taken back: say one")
+        shown.expect("Removed: say one")
         line(shown, "/regen")
         shown.expect("There is no question to answer again.")
         assert said(warm) == ["say before", "before"]
@@ -367,7 +367,7 @@ def test_thoughts_alone_are_a_turn_that_can_be_taken_back(warm: Home) -> None:
         shown.interrupt()
         shown.expect("Stopped; the partial answer is part of the conversation.")
         line(shown, "/undo")
-        shown.expect("Taken back: think")
+        shown.expect("Removed: think")
         line(shown, "/exit")
         assert shown.wait() == 0
     assert said(warm) == ["say one", "one"]

@@ -66,7 +66,7 @@ def test_files_and_statistics_are_kept(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)")
     warm.run("ask", "--save", "review", "-u", "-f", "a.py", "echo $input", cwd=tmp_path)
     run = warm.run("ask", "-t", "review", "why?", cwd="/")
-    assert "tokens/s" in run.stderr
+    assert "speculation: drafted" in run.stderr
     sent = json.loads(run.stdout)["prompt"]["messages"][0]["content"]
     assert sent == f"echo {tmp_path}/a.py:\n```\nprint(1)\n```\n\nwhy?"
 
