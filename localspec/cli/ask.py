@@ -69,6 +69,13 @@ def run(options: dict[str, Any]) -> int:
         from localspec.cli import inputs
 
         raise ContextExceeded(inputs.what_fits(error, question)) from error
+    return _after(client, last, request, options)
+
+
+def _after(
+    client: Client, last: dict[str, Any], request: dict[str, Any], options: dict[str, Any]
+) -> int:
+    """What follows an answer; the exit code."""
     tell(last)
     if options["copy"]:
         from localspec.cli.terminal import clipboard
