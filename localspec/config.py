@@ -89,43 +89,47 @@ class Config:
     ] = "builtin"
     context: Annotated[
         Context,
-        About("tokens that all running requests share", 0, "auto", least=LEAST_CONTEXT),
+        About("tokens of context shared by all running requests", 0, "auto", least=LEAST_CONTEXT),
     ] = 0
-    parallel: Annotated[Parallel, About("requests answered together")] = 4
-    threads: Annotated[Threads, About("threads of the CPU", 0, "auto")] = 0
+    parallel: Annotated[Parallel, About("sequences decoded together")] = 4
+    threads: Annotated[Threads, About("CPU threads", 0, "auto")] = 0
     gpu_layers: Annotated[Layers, About("layers of the target on the GPU", -1, "all")] = -1
     split_mode: Annotated[SplitMode, About("how several GPUs share the target")] = "layer"
-    main_gpu: Annotated[Gpu, About("the GPU of the draft, and of what is not split")] = 0
-    kv_type: Annotated[KvType, About("the type of the KV cache's numbers")] = "f16"
+    main_gpu: Annotated[Gpu, About("GPU for the draft and for what is not split")] = 0
+    kv_type: Annotated[KvType, About("data type of the KV cache")] = "f16"
     flash_attention: Annotated[FlashAttention, About("flash attention")] = "auto"
-    exact: Annotated[bool, About("every answer byte-identical with and without a draft")] = False
-    depth: Annotated[
-        int, Meta(ge=-1, le=MAX_DRAFTED), About("tokens drafted at once", -1, "auto")
-    ] = -1
-    queue: Annotated[int, Meta(ge=0, le=100_000), About("requests that may wait", at_once=True)] = (
-        64
+    exact: Annotated[bool, About("make every answer byte-identical with and without a draft")] = (
+        False
     )
-    prefix_memory: Annotated[Mebibytes, About("MiB of memory for texts to reuse", 0, "none")] = 1024
-    prefix_disk: Annotated[Mebibytes, About("MiB of disk for conversations", 0, "none")] = 2048
+    depth: Annotated[
+        int, Meta(ge=-1, le=MAX_DRAFTED), About("tokens to draft per pass", -1, "auto")
+    ] = -1
+    queue: Annotated[
+        int, Meta(ge=0, le=100_000), About("maximum number of waiting requests", at_once=True)
+    ] = 64
+    prefix_memory: Annotated[Mebibytes, About("MiB of memory for cached prompts", 0, "none")] = 1024
+    prefix_disk: Annotated[Mebibytes, About("MiB of disk for cached conversations", 0, "none")] = (
+        2048
+    )
     idle_unload: Annotated[
         float,
         Meta(ge=0, le=10_000_000),
-        About("seconds without a question until the pair is unloaded", 0, "never", at_once=True),
+        About("seconds without a request before the pair is unloaded", 0, "never", at_once=True),
     ] = 900.0
     watchdog: Annotated[
         float,
         Meta(ge=1, le=86_400),
-        About("seconds until an engine that does not answer is ended"),
+        About("seconds before an engine that does not respond is killed"),
     ] = 60.0
     longest_gap: Annotated[
         float,
         Meta(ge=10, le=60_000),
         About("milliseconds an answer pauses at most while another prompt is read"),
     ] = 250.0
-    log_prompts: Annotated[bool, About("prompts in the daemon's log", at_once=True)] = False
-    listen: Annotated[str, About("ADDRESS:PORT for TCP beside the socket", at_once=True)] = ""
+    log_prompts: Annotated[bool, About("write prompts to the daemon's log", at_once=True)] = False
+    listen: Annotated[str, About("ADDRESS:PORT to also serve TCP", at_once=True)] = ""
     listen_anywhere: Annotated[
-        bool, About("whether `listen` may be reached from other machines", at_once=True)
+        bool, About("allow a `listen` address that other machines can reach", at_once=True)
     ] = False
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
     problems: tuple[Problem, ...] = field(default=(), compare=False)
@@ -211,7 +215,7 @@ def _checked_text(key: str, value: str) -> str:
     if choices and value not in choices:
         raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {short(repr(value))}")
     if value != visible(value, lines=False) or any("\ud800" <= sign <= "\udfff" for sign in value):
-        raise ValueError(f"'{key}' has a character that cannot be shown: {short(ascii(value))}")
+        raise ValueError(f"'{key}' contains an unprintable character: {short(ascii(value))}")
     if key == "pair" and not 0 < len(value) <= _LONGEST:
         raise ValueError("'pair' must be a pair's name or a file; the default is 'builtin'")
     if key == "pair" and value in ("default", "localspec"):
@@ -324,7 +328,7 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
         if not ipaddress.ip_address(host_and_port(config.listen)[0]).is_loopback:
             yield (
                 "listen",
-                f"{config.listen} can be reached from other machines, and what is said there is not "
+                f"{config.listen} can be reached from other machines, and the traffic is not "
                 "encrypted: use 127.0.0.1, or set listen_anywhere (--listen-anywhere) if that is "
                 "what you want",
             )

@@ -94,7 +94,7 @@ def test_what_is_no_text_is_told(file: Path) -> None:
     file.write_bytes(b"queue = 3\npair = '\xff'\n# \xff\n")
     found = load_config(file, {})
     assert (found.queue, found.pair) == (3, "builtin")
-    assert "has a character that cannot be shown" in found.problems[0].what
+    assert "contains an unprintable character" in found.problems[0].what
 
 
 def test_a_byte_order_mark_is_none_of_ours(file: Path) -> None:

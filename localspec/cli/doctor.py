@@ -201,7 +201,10 @@ def _settings(here: Machine, config: Config) -> Iterator[Finding]:
     for problem in config.problems:
         yield Finding("config", "bad", problem.what, problem.cure)
     if config.threads > (cores := settings.usable_cores()):
-        what = f"threads is {config.threads}; this machine has {cores} cores, and as many are used."
+        what = (
+            f"threads is {config.threads}, but this machine has only {cores} cores; {cores} "
+            "are used."
+        )
         yield Finding("config", "note", what, _unset(config, "threads"))
     with contextlib.suppress(LocalspecError):
         for cost in here.costs():

@@ -29,7 +29,7 @@ _KINDS = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"GIF8", "a GIF image"),
-    (_PDF, "a PDF document (pdftotext makes text of it; so does -f)"),
+    (_PDF, "a PDF document (pdftotext extracts its text, and so does -f)"),
     (b"PK\x03\x04", "a ZIP archive"),
     (b"\x1f\x8b", "gzip data (zcat decompresses it)"),
     (b"\x7fELF", "an executable"),

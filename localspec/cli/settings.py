@@ -150,12 +150,12 @@ def _tell(key: str) -> dict[str, Any] | None:
     try:
         return Client(autostart=key in _ASKED).configure()
     except NoAnswer:
-        render.error("The daemon does not answer: localspec doctor")
+        render.error("The daemon does not respond; see: localspec doctor")
     except NoDaemon as error:
         if key in _ASKED:
             render.error(error.message)
     except LocalspecError as error:
-        render.error(f"The running daemon could not be told: {error.message}")
+        render.error(f"The running daemon could not be notified: {error.message}")
     return None
 
 
@@ -179,8 +179,8 @@ def _say(
     elif where:
         how = "--listen" if where == "flag" else where
         render.error(
-            f"The running daemon was started with {how}, which comes before the file: "
-            "localspec stop && localspec start"
+            f"The running daemon was started with {how}, which overrides the file: localspec "
+            "stop && localspec start"
         )
 
 

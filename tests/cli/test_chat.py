@@ -268,7 +268,7 @@ def test_the_end_has_many_names(warm: Home) -> None:
 def test_what_looks_like_a_command_can_be_sent(warm: Home) -> None:
     with terminal(warm.environment, "chat") as shown:
         line(shown, "/nothing")
-        shown.expect("There is no command /nothing; /help lists them.")
+        shown.expect("Unknown command /nothing; /help lists them.")
         shown.expect("begin with a space.")
         line(shown, "/hist")
         shown.expect("did you mean /history?")
@@ -385,7 +385,7 @@ def test_sampling_by_option_and_by_command(warm: Home) -> None:
         wait_for(lambda: len(said(warm)) == 2, "the turn")
         for command in ("top_p 0.5", "--frequency-penalty -2", "exact off", "tokens default"):
             line(shown, f"/set {command}")
-            shown.expect("from the next question on.")
+            shown.expect("from the next question.")
         line(shown, "/set parameter seed 8")
         shown.expect("seed is 8 from")
         for wrong, why in (

@@ -129,7 +129,7 @@ def test_print_shows_the_units_and_changes_nothing(linux: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("programs", "reason"),
-    [([], "There is no systemctl here"), (["systemctl"], "no medium found")],
+    [([], "systemctl was not found"), (["systemctl"], "no medium found")],
 )
 def test_without_a_manager_that_is_said_and_nothing_is_written(
     home: Home, programs: list[str], reason: str

@@ -80,8 +80,8 @@ def test_values_as_people_type_them(home: Home, key: str, text: str, value: Any)
         ("listen", "8099", "must be an address and a port"),
         ("pair", "", "must be a pair's name"),
         ("pair", "default", "cannot be 'default'"),
-        ("pair", "a\x1bb", "has a character that cannot be shown"),
-        ("pair", "a\udcffb", "has a character that cannot be shown"),
+        ("pair", "a\x1bb", "contains an unprintable character"),
+        ("pair", "a\udcffb", "contains an unprintable character"),
     ],
 )
 def test_a_value_that_nobody_can_use_is_refused(free: Home, key: str, text: str, said: str) -> None:

@@ -98,7 +98,8 @@ def test_no_more_threads_run_than_there_are_cores(
     engine = load(cycle_files, n_threads=512)
     assert engine.pair.models.threads == usable_cores()
     assert (
-        f"512 threads were asked for and {usable_cores()} are used" in engine.pair.info().notes[0]
+        f"512 threads were requested, but only {usable_cores()} are used"
+        in engine.pair.info().notes[0]
     )
 
 

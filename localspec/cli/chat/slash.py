@@ -73,8 +73,9 @@ def run(chat: Chat, line: str) -> None:
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
         raise UsageError(
-            f"There is no command {name}; {_suggestion(name, [*COMMANDS, *ALIASES], '/help lists them.')} "
-            "To send it as a message, begin with a space."
+            f"Unknown command {name}; "
+            f"{_suggestion(name, [*COMMANDS, *ALIASES], '/help lists them.')} To send it as a "
+            "message, begin with a space."
         )
     COMMANDS[name].run(chat, argument.strip())
 
@@ -174,7 +175,7 @@ def _set(chat: Chat, argument: str) -> None:
         render.line(f"{name} is {_shown(values[name])}. {options.SETTABLE[name].help}")
         return
     values[name] = _value(options.SETTABLE[name], " ".join(words[1:]))
-    render.line(f"{name} is {_shown(values[name])} from the next question on.")
+    render.line(f"{name} is {_shown(values[name])} from the next question.")
 
 
 def _shown(value: Any) -> str:

@@ -69,7 +69,7 @@ def set_(key: str, value: str | None) -> int:
 
 
 @command.command(
-    help="Take a value out of the configuration file, which restores the default.",
+    help="Remove a value from the configuration file, which restores the default.",
     epilog="Example: localspec config unset context",
 )
 @click.argument("key", shell_complete=suggest.keys)

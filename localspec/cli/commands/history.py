@@ -88,17 +88,21 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     "  localspec history show -x > main.py",
 )
 @click.argument("name", default="last", shell_complete=suggest.conversations)
-@click.option("--last", "answer", is_flag=True, help="Only the last answer.")
+@click.option("--last", "answer", is_flag=True, help="Print only the last answer.")
 @click.option(
-    "-x", "--extract", "first", is_flag=True, help="Only the last answer's first code block."
+    "-x",
+    "--extract",
+    "first",
+    is_flag=True,
+    help="Print only the first code block of the last answer.",
 )
-@click.option("--xl", "--extract-last", "final", is_flag=True, help="Only its last code block.")
+@click.option(
+    "--xl", "--extract-last", "final", is_flag=True, help="Print only its last code block."
+)
 @_JSON
 def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> int:
     if answer + first + final + as_json > 1:
-        raise click.UsageError(
-            "--last, -x, --xl and --json exclude each other; leave out all but one."
-        )
+        raise click.UsageError("Use only one of --last, -x, --xl and --json.")
     found = ConversationsClient().conversation(name)
     if as_json:
         render.record(found)

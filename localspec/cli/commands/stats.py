@@ -26,9 +26,9 @@ from localspec.errors import UsageError
     help="Number of days, up to today.",
 )
 @click.option(
-    "--pair", default="", metavar="NAME", shell_complete=suggest.pairs, help="Only this pair."
+    "--pair", default="", metavar="NAME", shell_complete=suggest.pairs, help="Count only this pair."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print them as one line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 @click.option(
     "--html",
     metavar="FILE",
@@ -37,7 +37,7 @@ from localspec.errors import UsageError
 )
 def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
     if as_json and html:
-        raise UsageError("--json and --html exclude each other; leave one out.")
+        raise UsageError("--json and --html cannot be used together.")
     found = ConversationsClient().statistics(days, pair)
     if as_json:
         render.record(found)

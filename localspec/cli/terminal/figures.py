@@ -116,7 +116,7 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def hashing(value: dict[str, Any]) -> str:
-    """As in "target.gguf 43 %"; empty where no file is hashed."""
+    """As in "target.gguf 43%"; empty where no file is hashed."""
     found = value.get("hashing")
     return f"{found['file']} {100 * found['done'] // (found['size'] or 1)}%" if found else ""
 

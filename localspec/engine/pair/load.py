@@ -169,7 +169,7 @@ class _Load:
         threads = settings.n_threads or physical_cores()
         if threads > (cores := usable_cores()):
             self._notes.append(
-                f"{threads} threads were asked for and {cores} are used: so many cores."
+                f"{threads} threads were requested, but only {cores} are used: one per core."
             )
             threads = cores
         target = self._model("target", files.target, settings)

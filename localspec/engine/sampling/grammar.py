@@ -53,8 +53,8 @@ class Grammars:
         begun = self._tokenizer.greedy_tokenize(constraint.begun)
         if matcher.try_consume_tokens(begun) < len(begun):
             raise GrammarRejected(
-                f"The answer that is to be continued does not fit the {_NAMES[constraint.kind]}; "
-                "leave that out, or ask anew."
+                f"The answer to be continued does not fit the {_NAMES[constraint.kind]}; leave "
+                "that out, or ask again."
             )
         return Matcher(matcher, self._vocab.size)
 
