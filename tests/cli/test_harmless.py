@@ -288,6 +288,7 @@ def test_in_a_pipe_an_answer_is_what_was_written_and_all_else_is_harmless(
 ) -> None:
     home, server = hostile
     server.refuses = False
+    home.environment["EDITOR"] = "true"
     done = in_pipes(home.environment, [job(line) for line in LINES])
     for line, (code, out, err) in zip(LINES, done, strict=True):
         assert not through(err), line

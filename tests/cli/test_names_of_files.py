@@ -122,7 +122,7 @@ def test_a_file_is_named_from_where_the_shell_is(home: Home, names: dict[str, st
 
 def test_what_is_not_there_is_said(home: Home) -> None:
     for name, says in {
-        "nothing:7b": "Ollama has no model 'nothing:7b' here",
+        "nothing:7b": "Ollama has no model 'nothing:7b'",
         "/nowhere/x": "There is no file /nowhere/x",
         "a:1,b:2,c:3": "more than two files",
     }.items():
