@@ -77,10 +77,6 @@ def _after(
 ) -> int:
     """What follows an answer; the exit code."""
     tell(last)
-    if options["copy"]:
-        from localspec.cli.terminal import clipboard
-
-        clipboard.copy(last["said"])
     cut = _tell_if_cut(last, request)
     if options["usage"]:
         from localspec.cli.terminal import figures
@@ -90,6 +86,10 @@ def _after(
         from localspec.cli.terminal import hints
 
         hints.real_pair(client)
+    if options["copy"]:
+        from localspec.cli.terminal import clipboard
+
+        clipboard.copy(last["said"])
     return 1 if cut and options["schema"] is not None else 0
 
 
