@@ -10,7 +10,6 @@ inputs.py     what a command line names or is given: stdin, files, schemas
 templates.py  saved prompts
 prompts.py    those that come with localspec
 app.py        click: help, usage errors, the table of commands
-formatter.py  how help is laid out
 documents/    folders, notebooks and PDF documents, as text
 commands/     one click command per file
 chat/         the conversation at a terminal

@@ -8,7 +8,7 @@ from typing import ClassVar
 import click
 
 import localspec
-from localspec.cli.formatter import Formatter
+from localspec.cli.terminal.formatter import Formatter
 
 click.Context.formatter_class = Formatter  # of every command
 

@@ -355,6 +355,19 @@ def mangled(chosen: random.Random) -> str:
     return text
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_gemmas_json_is_a_call_or_text_and_never_both(seed: int) -> None:
+    inside, plain = mangled(random.Random(seed)), JsonCalls()
+    if not inside.startswith("{"):
+        return
+    plain.feed(inside.strip())
+    parser = AnswerParser(GEMMA, TOOLS)
+    pieces = [*parser.push(f"<|tool_call>{inside}<tool_call|>"), *parser.finish()]
+    called, said = (any(isinstance(each, kind) for each in pieces) for kind in (Call, Text))
+    assert called != said
+    assert said or not plain.broken
+
+
 def as_it_came(text: str, size: int, forced: bool) -> tuple[Any, ...]:
     """What a reader makes of a text in pieces of `size` characters, and what it leaves of it."""
     reader = JsonCalls(call=Call("x" * 9, "now") if forced else None)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.state import State, state_of
-from localspec.daemon.worker.metrics import Histogram
+from localspec.daemon.worker.metrics import Histogram, Metrics
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,6 +46,17 @@ def _lines(daemon: State) -> Iterator[str]:
         totals.cache_hits,
     )
     yield from _counter("generated_tokens_total", "Tokens generated.", counts.tokens)
+    yield from _speculation(metrics)
+    yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
+    yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
+    yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(loaded.info is not None))
+    yield from _gauge(
+        "safe_mode", "Whether safe mode (slower kernels) is on.", int(loaded.safe_mode.on)
+    )
+
+
+def _speculation(metrics: Metrics) -> Iterator[str]:
+    counts = metrics.counts
     yield from _counter(
         "target_passes_total", "Target passes that generated tokens.", metrics.rounds
     )
@@ -74,12 +85,6 @@ def _lines(daemon: State) -> Iterator[str]:
         yield from _gauge(
             "speed_up", "Speed-up of the last answer over plain decoding.", metrics.last_speed_up
         )
-    yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
-    yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
-    yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(loaded.info is not None))
-    yield from _gauge(
-        "safe_mode", "Whether safe mode (slower kernels) is on.", int(loaded.safe_mode.on)
-    )
 
 
 def _counter(name: str, text: str, value: float, kind: str = "counter") -> Iterator[str]:

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,11 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from localspec.daemon import logs
-from localspec.daemon.completion.reply.parser import split_thoughts
-from localspec.daemon.history import matches, statistics, typed
-from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound, UnsafePath
+from localspec.daemon.history import database, matches, statistics, typed
+from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
 from localspec.files import write_whole
-from localspec.paths import open_file, read_file, remove_tree
+from localspec.paths import read_file, remove_tree
 from localspec.protocol.conversations import (
     Conversation,
     ConversationEntry,
@@ -41,25 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("localspec.daemon")
 Result = TypeVar("Result")
 
-VERSION = 3
-# The file's application_id while no page of it holds remains of what was deleted.
-_CLEAN = 0x4C535043
 LAST = "last"
-_TABLES = f"""
-CREATE TABLE conversations (
-    id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
-    model TEXT NOT NULL, title TEXT NOT NULL
-) STRICT;
-CREATE INDEX conversations_updated ON conversations (updated);
-CREATE TABLE messages (
-    conversation TEXT NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
-    position INTEGER NOT NULL, role TEXT NOT NULL, content TEXT NOT NULL, created REAL NOT NULL,
-    finish TEXT, model TEXT, tokens INTEGER, tokens_per_second REAL, drafted INTEGER,
-    accepted INTEGER, speed_up REAL, reasoning_content TEXT, tool_calls TEXT, tool_call_id TEXT,
-    name TEXT, kind TEXT, seconds REAL,
-    PRIMARY KEY (conversation, position)
-) STRICT;
-{statistics.TABLE}"""
 _ENTRY = (
     "SELECT id, title, model, created, updated,"
     " (SELECT count(*) FROM messages WHERE conversation = id AND role != 'system')"
@@ -389,68 +369,15 @@ class Conversations:
         with self._db as db:
             yield db
             db.execute("PRAGMA application_id = 0")  # until it is clean again, also by the next run
-        self._clean(db)
-
-    def _clean(self, db: sqlite3.Connection) -> None:
-        """Write the file anew: balanced pages keep remains, whatever secure_delete says.
-
-        Raises:
-            Conflict: another program reads the file, so that its log cannot be emptied now.
-        """
-        db.execute("VACUUM")
-        (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        if busy:
-            raise Conflict(
-                f"It is removed, but another program has {self._file} open, so traces may remain "
-                "until that program ends and the daemon is restarted."
-            )
-        db.execute(f"PRAGMA application_id = {_CLEAN}")
+        database.clean(db, self._file)
 
     # ------------------------------------------------------------------ the file
 
     @property
     def _db(self) -> sqlite3.Connection:
         if self._opened is None:
-            self._opened = self._open()
+            self._opened = database.opened(self._file)
         return self._opened
-
-    def _open(self) -> sqlite3.Connection:
-        """Open, or create for this user alone; a link is refused, as for every file of ours."""
-        import sqlite3
-
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._file.is_symlink():
-            raise UnsafePath(f"{self._file} is a symbolic link; remove it and try again.")
-        os.close(open_file(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
-        db = sqlite3.connect(self._file)
-        try:
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
-                raise Conflict(
-                    f"{self._file} was written by a newer localspec; upgrade, or move it away."
-                )
-            db.execute("PRAGMA foreign_keys = ON")
-            db.execute("PRAGMA secure_delete = ON")
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA temp_store = MEMORY")  # writing the file anew leaves none elsewhere
-            db.create_function("folded", 1, str.casefold, deterministic=True)
-            if version == 0:
-                db.executescript(
-                    f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};"
-                    f"PRAGMA application_id = {_CLEAN};COMMIT;"
-                )
-            if version == 1:
-                _split_thoughts(db)
-            if version in (1, 2):
-                _add_figures(db)
-            if db.execute("PRAGMA application_id").fetchone() != (_CLEAN,):
-                with contextlib.suppress(Conflict):
-                    self._clean(db)
-        except BaseException:
-            db.close()
-            raise
-        return db
 
 
 def _to_row(message: StoredMessage) -> list[Any]:
@@ -466,34 +393,3 @@ def _from_row(row: Sequence[Any]) -> StoredMessage:
     if isinstance(message.tool_calls, str):
         message.tool_calls = json.loads(message.tool_calls)
     return message
-
-
-def _split_thoughts(db: sqlite3.Connection) -> None:
-    """From version 1, which kept answers as the model wrote them, thoughts and all in one text."""
-    db.execute("BEGIN IMMEDIATE")
-    with db:
-        for name in ("reasoning_content", "tool_calls", "tool_call_id", "name"):
-            db.execute(f"ALTER TABLE messages ADD COLUMN {name} TEXT")
-        answers = db.execute("SELECT rowid, content FROM messages WHERE role = 'assistant'")
-        for row, content in answers.fetchall():
-            reasoning, text = split_thoughts(content)
-            if reasoning:
-                db.execute(
-                    "UPDATE messages SET content = ?, reasoning_content = ? WHERE rowid = ?",
-                    (text, reasoning, row),
-                )
-        db.execute("PRAGMA user_version = 2")
-
-
-def _add_figures(db: sqlite3.Connection) -> None:
-    """From version 2, which kept no kind of an answer, and of its time the rate."""
-    with db:
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("ALTER TABLE messages ADD COLUMN kind TEXT")
-        db.execute("ALTER TABLE messages ADD COLUMN seconds REAL")
-        db.execute(
-            "UPDATE messages SET seconds = (tokens - 1) / tokens_per_second"
-            " WHERE tokens > 0 AND tokens_per_second > 0"
-        )
-        db.execute(statistics.TABLE)
-        db.execute(f"PRAGMA user_version = {VERSION}")

@@ -90,12 +90,7 @@ def wanted(
     if draft and no_draft:
         raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
     target = reference(text, endpoint)
-    drafting = reference(draft, endpoint) if draft else None
-    if draft and not drafting:
-        raise InvalidRequest(
-            f"'{draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].",
-            param="draft",
-        )
+    drafting = _drafting(draft, endpoint) if draft else None
     found: Pair | None = None
     if target is None:
         again = here(text.strip().lower())
@@ -117,6 +112,15 @@ def wanted(
         limit_rate=limit_rate,
         whole_disk=whole_disk,
     )
+
+
+def _drafting(draft: str, endpoint: str) -> Reference:
+    found = reference(draft, endpoint)
+    if not found:
+        raise InvalidRequest(
+            f"'{draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].", param="draft"
+        )
+    return found
 
 
 def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:

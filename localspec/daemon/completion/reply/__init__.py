@@ -1,6 +1,7 @@
 """What a model wrote, taken apart. Imports nothing else of the daemon.
 
 parser: thoughts, text and calls of an answer as it comes
-calls: the notations in which models write calls
+calls: what a call and a reader of calls is; those in JSON
+notations: those that are no plain JSON, and which reader goes with a format
 tools: which of them a template goes with, and what a request's tools come to
 """

@@ -1,7 +1,5 @@
-"""Tool calls as models write them, read while they come so that they can be streamed.
-
-JSON: an object with "name" and "arguments" (or "parameters"), or an array of such objects. Or what is
-no plain JSON: Qwen Coder's tags, Mistral's [ARGS], Gemma 4's own notation.
+"""Tool calls as models write them, read while they come so that they can be streamed: those in JSON, an
+object with "name" and "arguments" (or "parameters"), or an array of such objects.
 """
 
 from __future__ import annotations
@@ -11,19 +9,15 @@ import re
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 _ARGUMENTS = ("arguments", "parameters")
 _ID = string.ascii_letters + string.digits
 
 _TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
 _IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
-
-_FUNCTION = re.compile(r"<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_GEMMA_QUOTE = '<|"|>'
 
 
 @dataclass(slots=True)
@@ -69,22 +63,6 @@ class Reader(ABC):
     @abstractmethod
     def end(self) -> list[CallPiece]:
         """The answer was cut off here."""
-
-
-def reader_for(kind: str, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
-    """The reader for a format's calls; `names`, if given, are the only ones it takes."""
-    match kind:
-        case "hermes":
-            return TaggedCall(tools)
-        case "mistral":
-            return ArgsCalls()
-        case "gemma":
-            return GemmaCall()
-        case _:
-            return JsonCalls(names.__contains__) if names is not None else JsonCalls()
-
-
-# ---------------------------------------------------------------- JSON
 
 
 @dataclass(slots=True)
@@ -243,220 +221,3 @@ class JsonCalls(Reader):
             text = "{}" if text == "null" else text
         if text:
             self._pieces.append(Arguments(text))
-
-
-class _OrJson(Reader):
-    """A notation beside which a model writes JSON too: `_json` reads that, after `_lead`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._json: JsonCalls | None = None
-        self._lead = ""
-
-    def feed(self, text: str) -> Fed:
-        if self._json is None:
-            return self._own(text)
-        result = self._json.feed(text)
-        self.over, self.broken = self._json.over, self._json.broken
-        self.raw = self._lead + self._json.raw
-        return result
-
-    def end(self) -> list[CallPiece]:
-        if self._json is None:
-            return self._own_end()
-        pieces = self._json.end()
-        self.broken = self._json.broken
-        return pieces
-
-    def _as_json(self, lead: str, text: str, call: Call | None = None) -> Fed:
-        self._json, self._lead = JsonCalls(call=call), lead
-        return self.feed(text)
-
-    @abstractmethod
-    def _own(self, text: str) -> Fed:
-        """`feed`, while it may be the notation."""
-
-    @abstractmethod
-    def _own_end(self) -> list[CallPiece]: ...
-
-
-# ---------------------------------------------------------------- Qwen Coder, Mistral
-
-
-class TaggedCall(_OrJson):
-    """<tool_call>'s inside: JSON, or <function=name><parameter=key>value</parameter></function>."""
-
-    def __init__(self, tools: dict[str, Any]) -> None:
-        super().__init__()
-        self._tools = tools
-        self._named = False
-
-    def _own(self, text: str) -> Fed:
-        seen = len(self.raw)
-        self.raw += text
-        start = self.raw.lstrip()
-        if not start:
-            return [], ""
-        if not start.startswith("<"):
-            return self._as_json(self.raw.removesuffix(start), start)
-        pieces: list[CallPiece] = []
-        if not self._named and (name := _FUNCTION.search(self.raw)):
-            self._named = True
-            pieces.append(new_call(name[1].strip()))
-        end = self.raw.find("</function>")
-        if end < 0:
-            self.broken = not "<function=".startswith(start[:10]) and not self._named
-            return pieces, ""
-        end += len("</function>")
-        rest, self.raw = self.raw[max(end, seen) :], self.raw[:end]
-        if not self._named:
-            self.broken = True
-            return [], rest
-        self.over = True
-        return [*pieces, Arguments(self._arguments())], rest
-
-    def _own_end(self) -> list[CallPiece]:
-        self.broken = not self._named
-        return [Arguments(self._arguments())] if self._named and not self.over else []
-
-    def _arguments(self) -> str:
-        name = _FUNCTION.search(self.raw)
-        schema = self._tools.get(name[1].strip(), {}) if name else {}
-        known = schema.get("properties") or {}
-        found = {key: _typed(value, known.get(key)) for key, value in _PARAMETER.findall(self.raw)}
-        return json.dumps(found, ensure_ascii=False)
-
-
-def _typed(value: str, schema: Any) -> Any:
-    """A parameter's text as its schema wants it; text where that says nothing else."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind in (None, "string"):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        lowered = value.strip().lower()  # Python's True, as its templates write it
-        return {"true": True, "false": False, "none": None}.get(lowered, value)
-
-
-class ArgsCalls(_OrJson):
-    """[TOOL_CALLS]'s inside: an array of calls, or name[ARGS]{…}, or name[CALL_ID]id[ARGS]{…}."""
-
-    _LONGEST = 200  # characters of a name and an id; what is longer is text
-
-    def _own(self, text: str) -> Fed:
-        self.raw += text
-        start = self.raw.lstrip()
-        if start.startswith(("[{", "{")) or (start.startswith("[") and start[1:].isspace()):
-            return self._as_json("", start)
-        head, found, rest = start.partition("[ARGS]")
-        if not found:
-            self.broken = "\n" in start or len(start) > self._LONGEST
-            return [], ""
-        name, _, own = head.partition("[CALL_ID]")
-        call = new_call(name.strip())
-        call.id = own.strip() or call.id
-        return self._as_json(head + found, rest, call)
-
-    def _own_end(self) -> list[CallPiece]:
-        self.broken = True
-        return []
-
-
-# ---------------------------------------------------------------- Gemma 4
-
-
-class GemmaCall(Reader):
-    """<|tool_call>'s inside: call:name{key:<|"|>text<|"|>,other:1}, or an object with a name."""
-
-    def feed(self, text: str) -> Fed:
-        self.raw += text
-        end = self.raw.find("<tool_call|>")
-        if end < 0:
-            return [], ""
-        rest, self.raw = self.raw[end:], self.raw[:end]
-        return self._read(), rest
-
-    def _read(self) -> list[CallPiece]:
-        text = self.raw.strip()
-        if text.startswith("{"):
-            inner = JsonCalls()
-            pieces, _ = inner.feed(text)
-            if not inner.over:
-                pieces += inner.end()  # of a call that is cut off, what came
-            self.over, self.broken = not inner.broken, inner.broken
-            return [] if inner.broken else pieces
-        name, brace, inside = text.removeprefix("call:").partition("{")
-        try:
-            arguments, _ = _Notation("{" + inside).value(0)
-        except (ValueError, IndexError, RecursionError):
-            brace = ""
-        if not brace or not name.strip():
-            self.broken = True
-            return []
-        self.over = True
-        return [new_call(name.strip()), Arguments(json.dumps(arguments, ensure_ascii=False))]
-
-    def end(self) -> list[CallPiece]:
-        return [] if self.over else self._read()
-
-
-class _Notation:
-    """Gemma 4's values: like JSON, with bare keys and <|"|> around text."""
-
-    _SCALAR = re.compile(r"[^,}\]]+")
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def value(self, at: int) -> tuple[Any, int]:
-        """The value at `at`, and where it ends. Raises ValueError or IndexError."""
-        at = self._skip(at)
-        if self._text.startswith(_GEMMA_QUOTE, at):
-            return self._quoted(at)
-        if self._text[at] == "{":
-            return self._object(at + 1)
-        if self._text[at] == "[":
-            return self._array(at + 1)
-        if self._text[at] == '"':
-            value, end = json.JSONDecoder(strict=False).raw_decode(self._text, at)
-            return value, end
-        scalar = self._SCALAR.match(self._text, at)
-        if scalar is None:
-            raise ValueError("no value")
-        return json.loads(scalar[0].strip()), scalar.end()
-
-    def _skip(self, at: int) -> int:
-        while self._text[at].isspace():
-            at += 1
-        return at
-
-    def _quoted(self, at: int) -> tuple[str, int]:
-        start = at + len(_GEMMA_QUOTE)
-        end = self._text.index(_GEMMA_QUOTE, start)
-        return self._text[start:end], end + len(_GEMMA_QUOTE)
-
-    def _object(self, at: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-        while self._text[at := self._skip(at)] != "}":
-            if self._text.startswith(_GEMMA_QUOTE, at):
-                key, at = self._quoted(at)
-                at = self._text.index(":", at) + 1
-            else:
-                colon = self._text.index(":", at)
-                key, at = self._text[at:colon].strip().strip('"'), colon + 1
-            found[key], at = self.value(at)
-            at = self._comma(at)
-        return found, at + 1
-
-    def _array(self, at: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
-        while self._text[at := self._skip(at)] != "]":
-            item, at = self.value(at)
-            found.append(item)
-            at = self._comma(at)
-        return found, at + 1
-
-    def _comma(self, at: int) -> int:
-        at = self._skip(at)
-        return at + 1 if self._text[at] == "," else at

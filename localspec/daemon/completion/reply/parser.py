@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, Reader, reader_for
+from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, Reader
+from localspec.daemon.completion.reply.notations import reader_for
 from localspec.daemon.completion.reply.tools import NO_TOOLS, Format
 
 THOUGHTS = (
