@@ -20,9 +20,12 @@ sys.exit(main())
 
 # Where the wall clock is read, and why it does no harm there.
 WALL_CLOCK = {
-    "daemon/completion/answer.py": "`created` of an answer",
+    "cli/chat/talk.py": "when something was said",
+    "daemon/completion/openai.py": "`created` of an answer",
+    "daemon/history/statistics.py": "which day is today",
     "daemon/history/turn.py": "when something was said",
     "daemon/handlers/models.py": "`created` of a model",
+    "ended.py": "when a daemon started and ended, for a person",
     "engine/prompt/template_child.py": "the date that a chat template may ask for",
     "registry/store/local.py": "when a pair was added",
     "registry/pulls/pull.py": "when a pair was added",

@@ -110,7 +110,7 @@ def test_over_tcp_all_that_cannot_be_used_is_one_answer(home: Home, tmp_path: Pa
         assert len(answers) == 1, (path, answers)
         ((status, text),) = answers
         assert status == 404
-        assert b"no model at the path" in text
+        assert b"no usable model at that path" in text
 
 
 def test_over_tcp_to_show_or_verify_it_tells_as_little(home: Home, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_over_tcp_to_show_or_verify_it_tells_as_little(home: Home, tmp_path: Pat
                 answer = over_tcp(home, method, target, None)
                 answers.add((answer.status, answer.body))
     ((status, text),) = answers
-    assert (status, b"no model at the path" in text) == (404, True)
+    assert (status, b"no usable model at that path" in text) == (404, True)
 
 
 def test_over_tcp_no_folder_is_looked_through(home: Home) -> None:
