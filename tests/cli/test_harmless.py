@@ -172,6 +172,8 @@ def hostile() -> Iterator[tuple[Home, HostileServer]]:
 ARGUMENTS: dict[str, list[str]] = {
     "ask": ["", "--plain", "--show-draft", "-u", "--no-stream", "--json", "-x", "-m ❮\x1b❯"],
     "chat": [],  # below, with somebody who types
+    "run": ["missing❮\x1b❯ hello"],
+    "help": ["", "ask", "❮\x1b❯"],
     "list": ["", "--all", "--json"],
     "catalogue": ["", "--json"],
     "pull": ["tiny❮\x1b❯"],
@@ -207,9 +209,11 @@ ARGUMENTS: dict[str, list[str]] = {
     "templates path": ["", "good"],
     "stats": ["", "--json", "--html -", "--pair ❮\x1b❯"],
     "config": [""],
+    "config get": ["pair", "❮\x1b❯"],
     "config path": [""],
     "config show": ["", "--json"],
     "config set": ["pair ❮\x1b❯", "❮\x1b❯ 1", "pair ❮\x1b❯.gguf"],
+    "config unset": ["❮\x1b❯"],
     "config edit": [""],
     "logs": ["", "--path"],
     "status": ["", "--json"],
@@ -267,7 +271,7 @@ def test_a_chat_lets_nothing_through(hostile: tuple[Home, HostileServer]) -> Non
         for typed, answer in (
             ("say hello", "hello❮"),
             ("/pair", "builtin"),
-            ("/stats", "tokens/s"),
+            ("/stats", "speculation"),
             ("/pair x", "No pair"),
             ("/nothing", "Unknown command"),
             ("/file /nowhere", "cannot be read"),

@@ -22,6 +22,7 @@ PER_TERMINAL = 150  # commands, which take some seconds together
 # What is printed as it is, on a terminal of any width: scripts, logs, paths, records, code.
 VERBATIM = (
     "--json",
+    "--html",
     "logs",
     "completion",
     "history export",

@@ -54,7 +54,8 @@ def page(found: dict[str, Any]) -> str:
     body.append("<footer>")
     body += [f"<p>{_text(sentence)}</p>" for sentence in notes(found)]
     when = time.strftime("%Y-%m-%d %H:%M")
-    body.append(f"<p>{found['since']} to {found['until']}; written {when}.</p></footer>")
+    span = f"{found['since']} to {found['until']}"
+    body.append(f"<p>{_text(span)}; written {when}.</p></footer>")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -82,11 +83,11 @@ def _chart(plotted: Series, names: list[str], per: str) -> str:
         height = 100 * value / (plotted.most or 1) if value else 0
         kind = f'style="height:{max(height, 2):.1f}%"' if value is not None else 'class="none"'
         told = shown if value is not None else "none"
-        bars.append(f'<i {kind} title="{name}: {told}"></i>')
+        bars.append(f'<i {kind} title="{_text(name)}: {told}"></i>')
     return (
         f"<figure><figcaption><b>{plotted.name} {per}</b><span>{plotted.range}</span></figcaption>"
         f'<div class="chart" role="img" aria-label="{plotted.name} {per}: {plotted.range}">'
-        f"{''.join(bars)}</div><figcaption><span>{names[0]}</span><span>{names[-1]}</span>"
+        f"{''.join(bars)}</div><figcaption><span>{_text(names[0])}</span><span>{_text(names[-1])}</span>"
         "</figcaption></figure>"
     )
 

@@ -38,7 +38,8 @@ def _plots(days: list[dict[str, Any]]) -> None:
     plotted = series(shown)
     render.fields([(one.name, f"{sparkline(one, bars)}  {one.range}") for one in plotted])
     per = "day" if each == 1 else f"{each} days"
-    render.line(f"One mark per {per}, from {days[0]['name']} to {days[-1]['name']}.")
+    if len(shown) > 1:
+        render.line(f"One mark per {per}, from {days[0]['name']} to {days[-1]['name']}.")
 
 
 def _draws_blocks() -> bool:
