@@ -75,7 +75,7 @@ def test_stop_says_that_it_goes_on_and_it_does(home: PullingHome) -> None:
     out, error = watching.communicate(timeout=20)
     assert "own-draft is installed" in out
     assert "is interrupted because the daemon is stopping; it resumes" in error
-    assert error.splitlines()[-1] == f"localspec: 1 of 2 not pulled: {REPO}"
+    assert error.splitlines()[-1] == f"localspec: 1 of 2 pulls failed: {REPO}"
     assert watching.returncode == 1
     assert "canary" not in journal(home).read_text()
     assert "The pull of maker-tiny-8b resumes when the daemon starts again" in run.stdout

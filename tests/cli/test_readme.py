@@ -41,6 +41,8 @@ REFUSED = {
     "localspec verify coder-7b": (1, "localspec pull coder-7b"),
     "localspec rm coder-7b smollm2": (1, "coder-7b"),
     "localspec chat": (2, "A chat needs a terminal"),
+    "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
+    'localspec ask --copy "What does glob do?"': (1, "Not copied"),
     'localspec cmd "find files over 1 GB changed this week"': (1, "built-in demo pair"),
     "localspec commit": (1, "built-in demo pair"),
     "localspec status --watch": (130, ""),
@@ -69,7 +71,11 @@ def reader() -> Iterator[dict[str, str]]:
     (work / "src" / "main.py").write_text("X = 1\n" * 45)
     shutil.copy(BUILTIN / "target.gguf", work / "a.gguf")
     shutil.copy(BUILTIN / "draft.gguf", work / "b.gguf")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("LOCALSPEC_", "XDG_", "HF_"))}
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("LOCALSPEC_", "XDG_", "HF_", "DISPLAY", "WAYLAND_"))
+    }
     environment = {
         **kept,
         "PATH": f"{root}/bin:{os.environ['PATH']}",
