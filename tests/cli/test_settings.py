@@ -351,7 +351,11 @@ def bad(home: Home) -> list[dict[str, str]]:
         ('pair = "nobodys"', "There is no pair 'nobodys'", "localspec config unset pair"),
         ('pair = "/nowhere/a.gguf"', "/nowhere/a.gguf is not there", "localspec config unset pair"),
         ('pair = "coder-7b"', "coder-7b is not pulled yet", "localspec pull coder-7b"),
-        ("threads = 500", "threads is 500; this machine has ", "localspec config unset threads"),
+        (
+            "threads = 500",
+            "threads is 500, but this machine has only ",
+            "localspec config unset threads",
+        ),
         ("context = 8", "'context' must be 0 (auto)", "localspec config unset context"),
         ('listen = "0.0.0.0:1"', "from other machines", "localspec config unset listen"),
     ],
