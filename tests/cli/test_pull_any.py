@@ -56,7 +56,7 @@ def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> N
         run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # or by the pair's name
         assert run.returncode == 0, run.stderr
         home.run("unload")
-        assert "maker-tiny-8b is removed" in home.run("rm", REPO).stdout
+        assert "Removed maker-tiny-8b" in home.run("rm", REPO).stdout
         run = home.run("ask", "-m", REPO, "hi")
         assert f"localspec pull {REPO}" in run.stderr
 
