@@ -1,11 +1,11 @@
-"""The command line. `main` is what the `localspec` script calls.
+"""The command line. `main` is what the `localspec` script calls, `short` what `ask` calls.
 
 A plain `ask` takes a short way that imports neither click nor anything else it can do without:
 every import is time before the first word. Whatever that way does not understand goes to click, so
 that there is one behaviour.
 
 ask.py        one question, one answer: options → request → what is printed
-options.py    the options of `ask`, for the short way and for click
+options.py    the names of the commands, and the options of `ask`, for the short way and for click
 inputs.py     what a command line names or is given: stdin, files, schemas
 templates.py  saved prompts
 prompts.py    those that come with localspec
@@ -45,6 +45,20 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
     return _guarded(lambda: _dispatch(arguments), debug=debug)
+
+
+def short() -> int:
+    """`localspec` as it is typed all day: what begins with no command's name is a question."""
+    given = sys.argv[1:]
+    return main(["ask", *given] if _asks(given) else given)
+
+
+def _asks(arguments: list[str]) -> bool:
+    from localspec.cli.options import ALIASES, COMMANDS
+
+    if not arguments:
+        return sys.stdin is not None and not sys.stdin.isatty()
+    return arguments[0] not in (*COMMANDS, *ALIASES, "-h", "--help", "--version")
 
 
 def _dispatch(arguments: list[str]) -> int:

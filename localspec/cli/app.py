@@ -8,69 +8,12 @@ from typing import ClassVar
 import click
 
 import localspec
+from localspec.cli.options import ALIASES, COMMANDS
 from localspec.cli.terminal.formatter import Formatter
 
 click.Context.formatter_class = Formatter  # of every command
 
-# name → (module, what it does). A command is imported when it is run or asked for help.
-COMMANDS = {
-    "ask": ("localspec.cli.commands.ask", "Ask one question."),
-    "chat": ("localspec.cli.commands.chat", "Chat in the terminal."),
-    "run": ("localspec.cli.commands.run", "Chat with a pair, or ask it a question."),
-    "list": ("localspec.cli.commands.models.list", "List installed pairs."),
-    "catalogue": (
-        "localspec.cli.commands.models.catalogue",
-        "List pairs available to pull.",
-    ),
-    "pull": ("localspec.cli.commands.models.pull", "Download a pair."),
-    "pulls": ("localspec.cli.commands.models.pulls", "Show or cancel pulls."),
-    "show": ("localspec.cli.commands.models.show", "Show details of a pair."),
-    "verify": ("localspec.cli.commands.models.verify", "Verify the checksums of a pair's files."),
-    "rm": ("localspec.cli.commands.models.rm", "Remove pairs."),
-    "gc": ("localspec.cli.commands.models.gc", "Delete files that no pair needs."),
-    "add": ("localspec.cli.commands.models.add", "Create a pair from your own files."),
-    "import": (
-        "localspec.cli.commands.models.import_",
-        "Find models on this disk and create pairs from them.",
-    ),
-    "drafts": (
-        "localspec.cli.commands.models.drafts",
-        "Find draft models for a target on this disk.",
-    ),
-    "unload": ("localspec.cli.commands.daemon.unload", "Unload the pair and free its memory."),
-    "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
-    "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
-    "complete": ("localspec.cli.commands.complete", "Complete code at a position in a file."),
-    "cmd": ("localspec.cli.commands.shell.cmd", "Propose a shell command."),
-    "commit": ("localspec.cli.commands.shell.commit", "Write a commit message."),
-    "explain": ("localspec.cli.commands.shell.explain", "Explain a failed command or an error."),
-    "history": ("localspec.cli.commands.history", "List, show, search and remove conversations."),
-    "templates": (
-        "localspec.cli.commands.templates",
-        "List, show, edit and remove saved prompts.",
-    ),
-    "stats": ("localspec.cli.commands.stats", "Show tokens, speed and time saved over days."),
-    "config": ("localspec.cli.commands.config", "Show and change the configuration."),
-    "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
-    "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),
-    "stop": (
-        "localspec.cli.commands.daemon.stop",
-        "Stop the daemon.",
-    ),
-    "doctor": (
-        "localspec.cli.commands.daemon.doctor",
-        "Diagnose problems.",
-    ),
-    "completion": (
-        "localspec.cli.commands.completion",
-        "Print the completion script for bash, zsh or fish.",
-    ),
-    "help": ("localspec.cli.commands.help", "Show help for a command."),
-}
-
-
-# Names that work beside the commands' own, here and in groups.
-ALIASES = {"ps": "status", "models": "list"}
+# Names that work beside the commands' own in groups.
 INNER_ALIASES = {"delete": "rm", "remove": "rm", "ls": "list"}
 
 # What people of git, ollama, llm, gh, docker and pip type, and what it is called here.

@@ -24,6 +24,7 @@ EXAMPLE = """\
   git diff | localspec ask "review this"
   localspec ask -f 'src/*.py' "Where is the cache emptied?"
   localspec ask -x "a function that parses ISO dates" > dates.py
+  localspec ask -x > dates.py    # the code of the last answer
   localspec ask -c "and with time zones?"
 """
 # A question this long did not come from a keyboard: say how much of it would fit.
@@ -49,6 +50,8 @@ def run(options: dict[str, Any]) -> int:
         templates.save(options)
         return 0
     options = _with_files(options)
+    if _is_about_last(options):
+        return _last(options)
     if options["template"] is not None:
         from localspec.cli import templates
 
@@ -70,6 +73,36 @@ def run(options: dict[str, Any]) -> int:
 
         raise ContextExceeded(inputs.what_fits(error, question)) from error
     return _after(client, last, request, options)
+
+
+def _is_about_last(options: dict[str, Any]) -> bool:
+    """Whether code or a copy is wanted and nothing asked; a pipe asks, and may be empty by mistake."""
+    wants = options["extract"] or options["extract_last"] or options["copy"]
+    asks = ("words", "files", "system", "template", "last", "conversation")
+    return bool(wants) and not any(options[name] for name in asks) and not _is_piped()
+
+
+def _last(options: dict[str, Any]) -> int:
+    """Print the last answer of the history, or its code."""
+    from localspec.cli.terminal import extract
+    from localspec.client.conversations import ConversationsClient
+
+    client = ConversationsClient(autostart=not options["no_daemon_start"])
+    found = client.conversation("last")
+    if options["extract"] or options["extract_last"]:
+        text = extract.kept_code(found, last=options["extract_last"])
+        render.text(text)
+        render.end_of_text()
+    else:
+        text = extract.kept_answer(found)
+        printer = render.printer(plain=options["plain"])
+        printer.text(text, [])
+        printer.close()
+    if options["copy"]:
+        from localspec.cli.terminal import clipboard
+
+        clipboard.copy(text)
+    return 0
 
 
 def _after(

@@ -1,4 +1,4 @@
-"""The options of `ask`, declared once, for click's command and for the short parser."""
+"""The commands' names, and the options of `ask`: for click and for the short way without it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,65 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+
+# name → (module, what it does). A command is imported when it is run or asked for help.
+COMMANDS = {
+    "ask": ("localspec.cli.commands.ask", "Ask one question."),
+    "chat": ("localspec.cli.commands.chat", "Chat in the terminal."),
+    "run": ("localspec.cli.commands.run", "Chat with a pair, or ask it a question."),
+    "list": ("localspec.cli.commands.models.list", "List installed pairs."),
+    "catalogue": (
+        "localspec.cli.commands.models.catalogue",
+        "List pairs available to pull.",
+    ),
+    "pull": ("localspec.cli.commands.models.pull", "Download a pair."),
+    "pulls": ("localspec.cli.commands.models.pulls", "Show or cancel pulls."),
+    "show": ("localspec.cli.commands.models.show", "Show details of a pair."),
+    "verify": ("localspec.cli.commands.models.verify", "Verify the checksums of a pair's files."),
+    "rm": ("localspec.cli.commands.models.rm", "Remove pairs."),
+    "gc": ("localspec.cli.commands.models.gc", "Delete files that no pair needs."),
+    "add": ("localspec.cli.commands.models.add", "Create a pair from your own files."),
+    "import": (
+        "localspec.cli.commands.models.import_",
+        "Find models on this disk and create pairs from them.",
+    ),
+    "drafts": (
+        "localspec.cli.commands.models.drafts",
+        "Find draft models for a target on this disk.",
+    ),
+    "unload": ("localspec.cli.commands.daemon.unload", "Unload the pair and free its memory."),
+    "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
+    "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
+    "complete": ("localspec.cli.commands.complete", "Complete code at a position in a file."),
+    "cmd": ("localspec.cli.commands.shell.cmd", "Propose a shell command."),
+    "commit": ("localspec.cli.commands.shell.commit", "Write a commit message."),
+    "explain": ("localspec.cli.commands.shell.explain", "Explain a failed command or an error."),
+    "history": ("localspec.cli.commands.history", "List, show, search and remove conversations."),
+    "templates": (
+        "localspec.cli.commands.templates",
+        "List, show, edit and remove saved prompts.",
+    ),
+    "stats": ("localspec.cli.commands.stats", "Show tokens, speed and time saved over days."),
+    "config": ("localspec.cli.commands.config", "Show and change the configuration."),
+    "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
+    "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),
+    "stop": (
+        "localspec.cli.commands.daemon.stop",
+        "Stop the daemon.",
+    ),
+    "doctor": (
+        "localspec.cli.commands.daemon.doctor",
+        "Diagnose problems.",
+    ),
+    "completion": (
+        "localspec.cli.commands.completion",
+        "Print the completion script for bash, zsh or fish.",
+    ),
+    "help": ("localspec.cli.commands.help", "Show help for a command."),
+}
+
+# Names that work beside the commands' own.
+ALIASES = {"ps": "status", "models": "list"}
 
 UNLIMITED = (1 << 31) - 1  # of what has no other limit
 
@@ -148,7 +207,12 @@ ASK = (
     ),
     Option("save", ("--save",), str, "Save as a template instead of asking.", "NAME"),
     Option("replace", ("-y", "--force"), bool, "With --save: replace a template without asking."),
-    Option("extract", ("-x", "--extract"), bool, "Print only the first code block."),
+    Option(
+        "extract",
+        ("-x", "--extract"),
+        bool,
+        "Print only the first code block; without a question, of the last answer.",
+    ),
     Option("extract_last", ("--xl", "--extract-last"), bool, "Print only the last code block."),
     Option("copy", ("--copy",), bool, "Copy the answer to the clipboard; with -x the code block."),
     Option("json", ("--json",), bool, "Print the full response as one line of JSON."),

@@ -83,6 +83,28 @@ def test_a_terminal_is_asked_where_there_is_no_program(
         assert "OSC 52" in shown.text
 
 
+def test_without_a_question_it_is_the_last_answer(desktop: Callable[..., dict[str, str]]) -> None:
+    environment = desktop()
+    with terminal(environment, "ask", "--no-stream", f"raw {TEXT}") as shown:
+        assert shown.wait() == 0
+    for options, copied in (([], TEXT), (["-x"], FIRST), (["--xl"], LAST)):
+        with terminal(environment, "ask", "--copy", *options) as shown:
+            assert shown.wait() == 0
+            assert asked_to_copy(shown.raw) == [copied]
+    with terminal(environment, "ask", "-x", "--no-stream", "say no code") as shown:
+        assert shown.wait() == 1
+    with terminal(environment, "ask", "-x") as shown:
+        assert shown.wait() == 1
+        assert "The last answer has no code block" in shown.text
+
+
+def test_an_empty_pipe_does_not_stand_for_the_last_answer(warm: Home) -> None:
+    warm.run("ask", "raw ```\nold\n```")
+    run = warm.run("ask", "-x", stdin="")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "No question given" in run.stderr
+
+
 def test_another_machines_desktop_is_not_used(desktop: Callable[..., dict[str, str]]) -> None:
     environment = desktop("clip.exe", "xclip", SSH_CONNECTION="1 2 3 4")
     with terminal(environment, "ask", "--copy", "say it") as shown:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localspec.cli import app
+from localspec.cli.options import COMMANDS
 from tests.support.daemons import Home, scripted_home
 from tests.support.shells import shell, with_program
 
@@ -67,7 +67,7 @@ def test_zsh_keeps_it_when_compinit_comes_later(home: Home) -> None:
 def test_fish_shows_descriptions_whole(home: Home) -> None:
     if not shutil.which("fish"):
         pytest.skip("this machine has no fish among its shells")
-    with_commas = {name: text for name, (_, text) in app.COMMANDS.items()}
+    with_commas = {name: text for name, (_, text) in COMMANDS.items()}
     asked = f'{set_up("fish")}; complete -C "localspec "; complete -C "localspec ask --s"'
     run = subprocess.run(
         ["fish", "--no-config", "-c", asked], env=home.environment, capture_output=True, text=True

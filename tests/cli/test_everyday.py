@@ -15,7 +15,8 @@ import click
 import pytest
 
 from localspec.cli import prompts, settings, templates
-from localspec.cli.app import COMMANDS, app
+from localspec.cli.app import app
+from localspec.cli.options import COMMANDS
 from tests.support.daemons import Home
 from tests.support.terminal import ESCAPES, terminal
 

@@ -12,6 +12,7 @@ import pytest
 
 from localspec.cli import app
 from localspec.cli.commands.help import page, pages
+from localspec.cli.options import COMMANDS
 from tests.support.daemons import Home
 
 # Each reads a page and complains of it on stderr or stdout; the text is what the first ones print.
@@ -29,7 +30,7 @@ def made() -> dict[str, str]:
 
 
 def test_each_command_has_a_page(made: dict[str, str]) -> None:
-    assert {f"localspec-{name}.1" for name in app.COMMANDS} <= made.keys()
+    assert {f"localspec-{name}.1" for name in COMMANDS} <= made.keys()
     assert {"localspec.1", "localspec-history-rm.1", "localspec-config-set.1"} <= made.keys()
     for text in made.values():
         assert text.isascii()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from typing import Any
 
 import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec import cli
 from localspec.cli import app
+from localspec.cli.options import ALIASES, COMMANDS
 from localspec.client.pairs import PairsClient
 from tests.support.daemons import Home
+from tests.support.terminal import terminal
 
 WORDS = {word for words in app.SYNONYMS.values() for word in words}
 
@@ -46,10 +53,47 @@ def test_help_is_what_the_option_shows(home: Home) -> None:
 
 
 def test_no_habit_is_a_command_of_ours() -> None:
-    names = {*app.COMMANDS, *app.ALIASES}
+    names = {*COMMANDS, *ALIASES}
     assert not WORDS & names
     assert {*app.SYNONYMS} - {"--version"} <= names
     assert len(WORDS) == sum(map(len, app.SYNONYMS.values())), "each means one command"
+
+
+# ------------------------------------------------------------------ the short name
+
+
+SHORT = ("-c", "import sys; from localspec.cli import short; sys.exit(short())")
+
+
+def short(home: Home, *arguments: str, stdin: str | None = None) -> str:
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    command = [sys.executable, *SHORT, *arguments]
+    run = subprocess.run(command, env=home.environment, capture_output=True, text=True, **given)
+    return str(run.stdout + run.stderr)
+
+
+def test_ask_asks_what_is_no_command(warm: Home) -> None:
+    assert short(warm, "say hello") == short(warm, "say", "hello") == "hello\n"
+    assert short(warm, "-n", "9", "say hello") == short(warm, stdin="say hello") == "hello\n"
+    assert short(warm, "ask", "say hello") == "hello\n"
+    assert short(warm, "list") == short(warm, "models") == warm.run("list").stdout
+    assert short(warm, "--version") == warm.run("--version").stdout
+    assert short(warm, "--help") == short(warm, "-h") == warm.run("--help").stdout
+    assert "No question given" in short(warm)
+    with terminal(warm.environment, program=SHORT) as shown:
+        shown.wait()
+        assert "Usage: localspec [OPTIONS] COMMAND" in shown.text
+
+
+@given(text=st.one_of(st.text(), st.sampled_from(sorted(WORDS))))
+def test_ask_knows_commands_by_their_whole_names(text: str) -> None:
+    assert cli._asks([text]) == (text not in {*COMMANDS, *ALIASES, "-h", "--help", "--version"})
+    assert not any(cli._asks([name, text]) for name in (*COMMANDS, *ALIASES))
+
+
+def test_both_names_are_installed() -> None:
+    scripts = {each.name: each for each in entry_points(group="console_scripts")}
+    assert (scripts["localspec"].load(), scripts["ask"].load()) == (cli.main, cli.short)
 
 
 # ------------------------------------------------------------------ wrong names
@@ -61,7 +105,7 @@ def test_no_habit_is_a_command_of_ours() -> None:
         *((word, name) for name, words in app.SYNONYMS.items() for word in words),
         ("hist", "history"),
         ("histroy", "history"),
-        ("stat", "stats" if "stats" in app.COMMANDS else "status"),
+        ("stat", "stats" if "stats" in COMMANDS else "status"),
         ("log", "logs"),
         ("modles", "list"),
     ],
@@ -78,7 +122,7 @@ def test_groups_tell_theirs(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "service", "nothing").endswith("see: localspec service --help")
 
 
-@given(data=st.data(), name=st.sampled_from([each for each in app.COMMANDS if len(each) > 3]))
+@given(data=st.data(), name=st.sampled_from([each for each in COMMANDS if len(each) > 3]))
 def test_one_slip_is_never_left_without_a_suggestion(data: st.DataObject, name: str) -> None:
     place = data.draw(st.integers(1, len(name) - 2))
     letter = data.draw(st.sampled_from("aeiouxst"))
@@ -86,7 +130,7 @@ def test_one_slip_is_never_left_without_a_suggestion(data: st.DataObject, name: 
     slips.append(name[:place] + name[place + 1] + name[place] + name[place + 2 :])
     slip = data.draw(st.sampled_from(slips))
     context = click.Context(app.app, info_name="localspec")
-    if app.app.get_command(context, slip) or slip in app.ALIASES:
+    if app.app.get_command(context, slip) or slip in ALIASES:
         return
     with pytest.raises(click.UsageError, match="did you mean"):
         app.app.resolve_command(context, [slip])

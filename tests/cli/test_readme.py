@@ -44,6 +44,7 @@ REFUSED = {
     "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),
     'localspec cmd "find files over 1 GB changed this week"': (1, "built-in demo pair"),
+    "localspec ask -x > dates.py": (2, "No question given"),  # only at a terminal
     "localspec commit": (1, "built-in demo pair"),
     "localspec status --watch": (130, ""),
     'localspec ask -x "parse ISO dates" > dates.py': (

@@ -18,7 +18,8 @@ from pathlib import Path
 import click
 import pytest
 
-from localspec.cli.app import COMMANDS, Commands, app
+from localspec.cli.app import Commands, app
+from localspec.cli.options import COMMANDS
 from tests.support.daemons import PATIENCE, Home
 from tests.support.terminal import terminal
 

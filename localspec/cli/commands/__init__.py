@@ -1,4 +1,4 @@
-"""One click command per file, each named `command`; `app.COMMANDS` lists them. No command knows another.
+"""One click command per file, each named `command`; `options.COMMANDS` lists them. No command knows another.
 
 ask.py         `ask` as click sees it, and options for click
 chat.py        `chat`

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import click
 
@@ -107,31 +106,13 @@ def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> in
     if as_json:
         render.record(found)
     elif first or final:
-        render.text(_code(found, last=final))
+        render.text(extract.kept_code(found, last=final))
         render.end_of_text()
     elif answer:
-        history.answer(_last_answer(found))
+        history.answer(extract.kept_answer(found))
     else:
         history.conversation(found)
     return 0
-
-
-def _last_answer(found: dict[str, Any]) -> str:
-    """Raises LocalspecError: there is none."""
-    for message in reversed(found["messages"]):
-        if message["role"] == "assistant":
-            return str(message["content"])
-    raise LocalspecError(f"Conversation {found['id']} has no answer.")
-
-
-def _code(found: dict[str, Any], *, last: bool) -> str:
-    """Raises LocalspecError: there is no answer, or no code in it."""
-    blocks = extract.blocks(_last_answer(found))
-    if not blocks:
-        raise LocalspecError(
-            f"The last answer has no code block; to read it: localspec history show {found['id']} --last"
-        )
-    return blocks[-1 if last else 0]
 
 
 @command.command(
