@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
 
 import click
 
@@ -75,6 +76,11 @@ class Group(click.Group):
         offered = [CompletionItem(name, help=self.summary(name)) for name in names]
         return offered + click.Command.shell_complete(self, ctx, incomplete)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's, with sentences that are whole."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self.summary(name)) for name in self.list_commands(ctx)])
+
     def summary(self, name: str) -> str:
         """What a command does, in a sentence."""
         return self.commands[name].get_short_help_str(200)
@@ -97,6 +103,22 @@ class Group(click.Group):
         begun = [name for name in names if len(word) > 1 and name.startswith(word)]
         near = begun or difflib.get_close_matches(word, names, 1)
         return self.aliases.get(near[0], near[0]) if near else ""
+
+
+class Limited(click.Option):
+    """A number whose limits are said in words, where they say something."""
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        from localspec.cli.options import UNLIMITED
+
+        extra = super().get_help_extra(ctx)
+        if isinstance(self.type, click.IntRange | click.FloatRange):
+            low = -math.inf if self.type.min is None else self.type.min
+            high = math.inf if self.type.max is None else self.type.max
+            extra["range"] = f"{low:g} to {high:g}" if high < UNLIMITED else f"at least {low:g}"
+            if low < -UNLIMITED:
+                del extra["range"]
+        return extra
 
 
 class Commands(Group):
@@ -129,8 +151,7 @@ class Commands(Group):
         return super()._unknown(ctx, word, rest)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+        super().format_commands(ctx, formatter)
         with formatter.section("Aliases"):
             formatter.write_dl([(alias, f"Same as {name}.") for alias, name in ALIASES.items()])
 

@@ -308,15 +308,15 @@ def _disk(here: Machine) -> Iterator[Finding]:
         what = f"Only {size(free)} free in {folder}; a pair may need more."
         yield Finding("disk", "note", what, "localspec gc, or localspec rm NAME")
     else:
-        yield Finding("disk", "ok", f"{size(free)} free in {folder}.")
+        yield Finding("disk", "ok", f"{size(free)} free in {folder}")
 
 
 def _network(here: Machine) -> Iterator[Finding]:
     """Only what the environment says: nothing is sent."""
     env = here.host.env
     hub = hf_cache(env)
-    found = "Its models are used in place." if hub.is_dir() else "It does not exist yet."
-    yield Finding("cache", "ok", f"The Hugging Face cache is {hub}. {found}")
+    found = "Models there are used in place" if hub.is_dir() else "It does not exist yet"
+    yield Finding("cache", "ok", f"Hugging Face cache. {found}: {hub}")
     offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if env.get(name)]
     if offline and env[offline[0]].upper() in ("1", "ON", "YES", "TRUE"):
         what = f"{offline[0]} is set: pulls use only what is in the cache."

@@ -261,7 +261,10 @@ _IN_CHAT = (
     *("model", "query", "system", "last", "conversation", "files", "template", "values", *SETTABLE),
     *("no_log", "no_daemon_start", "debug"),
 )
-CHAT = tuple(option for option in ASK if option.name in _IN_CHAT)
+_CONTINUE = Option("last", ("-c", "--continue"), bool, "Continue the last conversation.")
+CHAT = tuple(
+    _CONTINUE if option.name == "last" else option for option in ASK if option.name in _IN_CHAT
+)
 
 
 def named(*names: str) -> tuple[Option, ...]:

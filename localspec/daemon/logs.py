@@ -64,7 +64,7 @@ def start(file: Path, *, verbose: bool = False) -> None:
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     # The HTTP library tells every address at INFO, and a storage's carry a signature.
-    for name in ("asyncio", "httpx2", "httpcore2", "huggingface_hub"):
+    for name in ("asyncio", "httpx2", "httpcore2", "huggingface_hub", "watchfiles"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -268,7 +268,7 @@ def test_the_end_has_many_names(warm: Home) -> None:
 def test_what_looks_like_a_command_can_be_sent(warm: Home) -> None:
     with terminal(warm.environment, "chat") as shown:
         line(shown, "/nothing")
-        shown.expect("Unknown command /nothing; /help lists them.")
+        shown.expect("Unknown command /nothing; /help lists the commands.")
         shown.expect("begin with a space.")
         line(shown, "/hist")
         shown.expect("did you mean /history?")

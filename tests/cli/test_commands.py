@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import click
 import pytest
+from click.testing import CliRunner
 
 import localspec
+from localspec.cli.app import app
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
@@ -183,6 +186,27 @@ def test_every_help_has_an_example(home: Home, command: str) -> None:
     assert run.returncode == 0
     assert "Example" in run.stdout
     assert f"localspec {command}".strip() in run.stdout.split("Example")[1]
+
+
+def every_command(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+@pytest.mark.parametrize("path", list(every_command(app)), ids=" ".join)
+def test_help_says_limits_in_words_and_summaries_whole(path: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(app, [*path, "--help"]).output
+    assert said.startswith("Usage:")
+    cut = [line for line in said.splitlines() if line.endswith("...") and "Usage" not in line]
+    assert not cut
+    assert " RANGE" not in said
+    assert "<=" not in said
+    assert ">=" not in said
 
 
 def test_a_plain_ask_imports_nothing_it_can_do_without(warm: Home) -> None:

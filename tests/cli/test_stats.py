@@ -85,6 +85,14 @@ def test_plots_are_blocks_where_they_can_be_shown_and_ascii_elsewhere(counted: H
     assert marks(in_pipes(environment, [(["stats"], {})])[0].out) == ".  @"
 
 
+def test_one_day_is_not_drawn_for_one_bar_says_nothing(counted: Home) -> None:
+    for days, drawn in (("1", False), ("4", True)):
+        assert ("speed-up  " in counted.run("stats", "--days", days).stdout) is drawn
+        page = counted.run("stats", "--days", days, "--html", "-").stdout
+        assert ("<figure>" in page) is drawn
+        assert "<h2>By day</h2>" in page
+
+
 def test_json_is_what_the_daemon_says(counted: Home) -> None:
     found = json.loads(counted.run("stats", "--json", "--days", "4").stdout)
     assert (found["days"], found["total"]["answers"]) == (4, 5)

@@ -143,6 +143,18 @@ def test_a_wrapped_text_has_its_words_in_their_order_and_fits(
     assert len(lines) == 1 or all(line.strip() for line in lines)
 
 
+@given(path=st.text("abc/", min_size=1, max_size=80), room=st.integers(30, 120))
+def test_a_path_stands_beside_its_name_or_below_it_never_somewhere_between(
+    path: str, room: int
+) -> None:
+    *_, last = layout.fields([("socket", f"/{path}"), ("config", "fine")], room)[:-1]
+    if last.startswith("socket"):
+        return
+    indent = len(last) - len(last.lstrip())
+    assert indent in (0, 4)
+    assert indent == 4 or len(last) + 4 > room
+
+
 @given(
     rows=st.lists(
         st.tuples(WORDS, TEXTS.map(lambda text: text[:20].strip()), TEXTS), min_size=1, max_size=6

@@ -383,7 +383,7 @@ def test_a_beginning_of_the_id_is_enough_when_it_is_the_only_one(api: Home) -> N
     missing = api.request("GET", "/localspec/conversations/zzz")
     assert (missing.status, missing.error["message"]) == (
         404,
-        "There is no conversation 'zzz'; `localspec history` lists them.",
+        "There is no conversation 'zzz'. See: localspec history",
     )
 
 

@@ -74,7 +74,7 @@ def run(chat: Chat, line: str) -> None:
     if name not in COMMANDS:
         raise UsageError(
             f"Unknown command {name}; "
-            f"{_suggestion(name, [*COMMANDS, *ALIASES], '/help lists them.')} To send it as a "
+            f"{_suggestion(name, [*COMMANDS, *ALIASES], '/help lists the commands.')} To send it as a "
             "message, begin with a space."
         )
     COMMANDS[name].run(chat, argument.strip())
@@ -317,7 +317,7 @@ ALIASES = {
     **{"/model": "/pair", "/retry": "/regen", "/reset": "/new"},
 }
 KEYS = (
-    ("Alt-Enter", 'Start a new line. Text between """ and """ may have several lines, too.'),
+    ("Alt-Enter", 'Start a new line. Text between """ and """ may span several lines.'),
     ("Tab", "Complete a command, a file, a pair or a setting."),
     ("Ctrl-C", "Stop the answer, or clear the line."),
     ("a space first", "Send a message that begins with a slash as it is."),

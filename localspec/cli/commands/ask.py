@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from localspec.cli import ask, options, suggest
+from localspec.cli.app import Limited
 
 _SUGGESTED = {
     "model": suggest.pairs,
@@ -15,22 +16,6 @@ _SUGGESTED = {
     "files": suggest.files,
     "schema": suggest.files,
 }
-
-
-class _Limited(click.Option):
-    """A number whose limits are said in words, where they say something."""
-
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        extra = super().get_help_extra(ctx)
-        kind = self.type
-        if isinstance(kind, click.IntRange | click.FloatRange):
-            low, high = kind.min or 0, kind.max or 0
-            extra["range"] = (
-                f"{low:g} to {high:g}" if high < options.UNLIMITED else f"at least {low:g}"
-            )
-            if low < -options.UNLIMITED:
-                del extra["range"]
-        return extra
 
 
 def click_option(option: options.Option) -> click.Option:
@@ -44,7 +29,7 @@ def click_option(option: options.Option) -> click.Option:
         kind = click.IntRange(int(option.low), int(option.high))
     elif option.kind is float:
         kind = click.FloatRange(option.low, option.high)
-    return _Limited(names, type=kind, metavar=option.metavar, help=option.help, **more)
+    return Limited(names, type=kind, metavar=option.metavar, help=option.help, **more)
 
 
 def _run(words: tuple[str, ...], **values: object) -> int:

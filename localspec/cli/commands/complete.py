@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
+from localspec.cli.app import Limited
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
@@ -37,7 +38,16 @@ _TOKENS = 64  # an editor shows a few lines
     metavar="TEXT",
     help="Use the pair whose name contains TEXT; repeatable.",
 )
-@click.option("-n", "--tokens", type=click.IntRange(min=1), default=_TOKENS, help="Maximum number.")
+@click.option(
+    "-n",
+    "--tokens",
+    cls=Limited,
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    default=_TOKENS,
+    show_default=True,
+    help="Maximum number of tokens.",
+)
 @click.option("--no-log", is_flag=True, help="Do not count it in `localspec stats`.")
 @click.option("-u", "--usage", is_flag=True, help="Print statistics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")

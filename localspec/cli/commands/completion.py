@@ -31,7 +31,7 @@ _MENDED = {
     "command, in a file that only you can read, for `localspec explain`.",
     epilog='Examples:\n\n\b\n  eval "$(localspec completion bash)"      # in ~/.bashrc\n'
     '  eval "$(localspec completion zsh)"       # in ~/.zshrc\n'
-    "  localspec completion fish | source        # in config.fish\n"
+    "  localspec completion fish | source       # in config.fish\n"
     '  eval "$(localspec completion bash --hook)"',
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

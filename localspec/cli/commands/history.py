@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Group
+from localspec.cli.app import Group, Limited
 from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError
@@ -17,7 +17,9 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Output one line of
 _LIMIT = click.option(
     "-n",
     "--limit",
+    cls=Limited,
     type=click.IntRange(1, 10_000),
+    metavar="N",
     default=20,
     show_default=True,
     help="Maximum number of conversations.",
@@ -62,8 +64,8 @@ def listed(limit: int, as_json: bool) -> int:
 
 
 @command.command(
-    help="Search conversations for a text, ignoring case. Shows the first line of each that has it; "
-    "exits with 1 if there is none.",
+    help="Search conversations for a text, ignoring case. Shows the first matching line of "
+    "each; exits with 1 if nothing matches.",
     epilog="Example: localspec history search copytree",
 )
 @click.argument("words", nargs=-1, required=True, metavar="TEXT...")

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from localspec.cli import suggest
+from localspec.cli.app import Limited
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import UsageError
@@ -20,7 +21,9 @@ from localspec.errors import UsageError
 )
 @click.option(
     "--days",
+    cls=Limited,
     type=click.IntRange(1, 10_000),
+    metavar="N",
     default=30,
     show_default=True,
     help="Number of days, up to today.",

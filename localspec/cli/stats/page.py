@@ -27,14 +27,15 @@ figcaption b { color: var(--ink) }
 .chart i { flex: 1; min-width: 1px; background: var(--bar); border-radius: 2px 2px 0 0;
   print-color-adjust: exact; -webkit-print-color-adjust: exact }
 .chart i.none { height: 3px; background: var(--none) }
-table { width: 100%; border-collapse: collapse; font-variant-numeric: tabular-nums }
+table { width: 100%; table-layout: fixed; border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .35rem .5rem; text-align: right; border-bottom: 1px solid var(--line);
   vertical-align: top } th { font-weight: 500; font-size: .85rem }
-tr { break-inside: avoid } th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere }
+tr { break-inside: avoid } th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere;
+  width: 25% }
 footer { margin-top: 2rem; font-size: .9rem }
 @media (max-width: 40rem) {
   thead { display: none } tr, td { display: block } tr { padding: .5rem 0;
-  border-bottom: 1px solid var(--line) } td, td:first-child { border: 0; padding: .1rem 0 }
+  border-bottom: 1px solid var(--line) } td, td:first-child { border: 0; padding: .1rem 0; width: auto }
   td:first-child { font-weight: 600 } td:not(:first-child) { display: flex;
   justify-content: space-between } td:not(:first-child)::before { content: attr(data-name);
   color: var(--soft) } td:empty { display: none } }
@@ -50,7 +51,9 @@ def page(found: dict[str, Any]) -> str:
     body = [f"<h1>{_text(title)}</h1>", f"<p>{_text(first)}</p>"]
     body += [f"<p>{_text(sentence)}</p>" for sentence in rest]
     if found["total"]["answers"]:
-        body += [_charts(found["by_day"]), *(_table(*each) for each in tables(found))]
+        if len(found["by_day"]) > 1:  # of one day a chart says nothing
+            body.append(_charts(found["by_day"]))
+        body += [_table(*each) for each in tables(found)]
     body.append("<footer>")
     body += [f"<p>{_text(sentence)}</p>" for sentence in notes(found)]
     when = time.strftime("%Y-%m-%d %H:%M")

@@ -24,8 +24,9 @@ def show(found: dict[str, Any]) -> None:
         for head, rows in tables(found):
             render.line("")
             render.table([[head, *COLUMNS], *([name, *cells] for name, cells in rows)])
-        render.line("")
-        _plots(found["by_day"])
+        if len(found["by_day"]) > 1:  # of one day a plot says nothing
+            render.line("")
+            _plots(found["by_day"])
     render.line("")
     for sentence in notes(found):
         render.line(sentence)
@@ -38,8 +39,7 @@ def _plots(days: list[dict[str, Any]]) -> None:
     plotted = series(shown)
     render.fields([(one.name, f"{sparkline(one, bars)}  {one.range}") for one in plotted])
     per = "day" if each == 1 else f"{each} days"
-    if len(shown) > 1:
-        render.line(f"One mark per {per}, from {days[0]['name']} to {days[-1]['name']}.")
+    render.line(f"One mark per {per}, from {days[0]['name']} to {days[-1]['name']}.")
 
 
 def _draws_blocks() -> bool:

@@ -54,7 +54,7 @@ def wrapped(text: str, room: int | None, first: str = "", rest: str = "") -> lis
     """`text` in lines, the first of which begins with `first` and every other with `rest`.
 
     Lines of `text` stay apart and keep their indentation. A word that is wider than a line is left whole,
-    for the terminal to break and a mouse to copy; one that fits without the indentation loses that. An
+    for the terminal to break and a mouse to copy; one that fits with less indentation gets less. An
     indented line that is a command stays one for whoever copies it.
     """
     lines: list[str] = []
@@ -83,7 +83,8 @@ def _wrapped(text: str, room: int | None, first: str, rest: str) -> list[str]:
         if not begun and cells(line) + cells(word) > room:
             if line.strip():  # a label, which needs no text beside it
                 lines.append(line)
-            line = " " * max(0, min(cells(rest), room - cells(word)))
+            beside = room - cells(word)
+            line = next((" " * each for each in (cells(rest), len(_BELOW)) if each <= beside), "")
         line += f"{gap if begun else ''}{word}"
         begun = True
     return [each.rstrip() for each in (*lines, line)]

@@ -190,7 +190,7 @@ def drafts(found: dict[str, Any]) -> None:
     """Those that match as a table, then why the others do not."""
     possible = [each for each in found["drafts"] if each["matched"]]
     if not possible:
-        render.line("No model on this disk can be its draft.")
+        render.line("No draft model on this disk matches the target.")
     elif any(each["gain"] for each in possible):
         rows = [["DRAFT", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]]
         for each in possible:

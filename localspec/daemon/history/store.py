@@ -213,7 +213,7 @@ class Conversations:
             if self._lost:
                 raise Conflict(
                     f"The last answer was not saved, so there is no 'last' conversation: {self._lost} "
-                    "Name an earlier one by its id (--cid ID); `localspec history` lists them."
+                    "Name an earlier one by its id (--cid ID). See: localspec history"
                 )
             rows = self._db.execute(f"{_ENTRY}ORDER BY updated DESC, rowid DESC LIMIT 1").fetchall()
         else:
@@ -222,7 +222,7 @@ class Conversations:
         if not rows and name == LAST:
             raise NotFound("There are no conversations yet; `localspec ask` starts one.")
         if not rows or not name:
-            raise NotFound(f"There is no conversation '{name}'; `localspec history` lists them.")
+            raise NotFound(f"There is no conversation '{name}'. See: localspec history")
         if len(rows) > 1:
             raise InvalidRequest(f"More than one conversation ID starts with '{name}'.")
         return ConversationEntry(*rows[0])

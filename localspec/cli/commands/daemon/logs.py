@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from localspec.cli.app import Limited
 from localspec.cli.terminal import render
 from localspec.errors import NotFound
 from localspec.paths import default_paths
@@ -21,7 +22,16 @@ _LOOK = 0.2  # seconds
     epilog="Examples:\n\n\b\n  localspec logs -n 50\n  localspec logs --follow\n"
     "  localspec logs --path",
 )
-@click.option("-n", "--lines", type=click.IntRange(min=0), default=20, help="Number of lines.")
+@click.option(
+    "-n",
+    "--lines",
+    cls=Limited,
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="Number of lines.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Follow the log.")
 @click.option("--path", "only_path", is_flag=True, help="Print the path of the log.")
 def command(lines: int, follow: bool, only_path: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from localspec.cli import inputs, suggest
+from localspec.cli.app import Limited
 from localspec.cli.terminal import pairs, render
 from localspec.client.pairs import PairsClient
 
@@ -17,7 +18,9 @@ from localspec.client.pairs import PairsClient
 @click.argument("name", shell_complete=suggest.pairs)
 @click.option(
     "--context",
+    cls=Limited,
     type=click.IntRange(min=0),
+    metavar="TOKENS",
     default=0,
     help="Compute memory for this many tokens of context.",
 )

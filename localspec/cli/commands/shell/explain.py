@@ -37,8 +37,10 @@ def _last_failure() -> str:
     failed = failures.last()
     if failed is None:
         raise UsageError(
-            "No failed command is recorded in this shell. Pipe an error in (make 2>&1 | localspec explain), "
-            'or let the shell record failed commands: eval "$(localspec completion bash --hook)"'
+            "No failed command is recorded in this shell. Pipe an error in:\n"
+            "  make 2>&1 | localspec explain\n"
+            "or let the shell record its failed commands:\n"
+            '  eval "$(localspec completion bash --hook)"'
         )
     first, *more = failed.command.split("\n")
     render.dim(f"Exit code {failed.code}: {first}{' …' if more else ''}")
