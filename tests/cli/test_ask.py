@@ -50,7 +50,7 @@ def test_a_file_named_twice_is_asked_about_once(warm: Home, tmp_path: Path) -> N
     ("name", "data", "why"),
     [
         ("logo.png", b"\x89PNG\r\n\x1a\n\0", "is not text but a PNG image"),
-        ("a.pdf", b"%PDF-1.7\n\xff\0", "a.pdf is a PDF document"),
+        ("a.pdf", b"%PDF-1.7\n\xff\0", "is a PDF document"),
         ("x.bin", b"a\0b", "is not text but binary data"),
         ("latin.txt", "Grüße".encode("latin-1"), "is not UTF-8: byte 2 is 0xfc"),
     ],
@@ -74,7 +74,7 @@ def test_utf16_with_its_mark_is_text(warm: Home, tmp_path: Path) -> None:
     [
         ("*.nothing", "No file matches '*.nothing'."),
         ("missing.py", "missing.py cannot be read: No such file or directory."),
-        (".", "name the files in it, for example: -f './*'"),
+        (".", ". has no text files."),
     ],
 )
 def test_a_file_that_is_not_there(warm: Home, tmp_path: Path, pattern: str, why: str) -> None:
@@ -111,7 +111,7 @@ def test_drafting_can_be_fixed_or_switched_off_and_exactness_wanted(warm: Home) 
     assert asked(warm, "--draft", "5", "--exact", "echo")["speculative"]["depth"] == 5
     assert asked(warm, "--exact", "echo")["exact"] is True
     assert asked(warm, "--draft", "0", "echo")["speculative"]["enabled"] is False
-    assert "at most 64" in warm.run("ask", "--draft", "65", "hi").stderr
+    assert "65 is not in the range 0<=x<=64" in warm.run("ask", "--draft", "65", "hi").stderr
 
 
 def test_a_schema_from_a_file_or_in_place(warm: Home, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_schema_from_a_file_or_in_place(warm: Home, tmp_path: Path) -> None:
 def test_options_that_exclude_each_other(warm: Home, options: list[str]) -> None:
     run = warm.run("ask", *options, "hi")
     assert run.returncode == 2
-    assert "leave" in run.stderr
+    assert "cannot be used" in run.stderr
 
 
 def test_continuing_sends_what_was_said(warm: Home) -> None:

@@ -49,7 +49,7 @@ def test_reasoning_is_beside_the_answer(
     client: Any = Thinking()
     last = ask.stream(client, {}, render.printer(), hide_reasoning=hidden)
     assert capsys.readouterr() == ("Yes.\n", thought)
-    assert last == {"model": "x", "said": "Yes."}
+    assert last == {"model": "x", "said": "Yes.", "thoughts": ["Hm."]}
 
 
 def entry(name: str, **fields: Any) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def test_the_hint_names_what_fits_here(pairs: list[dict[str, Any]], vram: int, a
 def test_a_question_that_is_too_long_says_what_fits() -> None:
     refused = ContextExceeded("It is too long.", n_prompt_tokens=1_000_000, n_ctx=8192)
     said = inputs.what_fits(refused, "x" * 5_000_000)
-    assert "The question is 4.8 MiB long, 1000000 tokens" in said
-    assert "holds 8192, about 32 KiB of such text" in said
+    assert "The question is too long: 4.8 MiB, 1000000 tokens." in said
+    assert "holds 8192 tokens, about 32 KiB of such text" in said
     assert "head -c 32768" in said
     assert inputs.what_fits(ContextExceeded("something else"), "x") == "something else"
 

@@ -52,8 +52,8 @@ def test_nearly_four_megabytes_are_refused_with_what_fits_and_it_does(warm: Home
     text = "some words and then some more of them. " * 100_000
     run = warm.run("ask", "--no-log", stdin=text)
     assert (run.returncode, run.stdout) == (1, "")
-    assert "3.7 MiB long" in run.stderr
-    assert "this pair's context holds 1024" in run.stderr
+    assert "too long: 3.7 MiB" in run.stderr
+    assert "This pair's context holds 1024" in run.stderr
     fits = int(re.findall(r"head -c (\d+)", run.stderr)[0])
     assert fits > 1000
     assert warm.run("ask", "--no-log", "-n", "5", stdin=text[:fits]).returncode == 0
@@ -80,4 +80,4 @@ def test_complete_fills_in(warm: Home, tmp_path: Path) -> None:
     run = warm.run("complete", "a.py:4:5", "-n", "12", "-u", cwd=tmp_path)
     assert run.returncode == 0
     assert run.stdout.strip()
-    assert "tokens/s" in run.stderr
+    assert "tokens in " in run.stderr

@@ -80,7 +80,7 @@ def test_every_sampling_field_reaches_the_engine() -> None:
         ({"response_format": {"type": "text"}}, {}),
         (
             {"response_format": {"type": "json_object"}},
-            {"constraint": {"kind": "json_object", "source": ""}},
+            {"constraint": {"kind": "json_object", "source": "", "begun": ""}},
         ),
         (
             {
@@ -89,17 +89,17 @@ def test_every_sampling_field_reaches_the_engine() -> None:
                     "json_schema": {"schema": {"type": "null"}},
                 }
             },
-            {"constraint": {"kind": "json_schema", "source": '{"type":"null"}'}},
+            {"constraint": {"kind": "json_schema", "source": '{"type":"null"}', "begun": ""}},
         ),
         (
             {"response_format": {"type": "json_object", "schema": {"type": "null"}}},
-            {"constraint": {"kind": "json_schema", "source": '{"type":"null"}'}},
+            {"constraint": {"kind": "json_schema", "source": '{"type":"null"}', "begun": ""}},
         ),
         (
             {"grammar": "root ::= [a]"},
-            {"constraint": {"kind": "grammar", "source": "root ::= [a]"}},
+            {"constraint": {"kind": "grammar", "source": "root ::= [a]", "begun": ""}},
         ),
-        ({"regex": "a+"}, {"constraint": {"kind": "regex", "source": "a+"}}),
+        ({"regex": "a+"}, {"constraint": {"kind": "regex", "source": "a+", "begun": ""}}),
     ],
 )
 def test_fields_are_translated(fields: Any, expected: Any) -> None:
@@ -223,6 +223,7 @@ def test_a_suffix_makes_it_a_fill_in_the_middle() -> None:
             "messages[0].content[0].type",
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": []}, "messages"),
     ],
 )
 def test_fields_that_are_wrong_together_are_refused(fields: Any, param: str) -> None:

@@ -323,7 +323,9 @@ def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home
     [port] = [
         line.rsplit(" ", 1)[1] for line in home.log.read_text().splitlines() if "127.0" in line
     ]
-    connection = http.client.HTTPConnection("127.0.0.1", int(port.strip(")")), timeout=PATIENCE)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", int(port.rpartition(":")[2]), timeout=PATIENCE
+    )
     connection.request("GET", "/health")
     assert json.loads(connection.getresponse().read()) == {"error": expected}
     connection.close()

@@ -77,7 +77,7 @@ def test_a_search_that_takes_too_long_ends_and_says_where(tmp_path: Path, store:
     search = Search(store, [tmp_path], environment(tmp_path), patience=0.0)
     assert search.models == []
     (problem,) = search.problems
-    assert "ended after 0 s" in problem
+    assert "stopped after 0 s" in problem
 
 
 def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: Path) -> None:

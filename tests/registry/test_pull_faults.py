@@ -121,7 +121,7 @@ def test_what_cannot_be_unpacked_is_refused_at_once(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, how: str, ranged: bool
 ) -> None:
     faults.packed, faults.ignore_range = how, not ranged
-    with pytest.raises(HubError, match=rf"sends own/target/target\.gguf packed \({how}\)"):
+    with pytest.raises(HubError, match=rf"sends own/target/target\.gguf compressed \({how}\)"):
         puller.pull("p", pair)
     assert_absent(store)
     assert len([each for each in hub.gets() if "target.gguf" in each.path]) == 1
@@ -132,7 +132,7 @@ def test_corruption_of_the_same_size_is_noticed(
 ) -> None:
     """Nothing is installed; the whole draft is kept for the next try."""
     faults.corrupt = True
-    with pytest.raises(HashMismatch, match=r"own/target/target\.gguf came damaged"):
+    with pytest.raises(HashMismatch, match=r"own/target/target\.gguf was damaged in transit"):
         puller.pull("p", pair)
     assert_absent(store)
     assert not store.blob(sha256(TARGET)).exists()

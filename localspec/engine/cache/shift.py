@@ -74,8 +74,8 @@ class Parking:
     def __init__(self, context: Context, sequence: int | None) -> None:
         """sequence: None where there is none to spare, or where nothing can be moved."""
         self._context = context
-        able = context.can_shift and context.model.cuttable and not context.model.n_swa
-        self._sequence = sequence if able else None
+        plain = sequence is not None and context.model.cuttable and not context.model.n_swa
+        self._sequence = sequence if plain and context.can_shift else None
         self._waiting: list[Chunk] = []
         self._owner: Slot | None = None
 

@@ -57,6 +57,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._end = time.monotonic() + self.patience
+        self._stopped = False
         self._walked: set[tuple[int, int]] = set()
         self._files: dict[tuple[int, int] | Path, Found] = {}
         self._sizes: dict[int, list[Path]] = {}
@@ -137,9 +138,9 @@ class Search:
         self.told(here)
         if time.monotonic() < self._end:
             return False
-        sentence = f"The search was stopped after {self.patience:.0f} s, in {here}."
-        if not any(each.startswith("The search was ended") for each in self.problems):
-            self.problems.append(sentence)
+        if not self._stopped:
+            self.problems.append(f"The search was stopped after {self.patience:.0f} s, in {here}.")
+        self._stopped = True
         return True
 
     def _in_ollama(self, home: Path) -> Iterator[Found]:
