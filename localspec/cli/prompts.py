@@ -1,4 +1,8 @@
-"""The templates that come with localspec."""
+"""The templates that come with localspec.
+
+They are worded for small models too: an example is answered with the example, so there is none, and what is
+to be done stands last.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ BUILTIN = {
 # $system: the operating system.
 system = "You write shell commands. You answer with one command in a code block and nothing else."
 prompt = '''
-Write one $shell command for $system that does the following. Use only common programs. Prefer one line.
+$input
 
-$input'''
+Write one $shell command for $system that does this. Use only common programs. Prefer one line. Use the
+current folder unless another is named, no placeholders, and nothing that loses data unless that is wanted.'''
 temperature = 0
 tokens = 2048
 """,
@@ -27,17 +32,18 @@ temperature = 0
 tokens = 2048
 """,
     "commit": """\
-# What `localspec commit` asks. $input: the staged changes, as a diff; $recent: the last subjects.
+# What `localspec commit` asks. $input: the staged changes, as a diff; $recent: the last subjects, or (none)
+# where an answer only repeated one of them.
 system = "You write git commit messages. You answer with the message alone."
 prompt = '''
-Write the commit message for the changes at the end. The first line says in at most 72 characters what the
-change does, in the imperative, as in "Add a retry to the upload". If the reason is not obvious, add an
-empty line and one short paragraph with it. Do not repeat the diff.
-
 Recent subject lines in this repository, for their style only:
 $recent
 
-$input'''
+$input
+
+Write the commit message for the change above. The first line says in at most 72 characters what it does, in
+the imperative. If the reason is not obvious, add an empty line and one short paragraph with it. Do not repeat
+the diff.'''
 temperature = 0
 tokens = 2048
 """,
@@ -46,10 +52,11 @@ tokens = 2048
 # $shell, $system: as in cmd.
 system = "You help with failed commands and error messages on $system. Be brief and concrete."
 prompt = '''
-Explain the most likely cause of this failure in a few sentences. Then show how to fix it, with the exact
-command in a code block if a command helps.
+$input
 
-$input'''
+Explain this failure in at most three sentences: what the error says, and what most likely caused it. Then
+show one way to fix it: the exact command, or the corrected line, in a code block.'''
 temperature = 0
+tokens = 2048
 """,
 }

@@ -211,6 +211,28 @@ def test_the_template_gets_the_diff_the_words_and_the_last_subjects(
     assert "- Add a" in repository.run().stdout  # what comes with localspec says them too
 
 
+def test_a_message_that_repeats_an_earlier_one_is_asked_for_again(repository: Repository) -> None:
+    says(repository.home, "$recent")
+    repository.stage("a", "a\n")
+    repository.git("commit", "-qm", "Add a cache, a fetcher and a program")
+    repository.stage("b", "b\n")
+    assert repository.run().stdout == "(none)\n"
+
+
+@given(
+    subject=st.text("abcdefghäß ,.-'", min_size=1, max_size=60),
+    signs=st.text(" ,.-'*`", max_size=3),
+    more=st.text(max_size=60),
+)
+def test_a_subject_with_other_signs_is_repeated_all_the_same(
+    subject: str, signs: str, more: str
+) -> None:
+    said = f"{signs}{subject.replace(' ', f'{signs} ').upper()}{signs}{more}"
+    letters = sum(each.isalnum() for each in subject.casefold())
+    assert answers.repeats(said, f"- Other words than these\n- {subject}") == (letters >= 8)
+    assert not answers.repeats("", f"- {subject}")
+
+
 def test_whatever_git_is_configured_to_show_the_diff_is_plain(repository: Repository) -> None:
     says(repository.home, "x")
     for key, value in {

@@ -203,10 +203,10 @@ def test_a_runtime_folder_that_is_gone_is_not_complained_about(home: Home, tmp_p
 
 def test_what_is_piped_said_or_in_a_file_is_explained(home: Home, tmp_path: Path) -> None:
     run = home.run("explain", stdin="ld: cannot find -lfoo\n")
-    assert run.stdout.endswith("\n\nld: cannot find -lfoo\n")
+    assert run.stdout.startswith("ld: cannot find -lfoo\n\nExplain ")
     assert run.stderr == ""
     run = home.run("explain", "E: Unable", "to locate package")
-    assert run.stdout.endswith("\n\nE: Unable to locate package\n")
+    assert run.stdout.startswith("E: Unable to locate package\n\nExplain ")
     (tmp_path / "err.txt").write_text("Traceback")
     assert "Traceback" in home.run("explain", "-f", str(tmp_path / "err.txt")).stdout
     assert "Traceback" in home.run("explain", str(tmp_path / "err.txt")).stdout

@@ -106,6 +106,8 @@ def unseen(command: str) -> str:
 
 # ------------------------------------------------------------------ a commit message
 
+_TELLING = 8  # letters of a subject that nobody repeats by chance
+
 _WIDTH = 72  # columns of a message's lines, as git's own manual asks for
 _INTRODUCED = re.compile(
     r"(?i)^(?:sure|certainly|okay|here|the|a|this|commit message|\**commit)\b.*:\**$"
@@ -130,6 +132,17 @@ def message(answer: str) -> str:
     body = [wrapped for line in lines[1:] for wrapped in _wrapped(_TITLE.sub("", line))]
     text = "\n".join(body).strip("\n")
     return f"{subject}\n\n{text}".strip() if subject else message("\n".join(lines[1:]))
+
+
+def repeats(message: str, subjects: str) -> bool:
+    """Whether a message begins with an earlier subject, one a line; small models copy what they see."""
+    begins = _letters(message)
+    known = [_letters(line) for line in subjects.split("\n")]
+    return any(len(each) >= _TELLING and begins.startswith(each) for each in known)
+
+
+def _letters(text: str) -> str:
+    return "".join(each for each in text.casefold() if each.isalnum())
 
 
 def _subject(line: str) -> str:

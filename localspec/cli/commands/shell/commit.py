@@ -24,6 +24,7 @@ _OPTIONS = options.named(
     *("model", "hide_reasoning", "usage", "no_log", "no_daemon_start", "debug")
 )
 _STYLE = 8  # subjects of earlier commits, for the style
+_NONE = "(none)"
 _PATIENCE = 60  # seconds that a commit waits for its message in the hook
 _HOOK = """\
 #!/bin/sh
@@ -64,13 +65,13 @@ def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> 
         text, left_out = staged.cut(found, room)
         return asking.Cut(f"{wish}\n\n{text}" if wish else text, left_out)
 
-    known = {
-        "recent": staged.subjects(_STYLE) or "(none)",
-        "shell": shells.current().language,
-        "system": shells.system(),
-    }
-    answer = asking.whole("commit", values, cut, known)
-    message = answers.message(answer.text)
+    subjects = staged.subjects(_STYLE)
+    known = {"shell": shells.current().language, "system": shells.system()}
+    for recent in dict.fromkeys([subjects or _NONE, _NONE]):
+        answer = asking.whole("commit", values, cut, {**known, "recent": recent})
+        message = answers.message(answer.text)
+        if not answers.repeats(message, subjects):
+            break
     if not message:
         raise LocalspecError(f"The answer contains no commit message: {answer.text.strip()}")
     if answer.cut_off:
