@@ -37,7 +37,9 @@ def test_status_says_how_the_daemon_ended(
     assert not alive(daemon.pid)
     run = home.run("status")
     assert run.returncode == 3
-    assert f"The last one (pid {daemon.pid}, started " in run.stderr
+    first, last, *_ = run.stderr.splitlines()
+    assert first == "localspec: No daemon is running; start one with: localspec start"
+    assert last.startswith(f"The last one (pid {daemon.pid}, started ")
     assert said in run.stderr
 
 

@@ -120,6 +120,15 @@ class Limited(click.Option):
                 del extra["range"]
         return extra
 
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            return super().type_cast_value(ctx, value)
+        except click.BadParameter as wrong:
+            limits = self.get_help_extra(ctx).get("range")
+            number = "a number" if isinstance(self.type, click.FloatRange) else "a whole number"
+            said = f"must be {number}{f' ({limits})' if limits else ''}, not '{value}'."
+            raise click.BadParameter(said, ctx=ctx, param=self) from wrong
+
 
 class Commands(Group):
     """A group that reads `COMMANDS` instead of importing every command for its help."""

@@ -275,9 +275,9 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
         what = f"The daemon is localspec {status['version']}, but this is {localspec.__version__}."
         yield Finding("daemon", "note", what, "localspec stop && localspec start")
     else:
-        yield Finding(
-            "daemon", "ok", f"pid {status['pid']}, {status['counts']['requests']} requests."
-        )
+        asked = status["counts"]["requests"]
+        what = f"pid {status['pid']}, {asked} request{'s' * (asked != 1)}."
+        yield Finding("daemon", "ok", what)
     pair = status["pair"]
     if pair["state"] == "set_aside":
         what = f"The pair {pair['name']} is set aside: its engine crashed repeatedly."

@@ -382,7 +382,7 @@ def remove(wanted: list[str]) -> None:
     found = [path(name) for name in dict.fromkeys(wanted)]
     for file in found:
         file.unlink()
-        render.line(f"{file.stem} removed.")
+        render.line(f"Removed {file.stem}.")
 
 
 # ---------------------------------------------------------------------------- shown

@@ -209,6 +209,25 @@ def test_help_says_limits_in_words_and_summaries_whole(path: tuple[str, ...]) ->
     assert ">=" not in said
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("ask -n x hi", "must be a whole number (at least 1), not 'x'."),
+        ("ask --temperature 300 hi", "must be a number (0 to 100), not '300'."),
+        ("ask --draft 65 hi", "must be a whole number (0 to 64), not '65'."),
+        ("ask --seed 1.5 hi", "must be a whole number, not '1.5'."),
+        ("stats --days 0", "must be a whole number (1 to 10000), not '0'."),
+        ("logs -n -1", "must be a whole number (at least 0), not '-1'."),
+    ],
+)
+def test_a_wrong_number_is_answered_with_its_limits_in_words(
+    home: Home, line: str, said: str
+) -> None:
+    run = home.run(*line.split())
+    assert (run.returncode, run.stdout) == (2, "")
+    assert said in run.stderr
+
+
 def test_a_plain_ask_imports_nothing_it_can_do_without(warm: Home) -> None:
     code = (
         "import sys\nfrom localspec.cli import main\n"

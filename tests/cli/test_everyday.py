@@ -44,10 +44,10 @@ def test_history_lists_shows_searches_exports_and_forgets(warm: Home) -> None:
     exported = [json.loads(line) for line in warm.run("history", "export").stdout.splitlines()]
     assert [each["title"] for each in exported] == ["say one", "say two"]
     name = exported[0]["id"]
-    assert warm.run("history", "rm", name[:7]).stdout == f"{name} removed.\n"
+    assert warm.run("history", "rm", name[:7]).stdout == f"Removed {name}.\n"
     assert warm.run("history", "rm", name).returncode == 1
     assert warm.run("history", "rm").returncode == 2
-    assert warm.run("history", "rm", "--all").stdout == "1 removed.\n"
+    assert warm.run("history", "rm", "--all").stdout == "Removed 1 conversation.\n"
 
 
 def test_an_interrupted_answer_is_marked(warm: Home) -> None:

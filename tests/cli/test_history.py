@@ -106,7 +106,7 @@ def test_of_several_all_that_are_there_are_removed(warm: Home) -> None:
         warm.run("ask", f"say {each}")
     ids = [each["id"] for each in json.loads(warm.run("history", "--json").stdout)]
     run = warm.run("history", "rm", ids[0], "zzz", ids[1])
-    assert (run.returncode, run.stdout) == (1, f"{ids[0]} removed.\n{ids[1]} removed.\n")
+    assert (run.returncode, run.stdout) == (1, f"Removed {ids[0]}.\nRemoved {ids[1]}.\n")
     assert "no conversation 'zzz'" in run.stderr
     assert titles(warm) == ["say one"]
 

@@ -30,7 +30,8 @@ def test_without_colours_it_is_underlined(
     monkeypatch.setenv("NO_COLOR", "1")
     printer = render.Tinted()
     printer.text("ab", [[0, 1]])
-    assert capsys.readouterr().out == "\x1b[4ma\x1b[0mb"
+    printer.close()
+    assert capsys.readouterr().out == "\x1b[4ma\x1b[0mb\n"
 
 
 class Thinking:

@@ -220,7 +220,7 @@ def test_a_wrong_file_is_named_with_its_line_and_stops_nothing_else(
     run = away.run("templates", "show", "bad")
     assert (run.returncode, why in run.stderr) == (2, True)
     assert run.stdout.splitlines()[0] == file.read_text(errors="replace").splitlines()[0]
-    assert away.run("templates", "rm", "bad").stdout == "bad removed.\n"
+    assert away.run("templates", "rm", "bad").stdout == "Removed bad.\n"
 
 
 @given(
@@ -297,7 +297,7 @@ def test_they_are_listed_shown_and_removed(home: Home) -> None:
     run = home.run("templates", "rm", "tr", "nope")
     assert (run.returncode, "There is no template 'nope'" in run.stderr) == (2, True)
     assert file.exists()
-    assert home.run("templates", "rm", "tr", "brief").stdout == "tr removed.\nbrief removed.\n"
+    assert home.run("templates", "rm", "tr", "brief").stdout == "Removed tr.\nRemoved brief.\n"
     assert not file.exists()
 
 

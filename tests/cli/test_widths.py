@@ -143,6 +143,27 @@ def test_a_wrapped_text_has_its_words_in_their_order_and_fits(
     assert len(lines) == 1 or all(line.strip() for line in lines)
 
 
+@given(text=TEXTS, room=st.integers(14, 60), tinted=st.integers(0, 2**32))
+def test_a_text_that_is_being_written_breaks_between_words(
+    text: str, room: int, tinted: int
+) -> None:
+    text = f"a {text}"  # which begins no code
+    flow = layout.Flow(room)
+    styles = ["32" * (tinted >> at % 32 & 1) for at in range(len(text))]
+    shown = "".join(map(flow.text, text, styles))
+    shown = ESCAPES.sub("", shown + flow.word())
+    assert shown.replace("\n", "").replace(" ", "") == text.replace(" ", "")
+    assert not [line for line in shown.split("\n") if too_wide(line, room)]
+    assert set(shown.split()) <= set(text.split()) or not text.isascii()
+
+
+@given(code=TEXTS, room=st.integers(12, 60))
+def test_code_that_is_being_written_stays_as_it_is(code: str, room: int) -> None:
+    text = f"```sh\n{code.replace('`', '')}\n```\n    {code}"
+    flow = layout.Flow(room)
+    assert "".join(map(flow.text, text)) + flow.word() == text
+
+
 @given(path=st.text("abc/", min_size=1, max_size=80), room=st.integers(30, 120))
 def test_a_path_stands_beside_its_name_or_below_it_never_somewhere_between(
     path: str, room: int
@@ -213,5 +234,12 @@ def test_what_is_copied_from_several_lines_is_one_command() -> None:
         "  git diff | localspec ask -f 'src/*.py' \\",
         '      "is it complete, and is it right?"',
     ]
+    noted = "  localspec ask -x > dates.py  # the code of the last answer"
+    assert layout.wrapped(noted, 44) == [
+        "  # the code of the last answer",
+        "  localspec ask -x > dates.py",
+    ]
+    hook = '  eval "$(localspec completion bash --hook)"'
+    assert layout.wrapped(hook, 42) == ["  eval \\", '"$(localspec completion bash --hook)"']
     told = "They were found on this disk: localspec list --all"
     assert layout.wrapped(told, 44) == ["They were found on this disk:", "localspec list --all"]

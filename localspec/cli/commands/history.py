@@ -129,12 +129,13 @@ def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
         raise click.UsageError("Name conversations to remove, or use --all.")
     client = ConversationsClient()
     if not everything:
-        return _each(names, lambda name: f"{client.forget(name)} removed.")
+        return _each(names, lambda name: f"Removed {client.forget(name)}.")
     asks = not yes and sys.stdin.isatty()
     if asks and not click.confirm("Remove all conversations permanently?", err=True):
         render.line("Nothing was removed.")
         return 1
-    render.line(f"{client.forget_all()} removed.")
+    removed = client.forget_all()
+    render.line(f"Removed {removed} conversation{'s' * (removed != 1)}.")
     return 0
 
 

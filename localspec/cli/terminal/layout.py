@@ -10,11 +10,13 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TextIO
 
 _GAP = "  "  # between two columns
 _BELOW = "    "  # before what stands below its row
-_COMMAND = re.compile(r"localspec |\S.*\| localspec ")
+_COMMAND = re.compile(r"localspec |eval |\S.*\| localspec ")
+_COMMENT = re.compile(r" +# (?=[^'\"]*$)")  # of a shell, behind a command
 _QUOTED = re.compile(r""" "[^"]*"|'[^']*' """.strip())
 _GOES_ON = " \\"  # a shell's sign that a command goes on in the next line
 _GLUE = "\0"  # instead of a blank where no line is to end; no text that is shown has it
@@ -55,7 +57,7 @@ def wrapped(text: str, room: int | None, first: str = "", rest: str = "") -> lis
 
     Lines of `text` stay apart and keep their indentation. A word that is wider than a line is left whole,
     for the terminal to break and a mouse to copy; one that fits with less indentation gets less. An
-    indented line that is a command stays one for whoever copies it.
+    indented line that is a command stays one for whoever copies it, and its comment goes above it.
     """
     lines: list[str] = []
     for line in text.split("\n"):
@@ -63,6 +65,10 @@ def wrapped(text: str, room: int | None, first: str = "", rest: str = "") -> lis
         indent = line[: len(line) - len(words)]
         begin = (rest if lines else first) + indent
         if room is not None and indent and _COMMAND.match(words):
+            if cells(begin) + cells(words) > room and (comment := _COMMENT.search(words)):
+                said, words = words[comment.end() :], words[: comment.start()]
+                lines += _wrapped(f"# {said}", room, begin, f"{rest}{indent}# ")
+                begin = rest + indent
             glued = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", _GLUE), words)
             *some, last = _wrapped(glued, room - len(_GOES_ON), begin, f"{rest}{indent}{_BELOW}")
             parts = [*(f"{each}{_GOES_ON}" for each in some), last]
@@ -106,6 +112,54 @@ def _words(text: str, room: int) -> Iterator[tuple[str, str]]:
 def _pieces(word: str) -> list[str]:
     """Chinese and Japanese are broken between any two characters."""
     return re.findall(r"[^\u1100-\U0010ffff]+|.", word)
+
+
+class Flow:
+    """Text that is being written, in lines that end between words; code stays as it is.
+
+    Each call returns what is to be shown next. A word is held back until it is whole.
+    """
+
+    def __init__(self, room: int | None) -> None:
+        self._room = room
+        self._column = 0  # cells that are shown of the line
+        self._line = ""  # as it was written
+        self._fenced = False
+        self._gap: list[tuple[str, str]] = []  # before the word, with its style
+        self._word: list[tuple[str, str]] = []
+
+    def text(self, piece: str, style: str = "") -> str:
+        """`style`: the number of an escape code."""
+        shown = []
+        for part in re.findall(r"\n| +|[^ \n\u1100-\U0010ffff]+|.", piece):
+            if part == "\n":
+                shown.append(f"{self.word()}\n")
+                self._fenced ^= self._line.lstrip().startswith(("```", "~~~"))
+                self._line, self._column = "", 0
+                continue
+            if self._word and (part.isspace() or part >= "\u1100"):
+                shown.append(self.word())
+            (self._gap if part.isspace() else self._word).append((part, style))
+            self._line += part
+        return "".join(shown)
+
+    def word(self) -> str:
+        """What was held back."""
+        gap, word = self._gap, self._word
+        wide, before = (sum(cells(part) for part, _ in each) for each in (word, gap))
+        verbatim = self._fenced or self._line.startswith((_BELOW, "```", "~~~"))
+        room = 0 if verbatim else self._room
+        if room and self._column and self._column + before + wide > room >= wide:
+            self._column, before, gap = 0, 0, [("\n", "")]
+        self._column += before + wide
+        if self._room and self._column > self._room:  # the terminal has broken it
+            self._column = (self._column - 1) % self._room + 1
+        self._gap, self._word = [], []
+        return "".join(
+            f"\x1b[{style}m{text}\x1b[0m" if style else text
+            for style, parts in groupby([*gap, *word], key=lambda each: each[1])
+            for text in ["".join(part for part, _ in parts)]
+        )
 
 
 def table(rows: Sequence[Sequence[str]], room: int | None) -> list[str]:

@@ -38,18 +38,20 @@ class Tinted(Printer):
     """Colours what came from the draft; underlines it where colours are not wanted."""
 
     def __init__(self) -> None:
+        from localspec.cli.terminal import layout
+
         self._style = "4" if os.environ.get("NO_COLOR") else "32"
+        self._flow = layout.Flow(layout.width(sys.stdout))
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         done = 0
-        for start, end in drafted:
-            _answer(harmless(piece[done:start]))
-            _answer(f"\x1b[{self._style}m{harmless(piece[start:end])}\x1b[0m")
+        for start, end in [*drafted, [len(piece), len(piece)]]:
+            _answer(self._flow.text(harmless(piece[done:start])))
+            _answer(self._flow.text(harmless(piece[start:end]), self._style))
             done = end
-        _answer(harmless(piece[done:]))
 
     def close(self) -> None:
-        _answer("\n")  # a style's end hides what the last character was
+        _answer(f"{self._flow.word()}\n")  # a style's end hides what the last character was
         how = "Underlined" if self._style == "4" else "Green"
         dim(f"{how}: tokens proposed by the draft.")
 

@@ -75,7 +75,7 @@ def patiently(
 def gave_up(error: Interrupted) -> Unreachable:
     what_to_do = f"{error.advice}, and try again" if error.advice else "try again later"
     return Unreachable(
-        f"The hub cannot be reached: {error}; anything already downloaded is kept, {what_to_do}."
+        f"The hub cannot be reached: {error}. Anything already downloaded is kept; {what_to_do}."
     )
 
 

@@ -44,7 +44,7 @@ def _asked(client: Client) -> dict[str, Any]:
     except NoDaemon as error:
         paths = default_paths()
         last = "" if autostart.held(paths.lock) else ended.told(paths.last_run)
-        raise NoDaemon(f"{error.message}. {last}" if last else error.message) from error
+        raise NoDaemon(f"{error.message}\n{last}" if last else error.message) from error
 
 
 def _watch(client: Client, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def _watch(client: Client, as_json: bool) -> None:
             status = _asked(client)
         except NoDaemon as error:
             status = None
-            reason = error.message
+            reason = error.message.replace("\n", ". ")
         if in_place:
             rows = figures.rows(status) if status is not None else [("daemon", reason)]
             _redraw(render.fields_in_lines(rows))
