@@ -56,8 +56,13 @@ def short() -> int:
 def _asks(arguments: list[str]) -> bool:
     from localspec.cli.options import ALIASES, COMMANDS
 
+    piped = sys.stdin is not None and not sys.stdin.isatty()
     if not arguments:
-        return sys.stdin is not None and not sys.stdin.isatty()
+        return piped
+    if len(arguments) == 1 and arguments[0].isalpha() and not piped:  # perhaps a slip
+        from localspec.cli import app
+
+        return arguments[0] not in (*COMMANDS, *ALIASES) and not app.is_near(arguments[0])
     return arguments[0] not in (*COMMANDS, *ALIASES, "-h", "--help", "--version")
 
 

@@ -177,6 +177,11 @@ def app(debug: bool) -> None:
     del debug  # `cli.main` looks for it before click does
 
 
+def is_near(word: str) -> bool:
+    """Whether a word that is no command is a slip or another tool's name for one."""
+    return bool(app._meant(click.Context(app, info_name="localspec"), word))
+
+
 def run(arguments: list[str]) -> int:
     """Run a command line; click's own errors print themselves."""
     try:

@@ -85,6 +85,25 @@ def test_ask_asks_what_is_no_command(warm: Home) -> None:
         assert "Usage: localspec [OPTIONS] COMMAND" in shown.text
 
 
+@pytest.mark.parametrize(
+    ("typed", "shows"),
+    [
+        (["histroy"], "No such command 'histroy'; did you mean history?"),
+        (["install"], "No such command 'install'; did you mean pull?"),
+        (["list"], "builtin"),
+        (["models"], "builtin"),
+        (["raw"], "raw"),  # a word that is near to no command
+        (["say", "histroy"], "histroy"),
+        (["say histroy"], "histroy"),
+    ],
+)
+def test_one_word_at_a_terminal_may_be_a_slip(warm: Home, typed: list[str], shows: str) -> None:
+    with terminal(warm.environment, *typed, program=SHORT, columns=120) as shown:
+        shown.wait()
+        assert shows in shown.text
+        assert ("did you mean" in shown.text) == ("did you mean" in shows)
+
+
 @given(text=st.one_of(st.text(), st.sampled_from(sorted(WORDS))))
 def test_ask_knows_commands_by_their_whole_names(text: str) -> None:
     assert cli._asks([text]) == (text not in {*COMMANDS, *ALIASES, "-h", "--help", "--version"})
