@@ -138,6 +138,11 @@ def test_copying_in_a_chat(desktop: Callable[..., dict[str, str]]) -> None:
         shown.send("/copy\r")
         shown.expect("There is no answer to copy.")
         shown.expect("›")
+        shown.send("say one\r")
+        shown.expect("/4096 tokens")
+        shown.send("/copy 1\r")
+        shown.expect("No answer has a code block; /copy alone copies the last answer.")
+        shown.expect("›")
         for number in ("one", "two"):
             shown.send(f'"""raw \x1b\r```\x1b\r{number} \x1b\r```"""\r')
             shown.expect("/4096 tokens")  # the line at the bottom: the prompt is there

@@ -259,6 +259,8 @@ def _copy(chat: Chat, argument: str) -> None:
         clipboard.copy(answers[-1])
         return
     blocks = [block for answer in answers for block in extract.blocks(answer)]
+    if not blocks:
+        raise NotFound("No answer has a code block; /copy alone copies the last answer.")
     if not (argument.isdecimal() and 1 <= int(argument) <= len(blocks)):
         count = (
             f"There are {len(blocks)} code blocks" if len(blocks) != 1 else "There is 1 code block"

@@ -204,8 +204,8 @@ def _cut_off(found: Conversation) -> StoredMessage:
     last = found.messages[-1] if found.messages else None
     if last is None or last.role != "assistant" or last.finish not in _CUT_OFF:
         raise InvalidRequest(
-            f"The last answer of conversation {found.id} is complete, so there is nothing to "
-            'continue. Ask something: localspec ask -c "and then?"',
+            f"The last answer of conversation {found.id} is complete: there is nothing to continue. "
+            "Ask a question instead.",
             param="messages",
         )
     return last
