@@ -64,7 +64,7 @@ def test_tables_by_pair_kind_and_day_say_what_was_measured(counted: Home) -> Non
     assert "The speed-up was measured for 57% of the time" in shown
     assert "Not included: answers with --no-log" in shown
     assert "old" not in shown
-    assert "old" in counted.run("stats", "--days", "400").stdout
+    assert "old" in counted.run("stats", "-d", "400").stdout
     assert "1 answer by tiny" in counted.run("stats", "--pair", "tiny").stdout
 
 

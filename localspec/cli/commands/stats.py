@@ -16,10 +16,11 @@ from localspec.errors import UsageError
 @click.command(
     help="Show how many tokens were generated, how fast, and how much time speculation saved: by pair, "
     "by kind of work and by day. The figures come from the history.",
-    epilog="Examples:\n\n\b\n  localspec stats\n  localspec stats --days 365 --pair coder-7b\n"
-    "  localspec stats --html stats.html",
+    epilog="Examples:\n\n\b\n  localspec stats -d 7\n  localspec stats -d 365 --pair coder-7b\n"
+    "  localspec stats -d 7 --html stats.html",
 )
 @click.option(
+    "-d",
     "--days",
     cls=Limited,
     type=click.IntRange(1, 10_000),
