@@ -245,7 +245,7 @@ def test_a_template_that_comes_with_localspec_is_whole_and_a_file_overrides_it(
 ) -> None:
     its = templates.parameters(templates.parsed(prompts.BUILTIN[name].encode(), name))
     values = [word for each in its for word in ("-p", f"{each}=Linux")]
-    assert warm.run("ask", "-t", name, *values, "$(x)").stdout.endswith("\n\n$(x)\n")
+    assert "$(x)" in warm.run("ask", "-t", name, *values, "$(x)").stdout.splitlines()
     file = warm.root / "config" / "templates" / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "say mine $input"')
