@@ -70,6 +70,8 @@ class Weight:
         """
         data = (self._held + piece).replace(rb"\\", b"")  # what is left begins an escape
         cut = data.rfind(b"\\", max(len(data) - _ESCAPE + 1, 0))
+        if data[cut + 1 : cut + 2] not in (b"", b"u"):
+            cut = -1  # one of two characters, and whole
         self._held = b"" if cut < 0 else data[cut:]
         data = data if cut < 0 else data[:cut]
         self.nul = self.nul or rb"\u0000" in data

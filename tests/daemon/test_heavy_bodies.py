@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localspec.protocol import reading
@@ -168,6 +168,8 @@ def parts(value: object) -> tuple[int, int]:
 
 
 @given(JSON, st.booleans(), st.lists(st.integers(1, 12), min_size=1))
+@example("\r", True, [1])  # the text ends soon after an escape
+@example(["\0", "\n"], True, [2, 1])
 def test_structure_is_counted_as_it_is_however_the_text_is_cut(
     value: object, ascii_only: bool, cuts: list[int]
 ) -> None:
