@@ -173,7 +173,7 @@ def _with_files(options: dict[str, Any]) -> dict[str, Any]:
     """Of the words, `-` is standard input, and one that is a file is asked about where a person sits."""
     words = [word for word in options["words"] if word != "-"]
     files = ["-"] * ("-" in options["words"]) + options["files"]
-    named = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113
+    named = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113 - pathlib is an import more
     if named:
         from localspec.cli import inputs
 
@@ -331,12 +331,12 @@ def _name_of_stdin() -> str:
     if not _is_piped():
         return ""
     try:
-        name = os.readlink("/proc/self/fd/0")  # noqa: PTH115
+        name = os.readlink("/proc/self/fd/0")  # noqa: PTH115 - pathlib is an import more
     except OSError:
         return "Piped text"
-    if os.path.isfile(name):  # noqa: PTH113
-        return os.path.basename(name)  # noqa: PTH119
-    return "" if os.path.exists(name) else "Piped text"  # noqa: PTH110
+    if os.path.isfile(name):  # noqa: PTH113 - pathlib is an import more
+        return os.path.basename(name)  # noqa: PTH119 - pathlib is an import more
+    return "" if os.path.exists(name) else "Piped text"  # noqa: PTH110 - pathlib is an import more
 
 
 def _is_piped() -> bool:

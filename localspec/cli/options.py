@@ -296,7 +296,7 @@ def with_files(arguments: list[str]) -> list[str]:
     after = False  # a file
     rest = iter(arguments)
     for argument in rest:
-        after = after and not argument.startswith("-") and os.path.exists(argument)  # noqa: PTH110
+        after = after and not argument.startswith("-") and os.path.exists(argument)  # noqa: PTH110 - pathlib is an import more
         if after:
             taken.append(argument)
             result.append("-f")

@@ -77,7 +77,7 @@ def _terminal(text: str) -> str:
     try:
         if os.environ.get("TERM", "dumb") == "dumb":
             raise OSError
-        with open("/dev/tty", "wb", buffering=0) as terminal:  # noqa: PTH123
+        with open("/dev/tty", "wb", buffering=0) as terminal:  # noqa: PTH123 - pathlib is an import more
             terminal.write(b"\x1b]52;c;" + coded + b"\x07")
     except OSError:
         raise LocalspecError(

@@ -22,7 +22,7 @@ LEAST, MOST = 1024, 2048
 DEFAULT_PREDICT = 128  # tokens kept free for the completion where the request does not say
 _MARKERS = 8  # tokens of the layout, and some to spare
 _STEP = 128  # tokens: the repository's room changes by so many
-_LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
+LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
 Plain = Callable[[str], list[int]]
@@ -76,7 +76,7 @@ def _end(text: str, limit: int, plain: Plain) -> tuple[list[int], bool]:
     Of the lines that it may begin with, it is the one with the smallest checksum of itself and those
     after it. So it stays the same while text comes in at the end, until it is too far away.
     """
-    tail = text[-limit * _LONG_TOKEN :]
+    tail = text[-limit * LONG_TOKEN :]
     lines = tail.splitlines(keepends=True)
     count, first, choices = 0, len(lines), []
     while first and (count := count + len(plain(lines[first - 1]))) <= limit:
@@ -96,7 +96,7 @@ def _end(text: str, limit: int, plain: Plain) -> tuple[list[int], bool]:
 
 def _beginning(text: str, limit: int, plain: Plain) -> list[int]:
     """Tokens of the beginning of a text, at most `limit`; it ends with a line where that is possible."""
-    head = text[: max(limit, 0) * _LONG_TOKEN]
+    head = text[: max(limit, 0) * LONG_TOKEN]
     count, kept = 0, ""
     for line in head.splitlines(keepends=True):
         if (count := count + len(plain(line))) > limit:
@@ -122,7 +122,7 @@ def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> 
         left = room - len(pieces) - len(mark)
         if left <= 0:
             break
-        body = plain(text[-left * _LONG_TOKEN :])
+        body = plain(text[-left * LONG_TOKEN :])
         if left < min(len(body), _STEP):
             break
         pieces = [*mark, *body[-left:], *pieces]

@@ -18,7 +18,7 @@ from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.pair import Pair
-from localspec.engine.prompt.infill import infill_tokens, prompt_budget
+from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, prompt_budget
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Grammars
@@ -57,7 +57,6 @@ from localspec.protocol.frames import (
 )
 
 QUICK = 0.3  # seconds of preparing that others may wait for
-LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 TAIL = 64  # characters; enough for a marker that the template left open
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
 
