@@ -121,6 +121,19 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         },
         "they parse, call and answer, so they reach every room and no room reaches them",
     ),
+    "daemon/handlers/protocols": (
+        {
+            "daemon/completion",
+            "daemon/completion/reply",
+            "daemon/handlers",
+            "daemon/history",
+            "daemon/http",
+            "daemon/pairs",
+            "daemon/state",
+            "daemon/worker",
+        },
+        "as handlers; what is answered alike in several protocols is theirs",
+    ),
     "daemon/history": (
         {"daemon/completion", "daemon/completion/reply", "daemon/logs"},
         "a turn is a completion that is kept; a store of conversations needs no HTTP",

@@ -65,7 +65,7 @@ ROUTES = (
 
 def handler(name: str) -> Callable[[Request], Awaitable[Response]]:
     """The function of handlers/ that a row of ROUTES names."""
-    module, function = name.split(".")
+    module, _, function = name.rpartition(".")
     found = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), function)
     return cast(Callable[[Request], Awaitable[Response]], found)
 

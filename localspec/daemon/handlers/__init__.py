@@ -1,1 +1,4 @@
-"""One small module per group of endpoints; `routes.py` joins them in one table."""
+"""One small module per group of endpoints; `routes.py` joins them in one table.
+
+protocols: those that other clients speak
+"""
