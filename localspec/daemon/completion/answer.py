@@ -160,6 +160,9 @@ class Shape(Protocol):
     def end(self) -> Sequence[object]:
         """What follows the choices in a stream."""
 
+    def failed(self, error: LocalspecError) -> Sequence[object]:
+        """How a stream ends that has begun and cannot go on."""
+
     def whole(self) -> object:
         """Everything in one object."""
 
@@ -190,7 +193,7 @@ class Run:
     async def respond(self, request: Request, stream: bool) -> Response:
         """The answer, unless the client leaves first."""
         if stream:
-            return EventStream(self._streamed, done=False)
+            return EventStream(self._streamed, done=False, failed=self.shape.failed)
         try:
             await unless_gone(request.receive, self._run())
         except ClientGone:

@@ -10,7 +10,9 @@ import msgspec
 from localspec.daemon.completion.answer import Answer, text_of
 from localspec.daemon.completion.reply.parser import Piece
 from localspec.daemon.completion.request import max_tokens, per_choice, prompts
+from localspec.daemon.http.errors import told
 from localspec.daemon.worker.process import Event
+from localspec.errors import LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.requests import InfillRequest, NativeCompletionRequest, NativeRequest
 from localspec.protocol.sampling import parameters
@@ -123,6 +125,9 @@ class LlamaServerShape:
 
     def end(self) -> Sequence[object]:
         return ()
+
+    def failed(self, error: LocalspecError) -> Sequence[object]:
+        return told(error)
 
     def whole(self) -> object:
         answers = [

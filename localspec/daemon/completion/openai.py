@@ -14,8 +14,10 @@ import localspec
 from localspec.daemon.completion.answer import Answer, Choice, text_of
 from localspec.daemon.completion.reply.calls import Arguments, Call
 from localspec.daemon.completion.reply.parser import Piece, Text
+from localspec.daemon.http.errors import told
 from localspec.daemon.http.sse import DONE
 from localspec.daemon.worker.process import Event
+from localspec.errors import LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.answers import (
     CalledDelta,
@@ -97,6 +99,9 @@ class OpenAIShape(ABC):
         if why := self._not_kept():
             last.localspec = Extra(not_kept=why)
         return [last, DONE] if self._usage or why else [DONE]
+
+    def failed(self, error: LocalspecError) -> Sequence[object]:
+        return told(error)
 
     def whole(self) -> Completion:
         completion = self._completion(self.kind, self.choices())

@@ -17,9 +17,10 @@ from localspec.daemon.completion.request import (
     goes_on_in_its_language,
     uses_tools,
 )
-from localspec.daemon.history.turn import begin, figures
+from localspec.daemon.history.turn import Turn, begin, figures
 from localspec.daemon.http.requests import read, unless_gone
 from localspec.daemon.state import state_of
+from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.requests import ChatRequest, CompletionRequest
 
 
@@ -29,28 +30,41 @@ async def chat(request: Request) -> Response:
     if body.tools or body.tool_choice:
         tools.check(body)
     turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
-    pair, template = None, None
-    if uses_tools(body):  # how a call is written is the model's own matter
-        pair = await daemon.pair(body.model, request.receive)
-        template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
-    kept_in = turn.id if turn else None
-    wanted, parser = chat_frames(body, template, kept_in)
-    if turn and turn.cut:
-        goes_on_in_its_language(wanted, turn.cut.content)
-    pair = pair or await daemon.pair(body.model, request.receive)
-    ended = turn.keep if turn else figures(daemon.conversations, body, pair.name)
+    pair, wanted, answer = await ready(request, body, turn)
     shape = ChatShape(
-        Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=ended),
+        answer,
         body.stream_options,
         note=daemon.supervisor.loaded.note,
         news=partial(daemon.news, pair.name),
-        conversation=kept_in,
+        conversation=turn.id if turn else None,
         not_kept=(lambda: turn.not_kept) if turn else str,
     )
     during = turn.under_way() if turn else nullcontext()
     told = shape.progress if body.localspec and body.localspec.progress else None
     run = Run(daemon.supervisor, pair, wanted, shape, during, told)
     return await run.respond(request, body.stream)
+
+
+async def ready(
+    request: Request, body: ChatRequest, turn: Turn | None
+) -> tuple[PairFiles, list[Generate], Answer]:
+    """A chat, in whatever protocol it was asked for: who answers, what the engine is asked, and the
+    answer that is to come. `turn`: where it is kept.
+
+    Raises:
+        InvalidRequest: as `chat_frames`. As State.pair: the pair.
+    """
+    daemon = state_of(request)
+    pair, template = None, None
+    if uses_tools(body):  # how a call is written is the model's own matter
+        pair = await daemon.pair(body.model, request.receive)
+        template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
+    wanted, parser = chat_frames(body, template, turn.id if turn else None)
+    if turn and turn.cut:
+        goes_on_in_its_language(wanted, turn.cut.content)
+    pair = pair or await daemon.pair(body.model, request.receive)
+    ended = turn.keep if turn else figures(daemon.conversations, body, pair.name)
+    return pair, wanted, Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=ended)
 
 
 async def complete(request: Request) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -33,10 +34,14 @@ def response(error: LocalspecError) -> Response:
     )
 
 
-def event(error: Exception) -> bytes:
-    """An error in the middle of server-sent events, as their last but for [DONE]."""
-    known = error if isinstance(error, LocalspecError) else mistake(error)
-    return b"data: " + msgspec.json.encode(error_body(known)) + b"\n\n"
+def told(error: LocalspecError) -> Sequence[object]:
+    """An error in the middle of server-sent events: the last of them but for [DONE]."""
+    return [error_body(error)]
+
+
+def known(error: Exception) -> LocalspecError:
+    """One of ours; anything else is a bug."""
+    return error if isinstance(error, LocalspecError) else mistake(error)
 
 
 def mistake(error: BaseException) -> LocalspecError:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -16,12 +17,20 @@ from starlette.types import Receive, Scope, Send
 from localspec.daemon.http import errors
 from localspec.daemon.http.requests import ClientGone, unless_gone
 from localspec.daemon.threads import Threads
-from localspec.errors import Cancelled
+from localspec.errors import Cancelled, LocalspecError
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 PAUSE = 0.2  # seconds between two reports of progress
 DONE = object()  # the value that is written as OpenAI's [DONE]
 _json = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A value whose event has a name, as OpenAI's Responses and Anthropic's Messages give theirs."""
+
+    name: str
+    value: object
 
 
 class Emit(Protocol):
@@ -35,12 +44,21 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, work: Callable[[Emit], Awaitable[object]], *, done: bool = True) -> None:
-        """`work` is called with what sends its events; `done`: [DONE] ends them, whatever came."""
+    def __init__(
+        self,
+        work: Callable[[Emit], Awaitable[object]],
+        *,
+        done: bool = True,
+        failed: Callable[[LocalspecError], Sequence[object]] = errors.told,
+    ) -> None:
+        """`work` is called with what sends its events; `done`: [DONE] ends them, whatever came;
+        `failed`: the events of an error, where others came before it.
+        """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._work = work
         self._done = done
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
@@ -65,13 +83,15 @@ class EventStream(Response):
         except Exception as error:  # a bug too: the client is told in the stream that it has
             if not begun:
                 raise
-            await send(_body(errors.event(error)))
+            await emit(*self._failed(errors.known(error)))
         if self._done:
             await emit(DONE)
         await send(_body(b"", more=False))
 
 
 def _event(value: object) -> bytes:
+    if isinstance(value, Named):
+        return b"event: " + value.name.encode() + b"\n" + _event(value.value)
     return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
 
 
