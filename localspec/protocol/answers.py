@@ -172,6 +172,12 @@ class ErrorBody(Struct):
     error: ErrorDetail
 
 
+class OllamaError(Struct):
+    """Ollama's, with no more than a sentence."""
+
+    error: str
+
+
 class Model(Struct):
     id: str
     created: int

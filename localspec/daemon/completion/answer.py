@@ -188,12 +188,13 @@ class Run:
     shape: Shape
     during: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
     progress: Callable[[Progress], object] | None = None
+    events: type[EventStream] = EventStream
     placed: asyncio.Event = field(default_factory=asyncio.Event)  # set when the queue is over
 
     async def respond(self, request: Request, stream: bool) -> Response:
         """The answer, unless the client leaves first."""
         if stream:
-            return EventStream(self._streamed, done=False, failed=self.shape.failed)
+            return self.events(self._streamed, done=False, failed=self.shape.failed)
         try:
             await unless_gone(request.receive, self._run())
         except ClientGone:

@@ -240,7 +240,7 @@ def most_connections() -> int:
 
 
 async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:
-    answer = errors.response(
+    answer = errors.Refusal(
         Unavailable("The daemon has too many connections; try again.", retry_after=1)
     )
     answer.headers["connection"] = "close"

@@ -1,10 +1,10 @@
-"""Errors as HTTP answers, in OpenAI's shape."""
+"""Errors as HTTP answers, in the shape of the protocol that is spoken; OpenAI's where no other one is."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
-from localspec.protocol.answers import ErrorBody, ErrorDetail
+from localspec.protocol.answers import ErrorBody, ErrorDetail, OllamaError
 from localspec.protocol.reading import BadBody
 
 log = logging.getLogger("localspec.http")
@@ -27,11 +27,30 @@ def error_body(error: LocalspecError) -> ErrorBody:
     return ErrorBody(detail)
 
 
-def response(error: LocalspecError) -> Response:
-    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    return Response(
-        msgspec.json.encode(error_body(error)), error.status, headers, "application/json"
-    )
+# Other protocols than OpenAI's, by how their paths begin.
+_SHAPES: dict[str, Callable[[LocalspecError], object]] = {
+    "/api/": lambda error: OllamaError(error.message),
+}
+
+
+class Refusal(Response):
+    """An error as an answer; its shape depends on the path that was asked."""
+
+    media_type = "application/json"
+
+    def __init__(self, error: LocalspecError) -> None:
+        headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+        super().__init__(None, error.status, headers)
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        shape = next(
+            (each for begin, each in _SHAPES.items() if path.startswith(begin)), error_body
+        )
+        self.body = msgspec.json.encode(shape(self._error))
+        self.headers["content-length"] = str(len(self.body))
+        await super().__call__(scope, receive, send)
 
 
 def told(error: LocalspecError) -> Sequence[object]:
@@ -54,17 +73,17 @@ async def on_ours(_request: Request, error: Exception) -> Response:
     assert isinstance(error, LocalspecError)
     if error.status >= 500:
         log.warning("%s: %s", error.code, error.message)
-    return response(error)
+    return Refusal(error)
 
 
 async def on_body(_request: Request, error: Exception) -> Response:
     assert isinstance(error, BadBody)
-    return response(InvalidRequest(error.message, param=error.param))
+    return Refusal(InvalidRequest(error.message, param=error.param))
 
 
 async def on_gone(_request: Request, _error: Exception) -> Response:
     """Nobody reads it; the number is nginx's for this."""
-    return response(Cancelled("The client disconnected before it was answered."))
+    return Refusal(Cancelled("The client disconnected before it was answered."))
 
 
 async def on_http(request: Request, error: Exception) -> Response:
@@ -74,7 +93,7 @@ async def on_http(request: Request, error: Exception) -> Response:
     ours = LocalspecError(f"{request.method} {request.scope['path']}: {error.detail}.")
     ours.status = error.status_code
     ours.code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    answer = response(ours)
+    answer = Refusal(ours)
     answer.headers.update(error.headers or {})
     return answer
 
@@ -102,9 +121,9 @@ class LastResort:
         except asyncio.CancelledError:  # the server ends, and this hung
             if not begun:
                 ending = Unavailable("The daemon is shutting down; try again.", retry_after=2)
-                await response(ending)(scope, receive, watched)
+                await Refusal(ending)(scope, receive, watched)
             raise
         except Exception as error:  # a bug of ours
             if begun:
                 raise
-            await response(mistake(error))(scope, receive, watched)
+            await Refusal(mistake(error))(scope, receive, watched)

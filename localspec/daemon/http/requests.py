@@ -43,7 +43,7 @@ class SameVersion:
                     f"This daemon is localspec {localspec.__version__} with API "
                     f"{localspec.API_VERSION}, not {theirs.decode('latin-1')}."
                 )
-                await errors.response(refusal)(scope, receive, send)
+                await errors.Refusal(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

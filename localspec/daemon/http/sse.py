@@ -1,4 +1,4 @@
-"""Server-sent events: the one stream for answers and for work that takes its time."""
+"""Streams, of answers and of work that takes its time: server-sent events, or JSON a line."""
 
 from __future__ import annotations
 
@@ -64,6 +64,12 @@ class EventStream(Response):
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, self._send(send))
 
+    def event(self, value: object) -> bytes:
+        """A value as it is sent."""
+        if isinstance(value, Named):
+            return b"event: " + value.name.encode() + b"\n" + self.event(value.value)
+        return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
+
     async def _send(self, send: Send) -> None:
         begun = False
         one_by_one = asyncio.Lock()  # where several choices are written at once
@@ -76,7 +82,7 @@ class EventStream(Response):
                     headers = self.raw_headers
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 for value in values:
-                    await send(_body(_event(value)))
+                    await send(_body(self.event(value)))
 
         try:
             await self._work(emit)
@@ -89,10 +95,13 @@ class EventStream(Response):
         await send(_body(b"", more=False))
 
 
-def _event(value: object) -> bytes:
-    if isinstance(value, Named):
-        return b"event: " + value.name.encode() + b"\n" + _event(value.value)
-    return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
+class LineStream(EventStream):
+    """The same as JSON, a value a line: Ollama's stream."""
+
+    media_type = "application/x-ndjson"
+
+    def event(self, value: object) -> bytes:
+        return _json.encode(value) + b"\n"
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, object]:

@@ -106,7 +106,7 @@ class TcpAuthMiddleware:
                     raise Forbidden("The daemon does not serve TCP.")
                 auth.check(Headers(scope=scope), scope["path"])
             except (Forbidden, Unauthorized) as error:
-                answer = errors.response(error)
+                answer = errors.Refusal(error)
                 if isinstance(error, Unauthorized):
                     answer.headers["www-authenticate"] = "Bearer"
                 await answer(scope, receive, send)
