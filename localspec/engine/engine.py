@@ -6,7 +6,8 @@ import time
 import traceback
 
 from localspec.engine.endings import Emit, Endings
-from localspec.engine.llama import DecodeFatal, NoKvSlot
+from localspec.engine.interruption import Interruption
+from localspec.engine.llama import Aborted, DecodeFatal, NoKvSlot
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.scheduler import Scheduler
@@ -32,6 +33,7 @@ class Engine:
         self._scheduler = Scheduler(pair)
         self._endings = Endings(self._scheduler, emit)
         self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog)
+        self.interruption = Interruption()  # for other threads
         self.rounds = 0
         self.round_s = 0.0  # all of the rounds' time; pair.busy_s() is llama.cpp's part of it
 
@@ -120,12 +122,18 @@ class Engine:
         return [sequence for sequence in sequences if sequence in lane.active]
 
     def _decode(self, lane: Lane, sequences: list[Sequence]) -> bool:
-        """One pass over all rows. False: no room; someone was asked to leave, try the next step."""
+        """One pass over all rows. False: no room, and someone was asked to leave; or it was ended on its
+        way. Try the next step.
+        """
         decoding_only = self._scheduler.fill(lane, sequences)
+        lane.context.stop = self.interruption.begins(*self._scheduler.ends_for(lane, sequences))
         while True:
             try:
                 lane.decode(timed=decoding_only)
                 return True
+            except Aborted:
+                self._scheduler.stopped(lane, sequences)
+                return False
             except NoKvSlot:
                 if not lane.slots.evict():
                     if (last := self._scheduler.make_room(lane)) is not None:

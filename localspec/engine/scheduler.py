@@ -76,6 +76,10 @@ class Scheduler:
                     waiting.saved = None
 
     @property
+    def _running(self) -> int:
+        return sum(len(lane.active) for lane in self.lanes)
+
+    @property
     def active(self) -> bool:
         return bool(self._waiting) or any(lane.active for lane in self.lanes)
 
@@ -203,7 +207,8 @@ class Scheduler:
         budget = lane.batch.capacity - (MAX_LIMIT + 1) * decoding
         if decoding or len(prompts) > 1:
             budget = min(budget, lane.batch.capacity // 2)
-        budget = min(budget, lane.rows_beside(decoding))
+        alone = self._running == 1 and not prompts[0].yields
+        budget = min(budget, lane.most_rows if alone else lane.rows_beside(decoding))
         chosen: list[Sequence] = []
         rows = 0
         for sequence in prompts:
@@ -262,6 +267,25 @@ class Scheduler:
         for _ in range(min(lane.pad_to(batch.rows) - batch.rows, max(room, 0))):
             batch.add(filler, position, sequence.slot.id, True)
             position += 1
+
+    def ends_for(self, lane: Lane, sequences: list[Sequence]) -> tuple[list[int], bool]:
+        """Whose leaving ends the pass on its way, and whether it ends for one that comes.
+
+        The one's who has most of it: what is left for the others is sooner done. And it ends, once, for
+        one that comes where a single prompt is read, in passes as wide as can be.
+        """
+        if not lane.slots.cuttable and len(sequences) > 1:
+            return [], False  # their states would be lost
+        rows = lane.batch.rows
+        by = [each.id for each in sequences if each.prefilling and 2 * len(each.step.read) > rows]
+        alone = self._running == 1 and lane.slots.cuttable and not lane.exact
+        return by, alone and not sequences[0].yields and lane.slots.free and lane.is_long
+
+    def stopped(self, lane: Lane, sequences: list[Sequence]) -> None:
+        """A pass was ended on its way: nobody has read anything."""
+        for sequence in sequences:
+            lane.slots.stopped(sequence.slot)
+            sequence.yields = len(sequences) == 1
 
     # ------------------------------------------------------------------------ leaving a slot
 

@@ -74,6 +74,7 @@ class Sequence:
         self._logprobs: list[TokenLogprob] = []
         self.number = 0  # its place in the order of first starts
         self.alone = False  # it is to run without company
+        self.yields = False  # one that came has ended its pass: it is read in short ones now
         self.gave_way = -1  # how many had left its lane when it gave up its slot
 
     @property

@@ -54,7 +54,7 @@ class Worker:
         self._socket = sock
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Frame | TokenizedRequest] = queue.SimpleQueue()
-        self._preparers = Preparers(self.send, self._inbox.put)
+        self._preparers = Preparers(self.send, self._prepared)
         self._engine: Engine | None = None
         self._renderer: TemplateRenderer | None = None
         self._finished = 0
@@ -68,6 +68,8 @@ class Worker:
             engine = self._engine
             busy = engine is not None and engine.active
             self._resting = not busy
+            if engine is not None:
+                engine.interruption.heard()
             try:
                 item = self._inbox.get(block=not busy)
             except queue.Empty:
@@ -132,6 +134,14 @@ class Worker:
                 if isinstance(frame, Forget):
                     self._forget(frame)
                 self._inbox.put(frame)
+                if isinstance(frame, Cancel) and (engine := self._engine) is not None:
+                    engine.interruption.left(frame.id)
+
+    def _prepared(self, tokenized: TokenizedRequest) -> None:
+        """In a preparer's thread."""
+        self._inbox.put(tokenized)
+        if (engine := self._engine) is not None:
+            engine.interruption.came()
 
     def _forget(self, frame: Forget) -> None:
         """Out of the files at once: the loop may be deep in a pass, or saving before it ends."""

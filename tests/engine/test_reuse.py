@@ -31,6 +31,7 @@ from tests.support.architectures import N_VOCAB, WINDOW
 from tests.support.pairs import _disturb
 from tests.support.rescoring import assert_alike
 from tests.support.running import PLAIN, Running, drafting, running
+from tests.support.stops import StopAfter
 
 MIB = 1 << 20
 STEPS = int(os.environ.get("LOCALSPEC_REUSE_STEPS", "20"))
@@ -168,6 +169,8 @@ class Company:
         if len(self.running) < self.random.choice([1, 2, 3]):
             self.start()
         for _ in range(self.random.randint(1, 6)):
+            if self.random.random() < 0.1:  # the next pass that may be is ended on its way
+                self.engine.engine.interruption.stop = StopAfter(self.random.randrange(120))
             self.engine.engine.step()
         if self.running and self.random.random() < 0.05:
             self.engine.engine.cancel(next(iter(self.running)))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -219,6 +219,53 @@ def test_a_running_answer_is_cancelled(loaded: Child) -> None:
     assert isinstance(done, Done)
     assert done.finish_reason in ("cancelled", "length")
     assert loaded.text(request.id) == expected_text(7, 500)[: len(loaded.text(request.id))]
+
+
+@pytest.fixture(scope="module")
+def unhurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """A pass over 512 tokens takes long beside what a frame does, on any machine."""
+    path = tmp_path_factory.mktemp("unhurried") / "target.gguf"
+    shape = Shape(n_layer=8, n_embd=512, n_ff=1536, n_head=8, n_vocab=N_VOCAB, n_ctx=2048)
+    write_model(path, shape, target_cycle(N_VOCAB))
+    made = Child()
+    made.load(PairFiles("slow", str(path)), EngineSettings(n_ctx=2048, n_batch=512, n_threads=1))
+    yield made
+    made.close()
+
+
+def reading(first: int, count: int = 1200, **more: Any) -> Generate:
+    tokens = [first, *((7 * at) % 400 for at in range(count))]
+    return Generate(_fresh_id(), TokenPrompt(tokens), GREEDY, max_tokens=2, **more)
+
+
+def test_one_that_leaves_ends_the_pass_that_reads_its_prompt(unhurried: Child) -> None:
+    leaving = reading(1)
+    unhurried.send(leaving)
+    unhurried.await_one(Started, leaving.id)
+    unhurried.send(Cancel(leaving.id))
+    done = unhurried.ending(leaving.id)
+    assert isinstance(done, Done)
+    assert done.finish_reason == "cancelled"
+    again = reading(1, 2)
+    unhurried.send(again)
+    assert unhurried.await_one(Started, again.id).cached_tokens == 0
+    assert isinstance(unhurried.ending(again.id), Done)
+
+
+def test_one_that_comes_ends_the_wide_pass_of_another_and_is_answered_first(
+    unhurried: Child,
+) -> None:
+    long, key = reading(2), reading(3, 10, priority="editor")
+    unhurried.send(long)
+    unhurried.await_one(Started, long.id)
+    unhurried.send(key)
+    assert isinstance(unhurried.ending(key.id), Done)
+    unhurried.send(Cancel(long.id))
+    unhurried.ending(long.id)
+    again = reading(2, 1200)
+    unhurried.send(again)
+    assert unhurried.await_one(Started, again.id).cached_tokens < 512
+    assert isinstance(unhurried.ending(again.id), Done)
 
 
 def test_a_request_is_cancelled_before_it_runs(loaded: Child) -> None:

@@ -44,6 +44,11 @@ class Slots:
         return iter(self._slots)
 
     @property
+    def cuttable(self) -> bool:
+        """Can what a pass has read be taken back, however much it is?"""
+        return self._target.model.cuttable
+
+    @property
     def free(self) -> bool:
         return any(not slot.busy for slot in self._slots)
 
@@ -266,12 +271,26 @@ class Slots:
         wanted = min(length, slot.n_past)
         return self._cut(slot, length) == wanted
 
+    def stopped(self, slot: Slot) -> None:
+        """A pass over this slot was ended on its way: nothing of it is kept, in either memory."""
+        if self.cuttable:
+            self.commit(slot, 0)
+            return
+        length = self._memory.back_to_mark(slot, slot.n_past)  # half a pass has gone into its state
+        if not length:
+            self.forget(slot)
+        self._holds(slot, length)
+
     def _cut(self, slot: Slot, length: int) -> int:
         """Cut both memories to `length` tokens, or to fewer where the model cannot; returns how many."""
         if self._target.length(slot.id) > length:
             length = self._memory.cut(slot, length)
             if not length:
                 self.forget(slot)
+        return self._holds(slot, length)
+
+    def _holds(self, slot: Slot, length: int) -> int:
+        """The target's memory was cut to so many tokens; the draft's is to have no more."""
         slot.n_past = min(slot.n_past, length)
         slot.shared = min(slot.shared, length)
         if slot.exact is not None and slot.n_past <= slot.exact:

@@ -32,6 +32,7 @@ from localspec.engine.llama.library import (
     system_info,
 )
 from localspec.engine.llama.model import Model
+from localspec.engine.llama.stop import Stop
 from localspec.engine.llama.vocab import FimTokens, Vocab, check_tokens
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "NotFinite",
     "OutOfMemory",
     "State",
+    "Stop",
     "Vocab",
     "backend",
     "beat",

@@ -10,8 +10,9 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.llama.library import beat, cause, failed, forget_errors
+from localspec.engine.llama.library import beat, cause, expect_stop, failed, forget_errors
 from localspec.engine.llama.model import Freed, Model
+from localspec.engine.llama.stop import Stop, heed_nothing
 from localspec.errors import LocalspecError
 
 Logits = npt.NDArray[np.float32]
@@ -29,7 +30,7 @@ class NoKvSlot(DecodeError):
 
 
 class Aborted(DecodeError):
-    """Return code 2: the abort callback stopped the pass."""
+    """Return code 2: the pass was stopped. A cache of attention holds nothing of it, a state anything."""
 
 
 class BadBatch(DecodeError):
@@ -134,6 +135,9 @@ class Context(Freed):
         """
         self.handle: Any = None
         self._choosers: dict[int, Any] = {}  # sequence → its sampler chain, which is ours to free
+        self.stop: Stop | None = None  # what ends a pass on its way
+        self._heeded: Stop | None = None
+        self._shifted = False  # positions were changed, and the keys will be in the next pass
         params = C.llama_context_default_params()
         params.n_ctx = max(settings.n_ctx, FEWEST_CELLS)
         # llama.cpp ends the process where there are fewer rows of logits than sequences.
@@ -180,18 +184,32 @@ class Context(Freed):
         if not batch.rows:
             raise BadBatch("An empty batch cannot be decoded.")
         batch.struct.n_tokens = batch.rows
+        self._heed(None if self._shifted else self.stop)  # keys that are half turned are of no use
+        if self._heeded:
+            raise Aborted("The pass was stopped before it began.")
         beat()
         code = int(C.llama_decode(self.handle, batch.struct))
         beat()
+        self._shifted = False
         if code == 0:
             return
         if code == 1:
             raise NoKvSlot(f"No room in the KV cache for {batch.rows} tokens.")
         if code == 2:
-            raise Aborted("The pass was aborted.")
+            raise Aborted("The pass was stopped.")
         if code == -1:
             raise BadBatch(f"llama.cpp refused a batch of {batch.rows} rows{cause()}.")
         raise DecodeFatal(f"llama_decode failed with code {code}{cause()}.")
+
+    def _heed(self, stop: Stop | None) -> None:
+        expect_stop(stop)
+        if stop is self._heeded:
+            return
+        self._heeded = stop
+        if stop is None:
+            heed_nothing(self.handle)
+        else:
+            stop.heeded_by(self.handle)
 
     def logits(self, row: int) -> Logits:
         """A view (n_vocab,) of float32 logits of one row of the last pass; valid until the next.
@@ -274,6 +292,7 @@ class Context(Freed):
         """Move positions [start, end) of a sequence; of cells that it shares, those of the others too."""
         self._check_sequence(sequence)
         C.llama_memory_seq_add(self._memory, sequence, start, end, by)
+        self._shifted = True
 
     def length(self, sequence: int) -> int:
         """Tokens the memory holds for a sequence (its highest position + 1)."""

@@ -10,6 +10,7 @@ import time
 import llama_cpp._ggml as ggml
 import llama_cpp.llama_cpp as C
 
+from localspec.engine.llama.stop import Stop
 from localspec.errors import LoadFailed
 
 # Beside what llama.cpp says of a GPU ("cudaMalloc failed: out of memory") its words for main memory.
@@ -27,13 +28,14 @@ class OutOfMemory(LoadFailed):
 
 _last_error: list[str] = []
 _beat = [0.0]
+_stop: list[Stop | None] = [None]  # what may end the present pass
 _no_memory: list[str] = []  # the first complaint about memory since a load began
 
 
 @C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
 def _on_log(level: int, text: bytes, _user: object) -> None:
     # 3 is warning, 4 error, 5 the continuation of the line before (ggml.h). Less is noise.
-    if level == 4:
+    if level == 4 and not _stop[0]:  # one that was to end has not failed
         line = text.decode("utf-8", "replace").strip()
         if not _last_error or not _FOLLOWS.search(line):
             _last_error[:] = [line]
@@ -57,6 +59,11 @@ def initialise() -> None:
     """Start llama.cpp once per process; its errors go to stderr, the rest nowhere."""
     C.llama_log_set(_on_log, ctypes.c_void_p(0))
     C.llama_backend_init()
+
+
+def expect_stop(stop: Stop | None) -> None:
+    """A pass begins, which `stop` may end."""
+    _stop[0] = stop
 
 
 def forget_errors() -> None:

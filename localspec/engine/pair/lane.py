@@ -91,12 +91,15 @@ class Lane:
 
     def rows_beside(self, decoding: int) -> int:
         """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
-        if not decoding:
-            return self.most_rows
         left_s = self._gap_s - float(self.pass_ms(decoding)[-1]) / 1e3
         return min(
             self.most_rows, int(max(min(left_s / self._row, self.batch.capacity), LEAST_BESIDE))
         )
+
+    @property
+    def is_long(self) -> bool:
+        """Will a pass over the batch take longer than somebody else should wait for it?"""
+        return self.batch.rows * self._row > self._gap_s
 
     @property
     def _row(self) -> float:

@@ -1,0 +1,201 @@
+"""Passes that end on their way: for a request that leaves, and for one that comes. Nobody else sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.engine.interruption import Interruption
+from localspec.engine.llama import Aborted, Batch, Context, ContextSettings, Model
+from localspec.protocol.frames import PairFiles, Speculative
+from tests.support.recurrent import lfm2_pair, mamba_pair
+from tests.support.rescoring import assert_alike
+from tests.support.running import GREEDY, PLAIN, Running, drafting
+from tests.support.stops import StopAfter
+
+LONG = [(13 * at + 5) % 500 for at in range(400)]
+SHORT = [[300 + at, 17, 402, 255, 31] for at in range(3)]
+
+
+@pytest.fixture(scope="module")
+def context(contextual_files: PairFiles) -> Iterator[Context]:
+    with Model(contextual_files.target) as model:
+        plain = ContextSettings(n_ctx=512, n_batch=256, n_seq=2, n_outputs=2, n_threads=1)
+        with Context(model, plain) as made:
+            yield made
+
+
+def rows(sequence: int, tokens: list[int], start: int = 0) -> Batch:
+    batch = Batch(256)
+    for at, token in enumerate(tokens, start=start):
+        batch.add(token, at, sequence, at == start + len(tokens) - 1)
+    return batch
+
+
+def stopped(context: Context, batch: Batch, stop: StopAfter | None) -> None:
+    """A pass that heeds it."""
+    context.stop = stop
+    try:
+        context.decode(batch)
+    finally:
+        context.stop = None
+
+
+@pytest.mark.parametrize("steps", [0, 1, 30])
+def test_a_stopped_pass_leaves_a_cache_as_it_was(
+    context: Context, steps: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context.clear()
+    context.decode(rows(0, LONG[:50]))
+    context.decode(rows(1, LONG[:30]))
+    stop = StopAfter(steps)
+    if not steps:
+        stop.set()
+    with pytest.raises(Aborted):
+        stopped(context, rows(0, LONG[50:200], 50), stop)
+    assert (context.length(0), context.length(1)) == (50, 30)
+    stop.set(False)
+    stopped(context, rows(0, LONG[50:200], 50), stop)
+    again = context.logits(149).copy()
+    context.clear()
+    context.decode(rows(0, LONG[:50]))
+    context.decode(rows(0, LONG[50:200], 50))
+    assert abs(again - context.logits(149)).max() < 1e-3
+    assert not capfd.readouterr().err  # the last line there is the cause of a death
+
+
+def test_keys_that_are_being_moved_are_moved_to_the_end(context: Context) -> None:
+    """llama.cpp turns them at the beginning of the next pass, on the same threads."""
+
+    def moved(stop: StopAfter | None) -> list[float]:
+        context.clear()
+        context.decode(rows(0, LONG[:100]))
+        context.remove(0, 40, 50)
+        context.shift(0, 50, 100, -10)
+        stopped(context, rows(0, [7], 90), stop)
+        values: list[float] = context.logits(0).tolist()
+        return values
+
+    assert moved(StopAfter(1)) == pytest.approx(moved(None), abs=1e-4)
+
+
+def truths(engine: Running, prompts: list[list[int]], count: int) -> list[list[int]]:
+    found = []
+    for prompt in prompts:
+        engine.forget()
+        found.append(engine.ask(prompt, count).tokens)
+    engine.forget()
+    return found
+
+
+@settings(max_examples=15)
+@given(
+    st.integers(1, 60),
+    st.integers(0, 2),
+    st.integers(0, 6),
+    st.sampled_from([PLAIN, drafting(3), Speculative()]),
+)
+def test_one_that_leaves_in_the_middle_of_a_pass_changes_no_other_text(
+    contextual: Running, place: int, company: int, passes: int, speculative: Speculative
+) -> None:
+    others = SHORT[:company]
+    truth = truths(contextual, others, 20)
+    engine = contextual.engine
+    ids = [contextual.start(prompt, 20, GREEDY, speculative) for prompt in others]
+    for _ in range(passes):
+        engine.step()
+    leaving = contextual.start(LONG, 20)
+    engine.interruption = Interruption()
+    engine.interruption.stop = StopAfter(place, lambda: engine.interruption.left(leaving))
+    while not engine.interruption.stop and contextual.answers[leaving].ending is None:
+        engine.step()
+    read = 0
+    if engine.interruption.stop:
+        read = contextual.sequence(leaving).slot.n_past
+        assert read < len(LONG) - 1
+        assert engine.cancel(leaving)
+        assert contextual.answers[leaving].done.completion_tokens == 0
+    engine.interruption.heard()
+    contextual.finish()
+    for prompt, request, tokens in zip(others, ids, truth, strict=True):
+        answer = contextual.answers[request].tokens
+        assert_alike(contextual.pair.files.target, prompt, answer, tokens)
+    # What it had read before is its text.
+    again = contextual.ask(LONG, 4)
+    assert again.done.timings.cache_n >= read
+    fresh = contextual.ask(LONG, 4, cache_prompt=False).tokens
+    assert_alike(contextual.pair.files.target, LONG, again.tokens, fresh)
+
+
+@pytest.mark.parametrize("write", [lfm2_pair, mamba_pair])
+@pytest.mark.parametrize("place", [1, 20, 45])
+def test_a_state_that_half_a_pass_went_into_is_not_gone_on_from(
+    write: Callable[..., PairFiles],
+    place: int,
+    load: Callable[..., Running],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    files = write(tmp_path_factory.getbasetemp() / write.__name__)
+    engine = load(files, n_batch=64, prefix_bytes=64 << 20)
+    truth = engine.ask(LONG[:300], 8, cache_prompt=False).tokens
+    engine.forget()
+    request = engine.start(LONG[:300], 8)
+    engine.engine.step()
+    engine.engine.interruption.stop = stop = StopAfter(place)
+    while not stop:
+        engine.engine.step()
+    stop.set(False)
+    engine.finish()
+    assert engine.answers[request].tokens == truth
+    assert engine.ask(LONG[:300], 8).tokens == truth
+
+
+def test_a_prompt_that_is_read_alone_makes_room_once_for_one_that_comes(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine = load(contextual_files, gap_s=1e-9)
+    lane = engine.pair.shared
+    request = engine.start(LONG, 4)
+    interruption = engine.engine.interruption
+    interruption.stop = StopAfter(20, interruption.came)
+    engine.engine.step()
+    assert engine.sequence(request).slot.n_past == 0
+    interruption.heard()
+    interruption.came()  # and another, for whom it does not end again
+    engine.engine.step()
+    assert 0 < engine.sequence(request).slot.n_past <= lane.rows_beside(0) < 20
+    editor = engine.start(SHORT[0], 4, priority="editor")
+    interruption.heard()
+    while engine.answers[editor].ending is None:
+        before = engine.sequence(request).slot.n_past
+        engine.engine.step()
+        assert engine.sequence(request).slot.n_past - before < 20
+    engine.finish()
+    truth = truths(engine, [LONG, SHORT[0]], 4)
+    assert [engine.answers[each].tokens for each in (request, editor)] == truth
+
+
+def test_nobody_who_comes_ends_a_pass_that_is_short(cycle: Running) -> None:
+    cycle.forget()
+    request = cycle.start(LONG, 4)
+    cycle.engine.interruption.came()
+    cycle.engine.step()
+    cycle.engine.interruption.heard()
+    assert cycle.sequence(request).slot.n_past > 100
+    cycle.finish()
+
+
+def test_what_is_told_before_a_pass_begins_is_not_lost() -> None:
+    interruption = Interruption()
+    interruption.left(7)
+    assert not interruption.stop
+    assert interruption.begins([8], yields=True) is interruption.stop
+    assert not interruption.stop
+    interruption.begins([7], yields=False)
+    assert interruption.stop
+    interruption.heard()
+    assert not interruption.stop
+    assert interruption.begins([], yields=False) is None
