@@ -11,6 +11,7 @@ import msgspec
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
+from localspec.engine.prompt.infill import after_cursor
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.controller import Drafting, SequenceStep
@@ -132,7 +133,6 @@ class Scheduler:
             tokenized.tokens, request.cache_prompt, align, tokenized.saved, move
         )
         tokenized.saved = None  # as large as a model's memory, and not needed any more
-        slot.conversation = request.conversation
         sampler, matcher = tokenized.sampler, tokenized.matcher
         asked, scored = request.speculative, request.top_logprobs is not None
         drawn = pair.drafter is not None and ModelDrafter.asked_for(asked)
@@ -160,11 +160,13 @@ class Scheduler:
     def _go_on(self, lane: Lane, sequence: Sequence) -> None:
         """One that had given way gets a slot again, and its text is read where it is not kept."""
         slot = lane.slots.acquire(sequence.tokens, sequence.request.cache_prompt)
-        slot.conversation = sequence.request.conversation
         sequence.go_on_in(slot)
         self._enter(lane, sequence)
 
     def _enter(self, lane: Lane, sequence: Sequence) -> None:
+        slot, prompt = sequence.slot, sequence.tokens[: sequence.n_prompt]
+        slot.conversation = sequence.request.conversation
+        slot.passing = after_cursor(self._pair.vocab.fim, prompt)
         verifier, scored = sequence.verifier, sequence.request.top_logprobs is not None
         on_device = self._pair.chooses_on_device and not lane.exact
         verifier.on_device = lane.context.choose_on_device(
@@ -274,8 +276,9 @@ class Scheduler:
         The one's who has most of it: what is left for the others is sooner done. And it ends, once, for
         one that comes where a single prompt is read, in passes as wide as can be.
         """
-        if not lane.slots.cuttable and len(sequences) > 1:
-            return [], False  # their states would be lost
+        own = sequences[0].slot
+        if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own):
+            return [], False  # llama.cpp moves all their states in a pass
         rows = lane.batch.rows
         by = [each.id for each in sequences if each.prefilling and 2 * len(each.step.read) > rows]
         alone = self._running == 1 and lane.slots.cuttable and not lane.exact

@@ -19,7 +19,9 @@ from localspec.engine.cache.prefixes import (
     Prefixes,
     common_prefix,
 )
-from localspec.engine.cache.slot import MIN_TOKENS
+from localspec.engine.cache.slot import MIN_TOKENS, Slot
+from localspec.engine.cache.slots import Slots
+from localspec.engine.llama import FimTokens
 from localspec.engine.pair.lane import EXACT_CHUNK
 from localspec.protocol.frames import PairFiles
 from tests.support.recurrent import lfm2_pair, mamba_pair
@@ -161,6 +163,16 @@ def test_a_copy_must_cost_less_than_reading() -> None:
     assert not cost.pays(100, 49 * MIB)
 
 
+def test_an_editors_text_goes_before_any_chats_and_pushes_none_out() -> None:
+    kept = store()
+    for at in range(4):
+        kept.put(prefix([at], 30, editors=at in (1, 2)))
+    assert [list(each.tokens) for each in kept] == [[3], [2], [0]]
+    assert kept.has_room(40, editors=True)
+    assert not kept.has_room(41, editors=True)
+    assert kept.has_room(LIMIT, editors=False)
+
+
 # ------------------------------------------------------------------------------- real models
 
 
@@ -276,3 +288,69 @@ def test_a_state_that_cannot_be_cut_comes_back_whole_or_not_at_all(
         assert (answer.done.timings.cache_n > 90) == whole
         anew = engine.ask(prompt, 12, cache_prompt=False).tokens
         assert_alike(engine.pair.files.target, prompt, answer.tokens, anew)
+
+
+# ------------------------------------------------------------------------------- editors
+
+
+FIM = FimTokens(prefix=500, suffix=501, middle=502, repo=-1, separator=-1)
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The slots that were copied into memory."""
+    found: list[int] = []
+    snapshot = Slots.snapshot
+
+    def counted(self: Slots, slot: Slot, left: int = 0) -> Prefix:
+        found.append(slot.id)
+        return snapshot(self, slot, left)
+
+    monkeypatch.setattr(Slots, "snapshot", counted)
+    return found
+
+
+def where(engine: Running, text: list[int]) -> str:
+    """From where a chat's next turn gets its text."""
+    answer = engine.ask([*text, 5], 1)
+    assert answer.started is not None
+    return answer.started.cache
+
+
+@pytest.mark.parametrize("before", [300, 20])  # tokens before the cursor: the end, the beginning
+@pytest.mark.parametrize("keys", [4, 40])
+def test_an_editors_keys_copy_nothing_and_leave_a_chats_text_where_it_is(
+    load: Callable[..., Running],
+    contextual_files: PairFiles,
+    copied: list[int],
+    before: int,
+    keys: int,
+) -> None:
+    engine = load(contextual_files, parallel=3, n_ctx=2048, prefix_bytes=MIB)
+    engine.pair.vocab.fim = FIM
+    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
+    chats = [conversation(at, 200) for at in range(3)]
+    for chat in chats:
+        engine.ask(chat, 8)
+    file, after = conversation(7, before), conversation(8, 250)
+    for key in range(keys):
+        typed = [*file, *conversation(9, key)]
+        prompt = [FIM.prefix, *typed, FIM.suffix, *after, FIM.middle]
+        answer = engine.ask(prompt, 4, priority="editor")
+        if key:
+            assert answer.done.timings.cache_n >= before
+    assert len(copied) == 1  # the chat whose slot the editor took
+    for chat in chats[1:]:
+        assert where(engine, chat) == "slot"
+    assert where(engine, chats[0]) == "memory"
+
+
+def test_a_chat_that_branched_finds_its_old_branch(
+    load: Callable[..., Running], contextual_files: PairFiles, copied: list[int]
+) -> None:
+    engine = loaded(load, contextual_files)
+    opening = conversation(1, 200)
+    old = engine.ask([*opening, *conversation(2, 100)], 8).all_tokens
+    engine.ask([*opening, *conversation(3, 100)], 8)
+    assert len(copied) == 1
+    assert engine.ask([*old, 5], 4).done.timings.cache_n >= len(old) - 1

@@ -28,6 +28,7 @@ class Prefix:
     least: the fewest of them that it can be cut to; all of them where it cannot be cut at all.
     marks: places before that which it can be put back to.
     exact: read by the exact lane; only that one may go on from it. conversation: whose text it is.
+    editors: an editor's, who has jumped elsewhere; it goes before any chat's.
     source: "memory", or "disk" where it comes from a saved conversation.
     """
 
@@ -40,6 +41,7 @@ class Prefix:
     conversation: str | None = None
     source: str = "memory"
     marks: Sequence[Mark] = ()
+    editors: bool = False
 
     @property
     def size(self) -> int:
@@ -136,8 +138,15 @@ class Prefixes:
             return False
         self._kept.append(prefix)
         while self.size > self.limit:
-            self.dropped(self._kept.pop(0))
+            first = next((each for each in self._kept if each.editors), self._kept[0])
+            self._kept = [each for each in self._kept if each is not first]
+            self.dropped(first)
         return True
+
+    def has_room(self, size: int, editors: bool) -> bool:
+        """Can so many bytes be kept without any chat's being given up for an editor's?"""
+        chats = sum(each.size for each in self._kept if not each.editors)
+        return not editors or size + chats <= self.limit
 
     def supersede(self, prefix: Prefix) -> None:
         """Drop what holds nothing that `prefix` could not be cut to."""

@@ -61,6 +61,7 @@ class Slot:
     moves: int = 0  # since it was read
     reused: int = 0  # tokens that the present request does not read
     moved: int = 0  # of those, tokens that were moved
+    passing: int | None = None  # where what an editor's next key replaces begins; None: nowhere
     conversation: str | None = None  # whose text it is, where that is to be saved
     source: Literal["", "slot", "memory", "disk", "shift"] = (
         ""  # of what the present request reused
@@ -78,6 +79,11 @@ class Slot:
     def exact_part(self, count: int) -> int:
         """How many of the first `count` tokens are remembered as a fresh reading would."""
         return count if self.exact is None else min(count, self.exact)
+
+    @property
+    def lasting(self) -> int:
+        """How many of the tokens it has read somebody may come back to."""
+        return self.n_past if self.passing is None else min(self.passing, self.n_past)
 
     @property
     def unread(self) -> list[int]:

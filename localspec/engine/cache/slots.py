@@ -82,7 +82,7 @@ class Slots:
         source = max(self._slots, key=lambda s: shared[s.id])
         keep = shared[best.id]
         # A slot whose cache would mostly be lost is left alone where another is free to take a copy.
-        wasteful = keep * 2 < best.n_past
+        wasteful = keep * 2 < best.lasting
         if shared[source.id] > keep or wasteful:
             best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
             keep = shared[best.id]
@@ -154,7 +154,7 @@ class Slots:
             slot.n_past = self._parking.attach(slot)
         slot.turns.append(max(len(prompt) - OPENING, 0))
         slot.n_past_draft = min(slot.n_past_draft, keep)
-        slot.conversation = None
+        slot.conversation = slot.passing = None
 
     def forget_conversation(self, conversation: str | None) -> None:
         """Nothing of it, with None of any, is to be saved; idle slots lose its text as well."""
@@ -182,6 +182,7 @@ class Slots:
             self._exact,
             slot.conversation,
             marks=tuple(slot.marks),
+            editors=slot.passing is not None,
         )
         if self._prefixes is not None:
             self._prefixes.copy_cost.copied(held.copied, spent * 1e3)
@@ -193,14 +194,14 @@ class Slots:
 
     def _keep(self, slot: Slot, left: int) -> None:
         """Before a slot loses all but `left` tokens: keep a copy where that is worth it."""
-        kept = self._prefixes
-        if kept is None or slot.n_past <= left or kept.limit <= 0 or not self._restores:
+        kept, lost = self._prefixes, slot.lasting - left
+        if kept is None or lost <= 0 or kept.limit <= 0 or not self._restores:
             return
         if slot.exact is not None and slot.exact < slot.n_past:
             return  # what was moved is for the next key, and for nobody else
         size = self._target.state_size(slot.id)
-        worth = self._worth_keeping(slot.n_past - left, size)
-        if not worth or kept.covers(slot.cached, self._exact):
+        worth = self._worth_keeping(lost, size) and kept.has_room(size, slot.passing is not None)
+        if not worth or kept.covers(slot.tokens[: slot.lasting], self._exact):
             return
         held = self.snapshot(slot, left)
         kept.supersede(held)
@@ -329,7 +330,7 @@ class Slots:
         """Empty both memories and the slot's text."""
         self.forget(slot)
         slot.tokens = []
-        slot.conversation = None
+        slot.conversation = slot.passing = None
 
     def evict_draft(self) -> bool:
         """Empty the draft's memory of the idle slot that was used longest ago; as `evict`."""

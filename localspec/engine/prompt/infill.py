@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 
-from localspec.engine.llama import Vocab
+from localspec.engine.llama import FimTokens, Vocab
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 
@@ -58,6 +58,13 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
     extra = _repository(vocab, prompt, plain, room - -(-used // _STEP) * _STEP)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
     return [*extra, *bos, fim.prefix, *before, *line, fim.suffix, *after, fim.middle]
+
+
+def after_cursor(fim: FimTokens, prompt: list[int]) -> int | None:
+    """Where the text after the cursor begins in a prompt that is laid out so; None: it is another."""
+    if fim.middle < 0 or prompt[-1:] != [fim.middle] or fim.suffix not in prompt:
+        return None
+    return len(prompt) - 1 - prompt[::-1].index(fim.suffix)
 
 
 def _reserve(n_predict: int, n_ctx: int) -> int:
