@@ -46,6 +46,7 @@ LocalspecError                      1  500  internal_error
 │       ├── FileChanged             1  502  file_changed        the file changed while it was fetched
 │       ├── HashMismatch            1  502  hash_mismatch       what came is not what the hub states
 │       └── Unreachable             1  502  hub_unreachable     gave up after retries
+├── NotOffered                      1  501  not_offered         a protocol has it, and localspec does not
 ├── NoDaemon                        3  503  no_daemon
 │   └── NoAnswer                    3  503  no_answer           a daemon runs, and says nothing in time
 ├── AlreadyRunning                  1  409  already_running
@@ -311,6 +312,11 @@ class HashMismatch(HubError):
 
 class Unreachable(HubError):
     code = "hub_unreachable"
+
+
+class NotOffered(LocalspecError):
+    code = "not_offered"
+    status = 501
 
 
 class NoDaemon(LocalspecError):

@@ -19,6 +19,7 @@ import yaml
 
 from localspec.daemon import routes
 from localspec.protocol import answers, conversations, disk, pairs, requests, statistics
+from localspec.protocol.clients import ollama
 from localspec.registry.pulls.state import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
@@ -51,6 +52,9 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     pairs.CollectRequest,
     disk.DraftsRequest,
     disk.DiskRequest,
+    ollama.OllamaChatRequest,
+    ollama.OllamaGenerateRequest,
+    ollama.OllamaModelRequest,
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatCompletion", "chat.completion", answers.ChatChoice),
@@ -75,6 +79,13 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     conversations.Undone,
     conversations.Forgotten,
     statistics.Statistics,
+    answers.OllamaError,
+    ollama.OllamaChatLine,
+    ollama.OllamaGenerateLine,
+    ollama.OllamaModels,
+    ollama.OllamaProgress,
+    ollama.OllamaShown,
+    ollama.OllamaVersion,
 )
 
 

@@ -124,6 +124,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/handlers/protocols": (
         {
             "daemon/completion",
+            "daemon/completion/ollama",
             "daemon/completion/reply",
             "daemon/handlers",
             "daemon/history",
@@ -142,12 +143,18 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         {"daemon/completion/reply", "daemon/http", "daemon/worker"},
         "from a request to its answer, whether or not it is kept",
     ),
+    "daemon/completion/ollama": (
+        {"daemon/completion", "daemon/completion/reply", "daemon/worker"},
+        "another way of writing the same requests and answers",
+    ),
     "daemon/completion/reply": (set(), "a parser of text: no request, no worker, no connection"),
     "daemon/pairs": ({"daemon/http", "daemon/worker"}, "what there is to load, and no use of it"),
     "daemon/http": ({"daemon/threads"}, "it carries bytes, whatever they say"),
     "daemon/worker": ({"daemon/logs"}, "it carries frames, whoever asked"),
     "daemon/logs": (set(), "everything may log"),
     "daemon/threads": (set(), "as logs"),
+    "protocol": (set(), "what both ends of ours have, and frames"),
+    "protocol/clients": ({"protocol"}, "what others' clients send, with our names for sampling"),
     "engine": ({"*"}, "the step and the worker's loop join the rooms"),
     "engine/sequence": (
         {

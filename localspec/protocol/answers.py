@@ -127,7 +127,8 @@ class Extra(Struct):
 
     `news`: what happened to the pair's files, or is wrong in the configuration, said with one answer and
     not again. `not_kept`: why the answer is not in its conversation, said when it is complete. `limit`:
-    what a `finish_reason` of "length" means, as many tokens as were asked for or a full context.
+    what a `finish_reason` of "length" means, as many tokens as were asked for or a full context. `ignored`:
+    fields of the request that changed nothing.
     """
 
     speculation: Speculation | UnsetType = UNSET
@@ -138,6 +139,7 @@ class Extra(Struct):
     not_kept: str | UnsetType = UNSET
     limit: Literal["tokens", "context"] | UnsetType = UNSET
     progress: Progress | UnsetType = UNSET
+    ignored: list[str] | UnsetType = UNSET
 
 
 Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]

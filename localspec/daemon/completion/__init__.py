@@ -5,6 +5,7 @@ Imports `http` and `worker` of the daemon; it does not know where answers are ke
 request: bodies into frames, the one place where field names of the two worlds meet
 answer: what the choices have said, and how they run to their end, streamed or whole
 openai, llama_server: the shapes, each an answer's events as a client reads them
+ollama: Ollama's requests and answers, as translations of ours
 takeover: an editor's newer completion ends its older one
 reply: what a model wrote, taken apart
 """

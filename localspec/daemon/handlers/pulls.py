@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.http.requests import answer, read
-from localspec.daemon.http.sse import Emit, EventStream
+from localspec.daemon.http.sse import EventStream
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs import pulls
 from localspec.daemon.pairs.registry import Registry
@@ -21,6 +22,7 @@ from localspec.protocol.pairs import PullRequest
 
 if TYPE_CHECKING:
     from localspec.registry.pulls.running import Pull
+    from localspec.registry.pulls.state import PullState
 
 # What is hashed fast changes hundreds of times a second; nobody reads as fast.
 _PAUSE = 0.1  # seconds between two states
@@ -37,18 +39,25 @@ async def start(request: Request) -> Response:
     """202 and the pull's state; of one that runs already, that one's.
 
     Raises:
-        Forbidden: a network or endpoint over TCP. Unavailable: the daemon is ending.
-        As pairs.pulls.start.
+        Forbidden: a network or endpoint over TCP. As `begin`.
     """
     body = await read(request, PullRequest)
     if came_by_tcp(request.scope):
         _refuse_network(body)
+    return answer((await begin(request, body)).state, 202)
+
+
+async def begin(request: Request, wanted: PullRequest) -> Pull:
+    """A pull that runs now, whichever protocol asked for it.
+
+    Raises:
+        Unavailable: the daemon is ending. As pairs.pulls.start.
+    """
     daemon = state_of(request)
     if daemon.draining:
         raise Unavailable("The daemon is shutting down; try again.", retry_after=2)
     ours = not came_by_tcp(request.scope)  # over TCP no answer tells which files there are
-    pull = await asyncio.to_thread(pulls.start, daemon.registry, body, whole_disk=ours)
-    return answer(pull.state, 202)
+    return await asyncio.to_thread(pulls.start, daemon.registry, wanted, whole_disk=ours)
 
 
 def _refuse_network(body: PullRequest) -> None:
@@ -70,20 +79,21 @@ async def cancel(request: Request) -> Response:
     pull = await _pull(request)
     pull.cancel()
 
-    async def unseen(*states: object) -> None:
+    async def unseen(_state: object) -> None:
         pass
 
     with suppress(TimeoutError):  # what hangs at the hub ends by itself some time
-        await asyncio.wait_for(_states(pull, unseen), _CANCEL_SECONDS)
+        await asyncio.wait_for(states(pull, unseen), _CANCEL_SECONDS)
     return answer(pull.state)
 
 
 async def events(request: Request) -> Response:
     """Every state the pull comes to, the present one first and the final one last."""
-    return EventStream(partial(_states, await _pull(request)))
+    return EventStream(partial(states, await _pull(request)))
 
 
-async def _states(pull: Pull, emit: Emit) -> None:
+async def states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> None:
+    """Has `emit` called with every state that a pull comes to, the present one first."""
     from localspec.registry.pulls.state import RUNNING
 
     loop, changed = asyncio.get_running_loop(), asyncio.Event()

@@ -1,0 +1,4 @@
+"""What clients of other protocols than OpenAI's and llama-server's send and get, one file a protocol.
+
+ollama: chats, texts and models
+"""
