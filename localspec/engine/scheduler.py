@@ -233,6 +233,8 @@ class Scheduler:
             limit = min(sequence.left - 1, room, spare // len(decoding), MAX_LIMIT)
             if lane.max_depth is not None:
                 limit = min(limit, lane.max_depth)
+            if lane.rollback is not None and len(sequences) > 1:
+                limit = 0  # each number of rows would have a pass of its own, in llama.cpp
             sequence.step.drafts.limit = limit
 
     # ------------------------------------------------------------------------ the pass
@@ -241,10 +243,11 @@ class Scheduler:
         """Put the rows of all steps into the lane's batch. True: no prompt is among them."""
         batch = lane.batch
         batch.clear()
+        lane.slots.begin_pass({each.slot.id: each.step.rows for each in sequences})
         for sequence in sequences:
             slot, step = sequence.slot, sequence.step
             last_chunk = slot.n_past + len(step.read) == len(slot.tokens)
-            position = slot.begin_pass()
+            position = slot.n_past
             for at, token in enumerate(step.read, start=1):
                 wants = last_chunk and at == len(step.read)
                 row = batch.add(token, position, slot.id, wants)

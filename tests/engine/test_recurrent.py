@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from localspec.engine.cache.slots import Slots
 from localspec.protocol.frames import PairFiles
+from tests.support import architectures
 from tests.support.pairs import target_alone
 from tests.support.recurrent import lfm2_pair, mamba_pair
 from tests.support.rescoring import assert_alike
@@ -167,3 +169,65 @@ def test_exact_mode_is_refused_with_its_reason(mamba: Running, lfm2: Running) ->
         failed = engine.ask(PROMPT, 8, exact=True).failed
         assert "Exact mode is not possible" in failed.message
         assert failed.param == "exact"
+
+
+def states_apart(engine: Running) -> list[tuple[list[int], list[int]]]:
+    """Three texts are read, two of them go on together, and of the third its last tokens are taken back:
+    (prompt, answer) of all that were asked meanwhile.
+    """
+    engine.forget()
+    texts = [[(7 * at + 31 * first) % 500 for at in range(60)] for first in (1, 2, 3)]
+    read = [engine.ask(text, 1).all_tokens for text in texts]
+    together = [[*read[0], 5, 6], [*read[2], 8, 9]]
+    ids = [engine.start(prompt, 12) for prompt in together]
+    engine.finish()
+    shorter = [*texts[1][:-3], 44]
+    last = engine.ask(shorter, 12)
+    assert last.done.timings.cache_n in (0, 57)
+    answers = [
+        (prompt, engine.answers[each].tokens) for prompt, each in zip(together, ids, strict=True)
+    ]
+    return [*answers, (shorter, last.tokens)]
+
+
+def test_states_that_stand_side_by_side_are_kept_apart(lfm2: Running) -> None:
+    for prompt, answer in states_apart(lfm2):
+        assert_alike(lfm2.pair.files.target, prompt, answer, fresh(lfm2, prompt, 12))
+
+
+def test_a_snapshot_that_others_have_moved_would_be_noticed(
+    lfm2: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above, were a snapshot taken for one of the text whatever ran since."""
+
+    def begin_pass(slots: Slots, rows: Mapping[int, int]) -> None:
+        for slot in slots:
+            if slot.id in rows:
+                slot.snapshots = slot.n_past + 1
+
+    monkeypatch.setattr(Slots, "begin_pass", begin_pass)
+    prompt, answer = states_apart(lfm2)[-1]
+    with pytest.raises(AssertionError):
+        assert_alike(lfm2.pair.files.target, prompt, answer, fresh(lfm2, prompt, 12))
+
+
+def test_who_drafts_alone_goes_on_without_beside_others(lfm2: Running) -> None:
+    """Each number of rows would be a pass of its own, in llama.cpp."""
+    prompts = [[at, *PROMPT] for at in (1, 2, 3)]
+    truth = [fresh(lfm2, prompt, 40) for prompt in prompts]
+    lfm2.forget()
+    ids = [lfm2.start(prompt, 40, speculative=drafting(4)) for prompt in prompts]
+    lfm2.engine.step()
+    assert len(lfm2.pair.shared.active) == 3
+    lfm2.engine.cancel(ids[1])
+    lfm2.finish()
+    for each, prompt, tokens in zip(ids, prompts, truth, strict=True):
+        if each != ids[1]:
+            assert_alike(lfm2.pair.files.target, prompt, lfm2.answers[each].tokens, tokens)
+
+
+def test_a_model_of_which_llama_cpp_holds_one_state_only_has_one_slot(
+    load: Callable[..., Running], models: Path
+) -> None:
+    alone = PairFiles("plamo2", str(architectures.write("plamo2", models)))
+    assert load(alone, parallel=3).pair.info().parallel == 1

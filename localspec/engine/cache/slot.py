@@ -53,7 +53,9 @@ class Slot:
     marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
     turns: list[int] = field(default_factory=list)  # where answers began and ended
     draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
-    last_pass: int = 0  # where the target's last pass over this slot began
+    snapshots: int = (
+        0  # after how many tokens the first one is that the target's last pass has left
+    )
     busy: bool = False
     last_used: int = 0
     shared: int = 0  # tokens whose cells another sequence may have too: they are not moved
@@ -70,11 +72,6 @@ class Slot:
     @property
     def cached(self) -> list[int]:
         return self.tokens[: self.n_past]
-
-    def begin_pass(self) -> int:
-        """A pass of the target over this slot begins; returns the position of its first row."""
-        self.last_pass = self.n_past
-        return self.n_past
 
     def exact_part(self, count: int) -> int:
         """How many of the first `count` tokens are remembered as a fresh reading would."""
@@ -117,9 +114,7 @@ class TargetMemory:
         """The fewest tokens that it can be cut to."""
         if self._cuttable:
             return _least(self._context, slot.id, slot.n_past)
-        # llama.cpp keeps a snapshot per token of the last pass only, and would give an older pass's
-        # instead of refusing.
-        return min(slot.last_pass + 1, slot.n_past)
+        return min(slot.snapshots, slot.n_past)
 
     def least_saved(self, slot: Slot) -> int:
         """As `least`, of a copy: llama.cpp leaves out what the last token of the text could not see."""
@@ -134,6 +129,7 @@ class TargetMemory:
         ahead = self._cuttable and length >= slot.n_past
         there = ahead or length >= self.least(slot)
         if there and self._context.remove(slot.id, length):
+            slot.snapshots = length  # they are gone back to once
             return length
         return self.back_to_mark(slot, length)
 
@@ -143,7 +139,7 @@ class TargetMemory:
             if mark.tokens <= length and self._context.restore(slot.id, mark.state, partial=True):
                 if not self._context.remove(slot.id, mark.tokens):
                     break
-                slot.last_pass = mark.tokens
+                slot.snapshots = mark.tokens
                 return mark.tokens
         return 0
 

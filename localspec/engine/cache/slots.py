@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from localspec.engine.cache.prefixes import Prefix, Prefixes, common_prefix
 from localspec.engine.cache.shift import MOST_MOVES, Chunk, Parking, find_chunks
@@ -234,7 +234,7 @@ class Slots:
             self.clear(slot)
             return 0
         slot.tokens, slot.n_past = list(found.tokens), len(found.tokens)
-        slot.last_pass, slot.marks = slot.n_past, list(found.marks)
+        slot.snapshots, slot.marks = slot.n_past, list(found.marks)
         slot.turns = [mark.tokens for mark in found.marks]
         slot.n_past_draft = self._draft_memory.restore(slot, found.draft, found.n_draft)
         kept.copy_cost.copied(found.copied, (time.perf_counter() - start) * 1e3)
@@ -250,6 +250,18 @@ class Slots:
                 return
 
     # ------------------------------------------------------------------ a pass
+
+    def begin_pass(self, rows: Mapping[int, int]) -> None:
+        """A pass of the target begins, with so many rows of each slot, by its id.
+
+        llama.cpp keeps a snapshot of a recurrent state per row, but cuts a pass into pieces where
+        sequences have different numbers of rows, and a piece moves the states of others without their
+        snapshots; it would give what it finds in their place instead of refusing.
+        """
+        whole = len(set(rows.values())) == 1
+        for slot in self._slots:
+            count = rows.get(slot.id, 0)
+            slot.snapshots = slot.n_past + (min(count, 1) if whole else count)
 
     def prefill_chunk(self, slot: Slot, count: int) -> int:
         """How many of the next `count` tokens of a prompt one pass is to read; call it before each."""

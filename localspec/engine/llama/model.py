@@ -21,6 +21,12 @@ _SPLIT_MODES = {
     "row": C.LLAMA_SPLIT_MODE_ROW,
 }
 
+# Of those with a recurrent state, the ones that were seen to keep several right in one pass. llama.cpp
+# ends the process where PLaMo 2 has two; of the others nothing is known.
+_STATES_TOGETHER = frozenset(
+    """falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h nemotron_h_moe
+    qwen35 qwen35moe qwen3next rwkv6 rwkv7""".split()
+)
 _CHUNKED = {"llama4"}  # attention in chunks (LLAMA_SWA_TYPE_CHUNKED), of `n_swa` positions each
 
 
@@ -84,7 +90,10 @@ class Model(Freed):
         self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
         self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
         self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
-        self._chunked = self.metadata("general.architecture") in _CHUNKED
+        architecture = self.metadata("general.architecture")
+        self._chunked = architecture in _CHUNKED
+        # Whether one context may hold several texts.
+        self.takes_company = self.cuttable or architecture in _STATES_TOGETHER
         self.vocab = Vocab(self)
 
     @property

@@ -181,7 +181,7 @@ class _Load:
         draft = self._model("draft", files.draft, placed) if files.draft else None
         compared = check_vocabularies(target, draft) if draft else None
         self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
-        parallel = settings.parallel if target.cuttable else 1
+        parallel = settings.parallel if target.takes_company else 1
         return Models(target, draft, compared, settings, self.n_ctx, parallel, threads, self.opened)
 
     def _model(self, stage: str, path: str, settings: EngineSettings) -> Model:
