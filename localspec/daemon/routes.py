@@ -48,6 +48,8 @@ ROUTES = (
     ("POST", "/api/embed", "embeddings.embed"),
     ("POST", "/api/embeddings", "embeddings.embed"),
     ("POST", "/api/{name}", "protocols.ollama.not_offered"),
+    ("POST", "/chat/completions/input_tokens", "tokens.count"),
+    ("POST", "/v1/chat/completions/input_tokens", "tokens.count"),
     ("GET", "/localspec/status", "control.status"),
     ("POST", "/localspec/shutdown", "control.shutdown"),
     ("POST", "/localspec/reset", "control.reset"),

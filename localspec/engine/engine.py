@@ -69,7 +69,10 @@ class Engine:
 
     def _started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
         cached, source = sequence.tally.cached, sequence.slot.source
-        self._emit(Started(sequence.id, sequence.n_prompt, cached, tokenized.tail, source))
+        asked = tokenized.request.sampling
+        biased = asked.ignore_eos or asked.logit_bias or asked.text_bias
+        bias = dict(tokenized.sampler.settings.logit_bias) if biased else {}
+        self._emit(Started(sequence.id, sequence.n_prompt, cached, tokenized.tail, source, bias))
 
     # ------------------------------------------------------------------------ one step
 

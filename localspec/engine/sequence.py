@@ -72,6 +72,7 @@ class Sequence:
         self._shown = tokenized.shown
         self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
         self._logprobs: list[TokenLogprob] = []
+        self._ids: list[int] = []  # of tokens whose text was not shown yet
         self.number = 0  # its place in the order of first starts
         self.alone = False  # it is to run without company
         self.yields = False  # one that came has ended its pass: it is read in short ones now
@@ -113,6 +114,8 @@ class Sequence:
         for at, token in enumerate(tokens):
             self.tokens.append(token)
             count += 1
+            if self.request.return_tokens:
+                self._ids.append(token)
             if self._vocab.is_eog(token):
                 self.finish("stop")
                 break
@@ -156,15 +159,18 @@ class Sequence:
         return Chunk(chunk.text[:end], spans)
 
     def _delta(self, text: str, spans: list[tuple[int, int]]) -> Delta | None:
-        if not text:
+        if not text and not (self.finished and self._ids):
             return None
         logprobs, self._logprobs = self._logprobs, []
+        ids, self._ids = self._ids, []
         return Delta(
             self.id,
             text,
             logprobs,
             spans if self.request.reveal_draft else [],
             self.generated,
+            ids,
+            self.tally.timings(self.generated) if self.request.timings else None,
         )
 
     def last_text(self) -> Delta | None:

@@ -30,6 +30,7 @@ from localspec.protocol import frames
 from localspec.protocol.frames import (
     ApplyTemplate,
     Cancel,
+    CountTokens,
     Detokenize,
     Failed,
     Forget,
@@ -125,7 +126,7 @@ class Worker:
             except msgspec.DecodeError as error:
                 sys.stderr.write(f"a frame from the daemon cannot be read: {error}\n")
                 os._exit(2)
-            if isinstance(frame, Generate | Tokenize | Detokenize | ApplyTemplate):
+            if isinstance(frame, Generate | Tokenize | Detokenize | ApplyTemplate | CountTokens):
                 self._preparers.put(frame)
             elif isinstance(frame, Ping):  # a pass may take longer than the daemon waits
                 still_s = 0.0 if self._resting else time.monotonic() - llama.last_beat()

@@ -90,26 +90,34 @@ class InfillPrompt(msgspec.Struct, tag="infill", omit_defaults=True):
     n_predict: int = 0
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
+class MixedPrompt(msgspec.Struct, tag="mixed"):
+    """Texts and token ids, one after the other; BOS comes before a text at the beginning alone."""
+
+    parts: list[str | int]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | MixedPrompt | InfillPrompt
 
 
 class Sampling(Sampled, omit_defaults=True):
     """Sampling as asked. infill: llama.cpp's sampler of that name comes last, which lets a completion
-    end where writing on is not likely.
+    end where writing on is not likely. `text_bias` is for every token of a text.
     """
 
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    text_bias: dict[str, float] = msgspec.field(default_factory=dict)
     ignore_eos: bool = False
     infill: bool = False
 
 
-class Constraint(msgspec.Struct, frozen=True):
+class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A language the answer must be in. `source`: JSON Schema text, GBNF, or a regular expression;
-    `begun`: how the answer begins, where it is continued."""
+    `begun`: how the answer begins, where it is continued. `param`: the field that asks for it."""
 
     kind: Literal["json_object", "json_schema", "grammar", "regex"]
     source: str = ""
     begun: str = ""
+    param: str | None = None
 
 
 class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -189,6 +197,7 @@ class Generate(Frame, omit_defaults=True):
     `single_line_indent` at a line indented less. `conversation`: the id of a kept one, whose state is
     then saved and found again. `n_cache_reuse`: the least tokens of a chunk of the cache that may be moved
     to another place of the text, near as that is to what reading it there would give; 0: none may.
+    `return_tokens`: deltas name the tokens of their text, and `timings`: how long it has taken so far.
     """
 
     id: int
@@ -208,6 +217,8 @@ class Generate(Frame, omit_defaults=True):
     single_line_indent: int | None = None
     shown: list[str] = []
     conversation: str | None = None
+    return_tokens: bool = False
+    timings: bool = False
 
 
 class Cancel(Frame):
@@ -251,6 +262,13 @@ class ApplyTemplate(Frame):
     prompt: ChatPrompt
 
 
+class CountTokens(Frame):
+    """Answered by Reply with {"tokens": int}, how long a prompt is, also one that does not fit."""
+
+    id: int
+    prompt: Prompt
+
+
 class Ping(Frame):
     """Answered by Pong at once, also while a pass takes long."""
 
@@ -282,7 +300,9 @@ class Loading(Frame):
 
 
 class Loaded(Frame, omit_defaults=True):
-    """The pair that is loaded, as /props and status show it. n_ctx: tokens that all requests share."""
+    """The pair that is loaded, as /props and status show it. n_ctx: tokens that all requests share;
+    sampling_defaults: how a request is sampled that says nothing of it.
+    """
 
     name: str
     target_description: str
@@ -294,7 +314,7 @@ class Loaded(Frame, omit_defaults=True):
     eos_token: str
     speculation: str | None = None  # why not, when drafts are impossible
     backend: str = "cpu"
-    sampling_defaults: dict[str, float] = {}
+    sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
     notes: list[str] = []  # what had to give for want of memory
 
@@ -318,7 +338,7 @@ class Started(Frame, omit_defaults=True):
     """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt.
 
     `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
-    "shift" some were moved from another place of the text.
+    "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
     """
 
     id: int
@@ -326,20 +346,7 @@ class Started(Frame, omit_defaults=True):
     cached_tokens: int
     tail: str = ""
     cache: Literal["", "slot", "memory", "disk", "shift"] = ""
-
-
-class Delta(Frame, omit_defaults=True):
-    """Text to show now: whole UTF-8 characters only, never part of a stop string.
-
-    `logprobs` has the tokens that produced it when asked for; `drafted` are (start, end) character
-    spans of `text` that came from the draft, when `reveal_draft` was set.
-    """
-
-    id: int
-    text: str
-    logprobs: list[TokenLogprob] = []
-    drafted: list[tuple[int, int]] = []
-    tokens: int = 0
+    logit_bias: dict[int, float] = {}
 
 
 class Timings(msgspec.Struct):
@@ -361,6 +368,23 @@ class Timings(msgspec.Struct):
     predicted_per_second: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
+
+
+class Delta(Frame, omit_defaults=True):
+    """Text to show now: whole UTF-8 characters only, never part of a stop string.
+
+    `logprobs` has the tokens that produced it when asked for, and `ids` their ids; `drafted` are
+    (start, end) character spans of `text` that came from the draft, when `reveal_draft` was set.
+    `tokens` have been generated so far, in the time that `timings` tell when asked for.
+    """
+
+    id: int
+    text: str
+    logprobs: list[TokenLogprob] = []
+    drafted: list[tuple[int, int]] = []
+    tokens: int = 0
+    ids: list[int] = []
+    timings: Timings | None = None
 
 
 class Speculation(msgspec.Struct):
@@ -424,7 +448,7 @@ class Preparing(Frame):
 
 
 class Reply(Frame):
-    """The answer to a small request (tokenize, detokenize, apply-template)."""
+    """The answer to a small request: tokenize, detokenize, apply-template, count tokens."""
 
     id: int
     value: dict[str, Any]
@@ -451,7 +475,16 @@ class Notice(Frame):
 
 
 ToWorker = (
-    Load | Generate | Cancel | Tokenize | Detokenize | ApplyTemplate | Forget | Ping | Shutdown
+    Load
+    | Generate
+    | Cancel
+    | Tokenize
+    | Detokenize
+    | ApplyTemplate
+    | CountTokens
+    | Forget
+    | Ping
+    | Shutdown
 )
 FromWorker = (
     Loading

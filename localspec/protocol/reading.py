@@ -115,7 +115,7 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
     try:
         request: Body = decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise _refused(str(error), kind) from None
+        raise _named_key(_refused(str(error), kind), body, kind) from None
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -172,6 +172,25 @@ def _refused(message: str, kind: type[Struct]) -> BadBody:
         return BadBody(f"'{path}' is missing.", path)
     subject = f"'{path}'" if path else "The request body"
     return BadBody(f"{subject} {_sentence(what, kind, path)}.", path or None)
+
+
+_KEY = re.compile(r"(\w+)\[\.\.\.\]$")
+
+
+def _named_key(error: BadBody, body: bytes | bytearray, kind: type[Struct]) -> BadBody:
+    """msgspec does not say which key of an object it does not like: the first such is looked for."""
+    found = _KEY.match(error.param or "")
+    if found is None or len(body) > _READ_TWICE:
+        return error
+    name = found[1]
+    [wanted] = [field.type for field in msgspec.structs.fields(kind) if field.name == name]
+    for key, value in islice(msgspec.json.decode(body)[name].items(), _LOOKED_AT):
+        try:
+            msgspec.convert({key: value}, wanted)
+        except msgspec.ValidationError:
+            path = f"{name}[{json.dumps(key, ensure_ascii=False)}]"
+            return BadBody(error.message.replace(f"{name}[...]", path, 1), path)
+    return error
 
 
 def _sentence(what: str, kind: type[Struct], path: str) -> str:

@@ -133,7 +133,11 @@ CacheReuse = Annotated[int, Meta(ge=0, le=INT32)]
 
 
 class GenerationRequest(Sampled, Request):
-    """What chat and text completions share."""
+    """What chat and text completions share.
+
+    `logit_bias`: of token ids, or of every token of a text; an object or, as llama-server has it, a
+    list of pairs. false: never. `timings_per_token`: every chunk of a stream has llama-server's `timings`.
+    """
 
     model: OrDefault[str] = ""
     stream: OrDefault[bool] = False
@@ -143,7 +147,7 @@ class GenerationRequest(Sampled, Request):
     max_completion_tokens: TokenLimit | None = None
     n_predict: TokenLimit | None = None  # llama-server's
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: dict[str, Bias | bool] | list[tuple[int | str, Bias | bool]] | None = None
     ignore_eos: OrDefault[bool] = False
     response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | None = None
@@ -155,6 +159,7 @@ class GenerationRequest(Sampled, Request):
     cache_prompt: OrDefault[bool] = True
     n_cache_reuse: OrDefault[CacheReuse] = 0
     reveal_draft: OrDefault[bool] = False
+    timings_per_token: OrDefault[bool] = False
     localspec: LocalspecOptions | None = None
 
 
@@ -175,11 +180,26 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
-    """`prompt`: a text, token ids, or several of either. `echo` may be false only, as in llama-server,
-    and `best_of` no more than `n`: other values are refused."""
+class PromptObject(Request):
+    """llama-server's; `multimodal_data` is refused, since no model here reads any."""
 
-    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    prompt_string: str | Annotated[list[str | int], Meta(min_length=1)]
+    multimodal_data: list[Any] | None = None
+
+
+OnePrompt = str | list[str | int] | PromptObject
+Prompts = (
+    str
+    | PromptObject
+    | Annotated[list[str | int | list[str | int] | PromptObject], Meta(min_length=1)]
+)
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """`prompt`: a text, token ids, texts and ids mixed, or several of these. `echo` may be false only,
+    as in llama-server, and `best_of` no more than `n`: other values are refused."""
+
+    prompt: Prompts
     suffix: str | None = None
     echo: OrDefault[bool] = False
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
@@ -194,6 +214,7 @@ class LoadRequest(Request):
 
 class TokenizeRequest(Request):
     content: str
+    model: OrDefault[str] = ""
     add_special: OrDefault[bool] = False
     parse_special: OrDefault[bool] = True
     with_pieces: OrDefault[bool] = False
@@ -201,10 +222,12 @@ class TokenizeRequest(Request):
 
 class DetokenizeRequest(Request):
     tokens: list[Annotated[int, Meta(ge=0, le=INT32)]]
+    model: OrDefault[str] = ""
 
 
 class TemplateRequest(Request):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
+    model: OrDefault[str] = ""
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
@@ -240,9 +263,9 @@ class NativeRequest(GenerationRequest, kw_only=True):
 
 
 class NativeCompletionRequest(NativeRequest, kw_only=True):
-    """`prompt`: a text, token ids, or several of either."""
+    """`prompt`: a text, token ids, texts and ids mixed, or several of these."""
 
-    prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
+    prompt: Prompts
 
 
 class ExtraFile(Request):

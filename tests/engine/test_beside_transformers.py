@@ -44,6 +44,9 @@ class Renderer(TemplateRenderer):
         self._env = template_child.environment()
         self._env.globals["strftime_now"] = NOW.strftime
 
+    def _today(self) -> dict[str, str]:
+        return {}  # transformers gives no date but by strftime_now
+
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         request = json.dumps({"template": self._template, "variables": variables})
         reply = template_child.answer(self._env, request)

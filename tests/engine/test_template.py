@@ -51,6 +51,20 @@ def test_messages_tokens_and_the_generation_prompt_reach_the_template(render: Re
     assert asked == "<s>[user|What is 2 + 2?]</s>2y"
 
 
+def test_a_template_gets_todays_date_by_llama_cpps_names_unless_a_request_says_another(
+    render: Render,
+) -> None:
+    template = "{{ messages[0].content }}|{{ date_string }}|{{ datetime }}"
+    days = [datetime.now().astimezone()]
+    text = render(template, CONVERSATION[1:2])
+    days.append(datetime.now().astimezone())  # midnight may lie between
+    said = CONVERSATION[1].content
+    assert text in {f"{said}|{day:%d %b %Y}|{day:%b %d %Y}" for day in days}
+    told = {"date_string": "26 Jul 2024", "datetime": "never"}
+    text = render(template, CONVERSATION[1:2], template_kwargs=told)
+    assert text == f"{said}|26 Jul 2024|never"
+
+
 def test_one_renderer_serves_many_conversations(render: Render) -> None:
     renderer = TemplateRenderer("{{ messages[0].content }}", "", "")
     try:

@@ -22,6 +22,7 @@ from localspec.protocol.frames import (
     Cancel,
     ChatPrompt,
     Constraint,
+    CountTokens,
     Delta,
     Detokenize,
     Done,
@@ -34,6 +35,7 @@ from localspec.protocol.frames import (
     LoadError,
     Loading,
     Message,
+    MixedPrompt,
     PairFiles,
     Ping,
     Pong,
@@ -194,6 +196,64 @@ def test_small_requests_are_answered(loaded: Child) -> None:
     assert loaded.await_one(Reply, 3).value == {"prompt": "<|bos|><|user|>hi<|end|><|assistant|>"}
 
 
+def test_a_prompt_is_counted_as_it_would_be_read_also_one_that_does_not_fit(loaded: Child) -> None:
+    chat = ChatPrompt([Message("user", "hi")])
+    for prompt in (chat, TextPrompt("ab cd"), MixedPrompt([5, "ab", 7])):
+        loaded.send(CountTokens(6, prompt))
+        counted = loaded.await_one(Reply, 6).value["tokens"]
+        request = Generate(_fresh_id(), prompt, GREEDY, max_tokens=1)
+        loaded.send(request)
+        assert loaded.await_one(Started, request.id).prompt_tokens == counted
+        loaded.ending(request.id)
+    loaded.send(CountTokens(7, TextPrompt("ab cd " * 2000)))
+    assert loaded.await_one(Reply, 7).value["tokens"] > 2000
+
+
+def test_texts_and_token_ids_in_one_prompt_are_read_one_after_the_other(loaded: Child) -> None:
+    loaded.send(Tokenize(8, "ab", add_special=True))
+    beginning = loaded.await_one(Reply, 8).value["tokens"]
+    loaded.send(Tokenize(9, "ab"))
+    within = loaded.await_one(Reply, 9).value["tokens"]
+    mixed = MixedPrompt(["ab", 5, 6, "ab", 7]), MixedPrompt([5, "ab", 7])
+    plain = [*beginning, 5, 6, *within, 7], [5, *within, 7]
+    for parts, tokens in zip(mixed, plain, strict=True):
+        for prompt in (parts, TokenPrompt(tokens)):
+            request = Generate(
+                _fresh_id(), prompt, GREEDY, max_tokens=4, return_tokens=True, cache_prompt=False
+            )
+            loaded.send(request)
+            assert loaded.await_one(Started, request.id).prompt_tokens == len(tokens)
+            assert isinstance(loaded.ending(request.id), Done)
+            assert loaded.text(request.id) == expected_text(7, 4)
+
+
+def test_tokens_and_times_come_with_their_text_and_every_token_is_named(loaded: Child) -> None:
+    request = ask(7, return_tokens=True, timings=True, stop=["never"])
+    loaded.send(request)
+    done = loaded.ending(request.id)
+    assert isinstance(done, Done)
+    deltas = [each for each in loaded.seen if isinstance(each, Delta) and each.id == request.id]
+    assert [token for delta in deltas for token in delta.ids] == expected(7, 20)
+    assert [delta.tokens for delta in deltas if delta.timings] == [d.tokens for d in deltas]
+    for delta in deltas:
+        assert delta.timings is not None
+        assert delta.timings.predicted_n == delta.tokens
+    assert deltas[-1].timings.predicted_ms <= done.timings.predicted_ms  # type: ignore[union-attr] # see above
+
+
+def test_a_bias_of_a_text_is_one_of_each_of_its_tokens(loaded: Child) -> None:
+    loaded.send(Tokenize(10, "ab cd"))
+    tokens = loaded.await_one(Reply, 10).value["tokens"]
+    texts = []
+    for wish in ({"text_bias": {"ab cd": 90.0}}, {"logit_bias": dict.fromkeys(tokens, 90.0)}):
+        request = ask(7, sampling=Sampling(temperature=0.0, **wish))
+        loaded.send(request)
+        assert loaded.await_one(Started, request.id).logit_bias == dict.fromkeys(tokens, 90.0)
+        assert isinstance(loaded.ending(request.id), Done)
+        texts.append(loaded.text(request.id))
+    assert texts[0] == texts[1] != expected_text(7, 20)
+
+
 @pytest.mark.parametrize("token", [-1, N_VOCAB, 2**40])
 def test_detokenize_refuses_ids_outside_the_vocabulary(loaded: Child, token: int) -> None:
     loaded.send(Detokenize(4, [1, token]))
@@ -351,11 +411,15 @@ def test_a_ping_is_answered_while_a_pass_takes_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wish", "code"),
     [
-        ({"constraint": Constraint("regex", "(")}, "invalid_grammar"),
-        ({"sampling": Sampling(logit_bias={10**6: 1.0})}, "invalid_request"),
-        ({"prompt": TokenPrompt([N_VOCAB])}, "invalid_request"),
-        ({"prompt": TokenPrompt([])}, "invalid_request"),
-        ({"prompt": TokenPrompt([1] * 600)}, "context_length_exceeded"),
+        ({"constraint": Constraint("regex", "(", param="regex")}, "invalid_grammar regex"),
+        (
+            {"sampling": Sampling(logit_bias={10**6: 1.0})},
+            'invalid_request logit_bias["1000000"]',
+        ),
+        ({"prompt": TokenPrompt([N_VOCAB])}, "invalid_request prompt"),
+        ({"prompt": MixedPrompt(["a", N_VOCAB])}, "invalid_request prompt"),
+        ({"prompt": TokenPrompt([])}, "invalid_request prompt"),
+        ({"prompt": TokenPrompt([1] * 600)}, "context_length_exceeded prompt"),
     ],
 )
 def test_a_bad_request_fails_alone(loaded: Child, wish: dict[str, object], code: str) -> None:
@@ -369,7 +433,7 @@ def test_a_bad_request_fails_alone(loaded: Child, wish: dict[str, object], code:
             endings[frame.id] = frame
     failed = endings[bad.id]
     assert isinstance(failed, Failed)
-    assert failed.code == code
+    assert f"{failed.code} {failed.param}" == code
     assert "\n" not in failed.message
     assert isinstance(endings[good.id], Done)
     assert loaded.text(good.id) == expected_text(7, 20)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import openapi
 from localspec.protocol import disk, pairs, requests
 from localspec.protocol.reading import BadBody, decode
 from localspec.protocol.requests import (
@@ -76,16 +77,23 @@ FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
         "localspec": {},
     },
     CompletionRequest: {"prompt": "x"},
+    requests.PromptObject: {"prompt_string": "x"},
     InfillRequest: {"input_extra": [{"text": "x"}]},
     NativeCompletionRequest: {"prompt": "x"},
     requests.LoadRequest: {},
     requests.TokenizeRequest: {"content": "x"},
-    requests.TemplateRequest: {"messages": MESSAGES},
+    requests.DetokenizeRequest: {"tokens": [1]},
+    requests.TemplateRequest: {"messages": MESSAGES, "tools": [{"function": {"name": "f"}}]},
     pairs.PullRequest: {"name": "x"},
     pairs.AddRequest: {"name": "x", "target": "/x"},
     pairs.CollectRequest: {},
     disk.DraftsRequest: {"target": "x"},
+    disk.DiskRequest: {},
 }
+
+
+def test_every_request_that_is_described_is_tried_with_null() -> None:
+    assert set(openapi.REQUESTS) <= set(FULL)
 
 
 def optional(kind: Any, body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -155,7 +163,7 @@ def numbers(kind: type) -> dict[str, list[tuple[Any, Any]]]:
             elif isinstance(each, msgspec.inspect.UnionType):
                 kinds += each.types
             elif isinstance(each, msgspec.inspect.DictType):
-                kinds.append(each.value_type)
+                kinds.append(each.value_type)  # a list of pairs has the same limits
             elif isinstance(each, msgspec.inspect.IntType | msgspec.inspect.FloatType):
                 found.setdefault(field.name, []).append((each.ge, each.le))
     return found
@@ -204,7 +212,7 @@ def test_every_number_of_a_request_has_limits_and_is_refused_by_name_beyond_them
         (b'{"response_format": {"type": "yaml"}}', "response_format.type", "'yaml'"),
         (b'{"speculative": {"depth": "deep"}}', "speculative.depth", "'deep'"),
         (b'{"speculative": {"depth": 65}}', "speculative.depth", "at most 64"),
-        (b'{"logit_bias": {"5": 101}}', "logit_bias[...]", "at most 100"),
+        (b'{"logit_bias": {"4": 1, "5": 101}}', 'logit_bias["5"]', "at most 100"),
     ],
 )
 def test_fields_inside_other_fields_are_named_by_their_path(
@@ -264,7 +272,9 @@ def test_unknown_fields_are_ignored() -> None:
     assert decode(body, ChatRequest).messages[0].role == "user"
 
 
-@pytest.mark.parametrize("prompt", ["text", ["a", "b"], [1, 2], [[1], [2]]])
+@pytest.mark.parametrize(
+    "prompt", ["text", ["a", "b"], [1, 2], [[1], [2]], [1, "a", 2], [[1, "a"], "b"]]
+)
 def test_a_completion_takes_every_form_of_prompt(prompt: Any) -> None:
     body = json.dumps({"prompt": prompt}).encode()
     assert decode(body, CompletionRequest).prompt == prompt

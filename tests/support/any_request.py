@@ -118,6 +118,7 @@ class Drawn:
             ),
             types.ListType: self._list,
             types.VarTupleType: self._list,
+            types.TupleType: lambda kind: [self._value(each) for each in kind.item_types],
             types.DictType: self._dict,
             types.StructType: lambda kind: self._struct(kind, most=3),
             types.UnionType: self._either,

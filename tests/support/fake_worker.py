@@ -89,6 +89,9 @@ class FakeWorker:
                 case frames.ApplyTemplate():
                     text = "".join(f"<{m.role}>{m.content}" for m in frame.prompt.messages)
                     self.send(frames.Reply(frame.id, {"prompt": text}))
+                case frames.CountTokens():
+                    count = len(text_of(frame.prompt).split())
+                    self.send(frames.Reply(frame.id, {"tokens": count}))
                 case frames.Shutdown():
                     time.sleep(self.options.end_delay)
                     os._exit(0)
@@ -144,8 +147,11 @@ class FakeWorker:
                 raw = piece.encode()
                 top = [(7, raw, -0.5), (8, b"\xff", -1.5)][: frame.top_logprobs]
                 logprobs = [frames.TokenLogprob(7, raw, -0.5, top)]
-            self.send(frames.Delta(frame.id, piece, logprobs, tokens=1))
             sent += 1
+            delta = frames.Delta(frame.id, piece, logprobs, tokens=sent)
+            delta.ids = [7] if frame.return_tokens else []
+            delta.timings = frames.Timings(predicted_n=sent) if frame.timings else None
+            self.send(delta)
         spent = (time.monotonic() - started) * 1000
         timings = frames.Timings(
             prompt_n=len(words),
@@ -232,6 +238,8 @@ def text_of(prompt: frames.Prompt) -> str:
             return prompt.text
         case frames.TokenPrompt():
             return "say " + " ".join(map(str, prompt.tokens))
+        case frames.MixedPrompt():
+            return "say " + " ".join(map(str, prompt.parts))
         case frames.InfillPrompt():
             if prompt.prompt.startswith("!"):
                 return prompt.prompt[1:]

@@ -49,6 +49,8 @@ class Choice:
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[frames.TokenLogprob] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logit_bias: dict[int, float] = field(default_factory=dict)
     cached_tokens: int = 0
     prompt_tokens: int = 0
     begun: bool = False  # something of it, be it the end, has come
@@ -62,11 +64,13 @@ class Choice:
         match event:
             case frames.Started():
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
+                self.logit_bias = event.logit_bias
                 if self.parser is not None:
                     self.parser.begin(event.tail)
             case frames.Delta():
                 self.begun = True
                 self.logprobs += event.logprobs
+                self.tokens += event.ids
                 text = Text("content", event.text)
                 pieces = [text] if self.parser is None else self.parser.push(event.text)
                 self._add(pieces)

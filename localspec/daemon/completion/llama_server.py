@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -57,6 +57,7 @@ def _limits(request: NativeRequest) -> dict[str, Any]:
     return {
         "max_predict_ms": _milliseconds(request.t_max_predict_ms),
         "single_line_indent": request.n_indent or None,
+        "return_tokens": request.return_tokens or request.stream,
     }
 
 
@@ -65,7 +66,7 @@ def _milliseconds(value: float | None) -> int | None:
 
 
 def _logprobs(request: NativeRequest) -> int | None:
-    return request.n_probs if request.n_probs or request.return_tokens else None
+    return request.n_probs or None
 
 
 def _named(request: NativeRequest) -> set[str] | None:
@@ -106,13 +107,13 @@ class LlamaServerShape:
         answer: Answer,
         request: NativeRequest,
         *,
-        n_ctx: Callable[[], int],
+        loaded: Callable[[], frames.Loaded | None],
         note: Callable[[], str | None],
     ) -> None:
-        """`n_ctx`, the context's length in tokens, and `note` are asked for at the end."""
+        """`loaded`, the pair that answers, and `note` are asked for at the end."""
         self.answer = answer
         self._request = request
-        self._n_ctx = n_ctx
+        self._loaded = loaded
         self._note = note
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
@@ -120,7 +121,7 @@ class LlamaServerShape:
             case frames.Delta() if event.text or event.logprobs:
                 return [self._delta(index, event)]
             case frames.Done():
-                return [self._final(index, event, "", [])]
+                return [self._final(index, event)]
         return ()
 
     def end(self) -> Sequence[object]:
@@ -130,55 +131,55 @@ class LlamaServerShape:
         return told(error)
 
     def whole(self) -> object:
-        answers = [
-            self._final(index, choice.done, choice.content, choice.logprobs)
-            for index, choice in enumerate(self.answer.choices)
-            if choice.done
-        ]
+        answers = []
+        for index, choice in enumerate(self.answer.choices):
+            if choice.done:
+                tokens = choice.tokens if self._request.return_tokens else []
+                said = {"content": choice.content, "tokens": tokens}
+                said |= self._probabilities(choice.logprobs)
+                answers.append(self._final(index, choice.done, **said))
         return answers[0] if len(answers) == 1 else answers
 
     def _delta(self, index: int, delta: frames.Delta) -> dict[str, Any]:
         return {
             "index": index,
             "content": delta.text,
-            "tokens": self._tokens(delta.logprobs),
+            "tokens": delta.ids,
             "stop": False,
             "id_slot": 0,
             "tokens_predicted": delta.tokens,
             "tokens_evaluated": self.answer.choices[index].prompt_tokens,
+            **({} if delta.timings is None else {"timings": msgspec.to_builtins(delta.timings)}),
             **self._probabilities(delta.logprobs),
         }
 
-    def _final(
-        self, index: int, done: frames.Done, text: str, logprobs: list[frames.TokenLogprob]
-    ) -> dict[str, Any]:
+    def _final(self, index: int, done: frames.Done, **said: Any) -> dict[str, Any]:
+        """The whole answer, or what ends a stream. `said`: what a stream has said already."""
+        choice = self.answer.choices[index]
         answer = {
             "index": index,
-            "content": text,
-            "tokens": self._tokens(logprobs),
+            "content": "",
+            "tokens": [],
+            **said,
             "id_slot": 0,
             "stop": True,
             "model": self.answer.model,
             "tokens_predicted": done.completion_tokens,
             "tokens_evaluated": done.prompt_tokens,
-            "generation_settings": {"n_ctx": self._n_ctx(), **settings(self._request)},
+            "generation_settings": settings(self._request, self._loaded(), choice.logit_bias),
             "prompt": _prompt(self._request),
-            "has_new_line": "\n" in self.answer.choices[index].content,
+            "has_new_line": "\n" in choice.content,
             "truncated": done.truncated,
             "stop_type": _stop_type(done),
             "stopping_word": done.stop_string or "",
             "tokens_cached": done.prompt_tokens + done.completion_tokens,
             "timings": msgspec.to_builtins(done.timings),
-            **self._probabilities(logprobs),
             "localspec": {"speculation": msgspec.to_builtins(done.speculation)},
         }
         if note := self._note():
             answer["localspec"]["note"] = note
         wanted = self._request.response_fields
         return answer if not wanted else _picked(answer, wanted)
-
-    def _tokens(self, logprobs: list[frames.TokenLogprob]) -> list[int]:
-        return [each.id for each in logprobs] if self._request.return_tokens else []
 
     def _probabilities(self, logprobs: list[frames.TokenLogprob]) -> dict[str, Any]:
         if not self._request.n_probs or not logprobs:
@@ -195,20 +196,40 @@ def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
     return {"id": token, "token": text_of(piece), "bytes": list(piece), "logprob": logprob}
 
 
-def settings(request: NativeRequest) -> dict[str, Any]:
-    """What was asked for, in llama-server's names; what the model itself decides is left out."""
+def settings(
+    request: NativeRequest, loaded: frames.Loaded | None, logit_bias: Mapping[int, float]
+) -> dict[str, Any]:
+    """How the answer was written, in llama-server's names: what was asked for over what the pair does
+    by itself. JSON has no infinity: a bias of null is that of a token that never comes."""
     asked = {each.name: getattr(request, each.name) for each in parameters()}
-    asked["ignore_eos"] = request.ignore_eos
     predict = max_tokens(request)
+    predict = -1 if predict is None else predict
     return {
+        "n_ctx": loaded.n_ctx if loaded else 0,
+        **_ABSENT,
+        **(loaded.sampling_defaults if loaded else {}),
         **{name: value for name, value in asked.items() if value is not None},
-        "n_predict": -1 if predict is None else predict,
+        "ignore_eos": request.ignore_eos,
+        "logit_bias": [{"bias": bias, "token": token} for token, bias in logit_bias.items()],
+        "max_tokens": predict,
+        "n_predict": predict,
+        "timings_per_token": request.timings_per_token,
         "stream": request.stream,
         "stop": [request.stop] if isinstance(request.stop, str) else request.stop or [],
         "samplers": request.samplers or [],
         "n_probs": request.n_probs,
         "n_indent": request.n_indent or 0,
     }
+
+
+# What of llama-server's sampling there is not, at the values that leave it out.
+_ABSENT = {
+    "mirostat": 0,
+    "adaptive_target": -1.0,
+    "adaptive_decay": 0.9,
+    "n_keep": 0,
+    "n_discard": 0,
+}
 
 
 def _prompt(request: NativeRequest) -> str:

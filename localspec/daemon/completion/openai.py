@@ -96,6 +96,7 @@ class OpenAIShape(ABC):
         last = self.chunk([])
         if self._usage:
             last.usage = self.answer.usage()
+            last.timings = total([end.timings for end in self.answer.done])
         if why := self._not_kept():
             last.localspec = Extra(not_kept=why)
         return [last, DONE] if self._usage or why else [DONE]
@@ -154,6 +155,13 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     return result
 
 
+def timed(chunks: Sequence[Completion], delta: frames.Delta) -> Sequence[Completion]:
+    """`chunks`, the last with how long the choice has taken so far, where that is asked for."""
+    if chunks and delta.timings is not None:
+        chunks[-1].timings = delta.timings
+    return chunks
+
+
 def with_drafted(chunk: Completion, delta: frames.Delta) -> Completion:
     """`chunk` with the spans of its text that came from the draft."""
     if delta.drafted:
@@ -197,7 +205,7 @@ class ChatShape(OpenAIShape):
         chunks = [self.chunk([choice]) for choice in choices]
         if len(pieces) == 1 and pieces[0] == Text("content", event.text):
             with_drafted(chunks[0], event)  # its spans count the characters of the whole piece
-        return chunks
+        return timed(chunks, event)
 
     def choices(self) -> Choices:
         return [
@@ -254,9 +262,8 @@ class TextShape(OpenAIShape):
             case frames.Delta() if event.text or event.logprobs:
                 offset = len(self.answer.choices[index].content) - len(event.text)
                 logprobs = self._logprobs(event.logprobs, offset)
-                return [
-                    with_drafted(self.chunk([TextChoice(index, event.text, None, logprobs)]), event)
-                ]
+                chunk = self.chunk([TextChoice(index, event.text, None, logprobs)])
+                return timed([with_drafted(chunk, event)], event)
             case frames.Done():
                 finish = self.answer.choices[index].finish
                 return [self.closing([TextChoice(index, "", finish)], event)]

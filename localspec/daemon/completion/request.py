@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, cast
@@ -22,6 +24,9 @@ from localspec.protocol.requests import (
     CompletionRequest,
     ContentPart,
     GenerationRequest,
+    OnePrompt,
+    PromptObject,
+    Prompts,
     SpeculativeOptions,
     TemplateRequest,
 )
@@ -217,6 +222,7 @@ def per_choice(
         "cache_prompt": request.cache_prompt,
         "n_cache_reuse": request.n_cache_reuse,
         "reveal_draft": request.reveal_draft,
+        "timings": request.timings_per_token,
     }
     shared["stop"] = [text for text in shared["stop"] if text]  # "" would stop at once
     return [
@@ -231,18 +237,26 @@ def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:
     seed = request.seed
     if seed is not None:
         seed = None if seed == -1 else (seed + choice) % _SEEDS
-    bias = {_token(key): value for key, value in (request.logit_bias or {}).items()}
     asked: dict[str, Any] = {each.name: getattr(request, each.name) for each in parameters()}
     asked["seed"] = seed
-    return frames.Sampling(**asked, logit_bias=bias, ignore_eos=request.ignore_eos)
+    sampling = frames.Sampling(**asked, ignore_eos=request.ignore_eos)
+    _add_bias(sampling, request)
+    return sampling
 
 
-def _token(key: str) -> int:
-    if not (key.isascii() and key.isdigit() and len(key) < 10):
-        raise InvalidRequest(
-            f"'logit_bias': the keys are token ids, not {key[:40]!r}.", param="logit_bias"
-        )
-    return int(key)
+def _add_bias(sampling: frames.Sampling, request: GenerationRequest) -> None:
+    """A key of digits is a token's id, as is a number; any other is text. What is said twice adds up."""
+    wanted = request.logit_bias or {}
+    for key, value in wanted.items() if isinstance(wanted, dict) else wanted:
+        if value is True:
+            path = f"logit_bias[{json.dumps(key)}]"
+            raise InvalidRequest(f"'{path}' must be a number or false, not true.", param=path)
+        amount = -math.inf if value is False else value
+        if isinstance(key, str) and not (key.isascii() and key.isdigit() and len(key) < 10):
+            sampling.text_bias[key] = sampling.text_bias.get(key, 0.0) + amount
+        else:
+            token = int(key)
+            sampling.logit_bias[token] = sampling.logit_bias.get(token, 0.0) + amount
 
 
 def max_tokens(request: GenerationRequest) -> int | None:
@@ -253,10 +267,10 @@ def max_tokens(request: GenerationRequest) -> int | None:
 
 
 def _constraint(request: GenerationRequest) -> frames.Constraint | None:
-    found: list[tuple[str, frames.Constraint]] = []
+    found: list[frames.Constraint] = []
     wanted = request.response_format
     if wanted and wanted.type == "json_object" and wanted.schema is None:
-        found.append(("response_format", frames.Constraint("json_object")))
+        found.append(frames.Constraint("json_object", param="response_format"))
     elif wanted and wanted.type != "text":
         schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
         if schema is None:
@@ -264,21 +278,21 @@ def _constraint(request: GenerationRequest) -> frames.Constraint | None:
                 "'response_format.json_schema' is missing.", param="response_format.json_schema"
             )
         # as in llama-server, one that says nothing means an object
-        found.append(("response_format", _schema(schema or {"type": "object"})))
+        found.append(_schema("response_format", schema or {"type": "object"}))
     if request.json_schema is not None:
-        found.append(("json_schema", _schema(request.json_schema)))
+        found.append(_schema("json_schema", request.json_schema))
     if request.grammar:
-        found.append(("grammar", frames.Constraint("grammar", request.grammar)))
+        found.append(frames.Constraint("grammar", request.grammar, param="grammar"))
     if request.regex:
-        found.append(("regex", frames.Constraint("regex", request.regex)))
+        found.append(frames.Constraint("regex", request.regex, param="regex"))
     if len(found) > 1:
-        names = " and ".join(f"'{name}'" for name, _ in found)
-        raise InvalidRequest(f"{names} cannot be used together.", param=found[1][0])
-    return found[0][1] if found else None
+        names = " and ".join(f"'{each.param}'" for each in found)
+        raise InvalidRequest(f"{names} cannot be used together.", param=found[1].param)
+    return found[0] if found else None
 
 
-def _schema(schema: dict[str, Any]) -> frames.Constraint:
-    return frames.Constraint("json_schema", msgspec.json.encode(schema).decode())
+def _schema(param: str, schema: dict[str, Any]) -> frames.Constraint:
+    return frames.Constraint("json_schema", msgspec.json.encode(schema).decode(), param=param)
 
 
 def _speculative(request: GenerationRequest) -> frames.Speculative:
@@ -352,42 +366,47 @@ def _text(content: str | list[ContentPart], path: str) -> str:
     return text
 
 
-def prompts(
-    prompt: str | list[str | int | list[int]], suffix: str | None = None
-) -> list[frames.Prompt]:
-    """OpenAI's `prompt` in all its forms.
+def prompts(prompt: Prompts, suffix: str | None = None) -> list[frames.Prompt]:
+    """`prompt` in all its forms, OpenAI's and llama-server's.
 
     Raises:
-        InvalidRequest: too many, a mixture, ids that are none.
+        InvalidRequest: too many, one inside another, ids that are none, images.
     """
-    if isinstance(prompt, str):
-        return [_text_prompt(prompt, suffix)]
-    if set(map(type, prompt)) == {int}:  # of a million ids too, while nobody else is served
-        prompt = [cast(list[int], prompt)]
+    if not isinstance(prompt, list):
+        return [_one_prompt(prompt, "prompt", suffix)]
+    kinds = set(map(type, prompt))  # of a million ids too, while nobody else is served
+    if int in kinds:
+        if not kinds <= {int, str}:
+            raise InvalidRequest(
+                "'prompt' mixes token ids with whole prompts; put the ids into a list of their own.",
+                param="prompt",
+            )
+        return [_one_prompt(cast(list[str | int], prompt), "prompt", suffix)]
     if len(prompt) > MAX_PROMPTS:
         raise InvalidRequest(
             f"'prompt' may contain at most {MAX_PROMPTS} prompts, not {len(prompt)}.",
             param="prompt",
         )
-    return [_one_prompt(item, index, suffix) for index, item in enumerate(prompt)]
+    each = cast(list[OnePrompt], prompt)
+    return [_one_prompt(item, f"prompt[{index}]", suffix) for index, item in enumerate(each)]
 
 
-def _one_prompt(item: str | int | list[int], index: int, suffix: str | None) -> frames.Prompt:
+def _one_prompt(item: OnePrompt, path: str, suffix: str | None) -> frames.Prompt:
+    if isinstance(item, PromptObject):
+        if item.multimodal_data:
+            path = f"{path}.multimodal_data"
+            raise InvalidRequest(
+                f"'{path}' is not supported: the models here read text only.", param=path
+            )
+        return _one_prompt(item.prompt_string, f"{path}.prompt_string", suffix)
     if isinstance(item, str):
-        return _text_prompt(item, suffix)
-    if isinstance(item, int):
-        raise InvalidRequest("'prompt' mixes token ids with other prompts.", param="prompt")
-    if not item or min(item) < 0 or max(item) >= 1 << 31:
+        return frames.TextPrompt(item) if suffix is None else frames.InfillPrompt(item, suffix)
+    whole = set(map(type, item)) == {int}
+    ids = cast(list[int], item if whole else [part for part in item if isinstance(part, int)])
+    if not item or (ids and (min(ids) < 0 or max(ids) >= 1 << 31)):
         raise InvalidRequest(
-            f"'prompt[{index}]' must contain token ids, which are whole numbers from 0.",
-            param=f"prompt[{index}]",
+            f"'{path}' must contain token ids, which are whole numbers from 0.", param=path
         )
     if suffix is not None:
         raise InvalidRequest("'suffix' needs a 'prompt' of text.", param="suffix")
-    return frames.TokenPrompt(item)
-
-
-def _text_prompt(text: str, suffix: str | None) -> frames.Prompt:
-    if suffix is None:
-        return frames.TextPrompt(text)
-    return frames.InfillPrompt(text, suffix)
+    return frames.TokenPrompt(ids) if whole else frames.MixedPrompt(item)

@@ -44,7 +44,7 @@ async def _respond(
             ended=figures(daemon.conversations, body, pair.name),
         ),
         body,
-        n_ctx=lambda: loaded.info.n_ctx if loaded.info else 0,
+        loaded=lambda: loaded.info,
         note=loaded.note,
     )
     during = nullcontext() if editor is None else daemon.editors.typing(editor)

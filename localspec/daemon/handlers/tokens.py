@@ -1,4 +1,5 @@
-"""POST /tokenize, /detokenize and /apply-template, as llama-server has them."""
+"""POST /tokenize, /detokenize, /apply-template and the counting of a chat's tokens, as llama-server has
+them. Without a `model` it is the configured pair's vocabulary and template."""
 
 from __future__ import annotations
 
@@ -6,17 +7,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion.request import template_prompt, uses_tools
+from localspec.daemon.handlers.completions import ready
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.state import state_of
 from localspec.protocol import frames
-from localspec.protocol.requests import DetokenizeRequest, TemplateRequest, TokenizeRequest
+from localspec.protocol.requests import (
+    ChatRequest,
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
 
 
 async def tokenize(request: Request) -> Response:
     body = await read(request, TokenizeRequest)
     daemon = state_of(request)
     reply = await daemon.supervisor.ask(
-        await daemon.pair("", request.receive),
+        await daemon.pair(body.model, request.receive),
         frames.Tokenize(0, body.content, body.add_special, body.parse_special, body.with_pieces),
     )
     tokens: list[int] = reply.value["tokens"]
@@ -39,7 +46,7 @@ async def detokenize(request: Request) -> Response:
     body = await read(request, DetokenizeRequest)
     daemon = state_of(request)
     reply = await daemon.supervisor.ask(
-        await daemon.pair("", request.receive), frames.Detokenize(0, body.tokens)
+        await daemon.pair(body.model, request.receive), frames.Detokenize(0, body.tokens)
     )
     return answer({"content": reply.value["content"]})
 
@@ -47,10 +54,28 @@ async def detokenize(request: Request) -> Response:
 async def apply_template(request: Request) -> Response:
     body = await read(request, TemplateRequest)
     daemon = state_of(request)
-    pair = await daemon.pair("", request.receive)
+    pair = await daemon.pair(body.model, request.receive)
     template = None
     if uses_tools(body):
         template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
     prompt = template_prompt(body, template)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
     return answer({"prompt": reply.value["prompt"]})
+
+
+async def count(request: Request) -> Response:
+    """How many tokens a chat would be, also one that does not fit."""
+    return answer({"input_tokens": await prompt_tokens(request, await read(request, ChatRequest))})
+
+
+async def prompt_tokens(request: Request, body: ChatRequest) -> int:
+    """The length of a chat's prompt, in whatever protocol it was asked for.
+
+    Raises:
+        InvalidRequest: as `ready`.
+    """
+    pair, wanted, _ = await ready(request, body, None)
+    counted = frames.CountTokens(0, wanted[0].prompt)
+    reply = await state_of(request).supervisor.ask(pair, counted)
+    found: int = reply.value["tokens"]
+    return found

@@ -224,7 +224,8 @@ def _text_hash(cause: bytes, frame: frames.Frame) -> bytes:
     """Of all that becomes tokens; other fields may differ between two tries."""
     texts: object = msgspec.structs.replace(frame, id=0)
     if isinstance(frame, frames.Generate):
-        texts = [frame.prompt, frame.speculative.prediction, frame.constraint, frame.shown]
+        asked = frame.sampling.text_bias, frame.speculative.prediction, frame.constraint
+        texts = [frame.prompt, *asked, frame.shown]
     return hashlib.sha256(msgspec.msgpack.encode([cause, texts])).digest()
 
 

@@ -34,7 +34,13 @@ _SAVING = 8.0  # seconds more for what it saves then: conversations, 6 s at most
 # A big model may take its time between two reports of progress, but not for ever.
 _LOADING_PATIENCE = 5  # times the watchdog
 
-Request = frames.Generate | frames.Tokenize | frames.Detokenize | frames.ApplyTemplate
+Request = (
+    frames.Generate
+    | frames.Tokenize
+    | frames.Detokenize
+    | frames.ApplyTemplate
+    | frames.CountTokens
+)
 Event = frames.Started | frames.Delta | frames.Done
 Take = Callable[[Event], Awaitable[None]]
 

@@ -87,14 +87,16 @@ class Vocab:
     def handle(self) -> Any:
         return self._handle
 
-    def check(self, token: int) -> int:
-        """`token` if the vocabulary has it.
+    def check(self, token: int, param: str | None = None) -> int:
+        """`token` if the vocabulary has it; `param`: the field of a request that names it.
 
         Raises:
             InvalidRequest: out of range (llama.cpp would abort the process).
         """
         if not 0 <= token < self.size:
-            raise InvalidRequest(f"Token id {token} is outside the vocabulary (0…{self.size - 1}).")
+            raise InvalidRequest(
+                f"Token id {token} is outside the vocabulary (0…{self.size - 1}).", param=param
+            )
         return token
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -299,7 +301,7 @@ class Vocab:
         )
 
 
-def check_tokens(vocab: Vocab, tokens: Sequence[int]) -> None:
+def check_tokens(vocab: Vocab, tokens: Sequence[int], param: str) -> None:
     """Refuse the first id outside the vocabulary (InvalidRequest)."""
     for token in tokens:
-        vocab.check(token)
+        vocab.check(token, param)

@@ -13,7 +13,7 @@ from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import Models
 from localspec.engine.pair.profile import Learned, ProfileStore
-from localspec.engine.sampling.settings import model_defaults
+from localspec.engine.sampling.settings import model_defaults, unasked
 from localspec.engine.speculation.drafters.model import DraftModel
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
@@ -76,7 +76,7 @@ class Pair:
         """What the daemon is told of it."""
         target, draft, compared = self.models.target, self.models.draft, self.models.compared
         vocab = self.vocab
-        told = compared.note if compared else ""
+        note = compared.note if compared else ""
         return Loaded(
             name=self.files.name,
             target_description=target.description,
@@ -87,9 +87,9 @@ class Pair:
             bos_token=vocab.text(vocab.bos),
             eos_token=vocab.text(vocab.eos),
             speculation=self.no_rollback or (None if self.drafter else self.no_draft),
-            notes=self.notes + ([f"{told[:1].upper()}{told[1:]}."] if told else []),
+            notes=self.notes + ([f"{note[:1].upper()}{note[1:]}."] if note else []),
             backend=backend() if self.settings.n_gpu_layers else "cpu",
-            sampling_defaults=self.defaults,
+            sampling_defaults=unasked(self.defaults),
             profile=self.learned.costs.as_dict(),
         )
 

@@ -41,11 +41,13 @@ from localspec.protocol.frames import (
     MOST_TOKENS,
     ApplyTemplate,
     ChatPrompt,
+    CountTokens,
     Detokenize,
     Failed,
     Frame,
     Generate,
     InfillPrompt,
+    MixedPrompt,
     Preparing,
     Prompt,
     Reply,
@@ -60,7 +62,7 @@ QUICK = 0.3  # seconds of preparing that others may wait for
 TAIL = 64  # characters; enough for a marker that the template left open
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
 
-Small = Tokenize | Detokenize | ApplyTemplate  # answered by a preparer itself
+Small = Tokenize | Detokenize | ApplyTemplate | CountTokens  # answered by a preparer itself
 
 
 class Preparer:
@@ -86,9 +88,6 @@ class Preparer:
         Raises:
             InvalidRequest: and its subclasses, with the field at fault.
         """
-        vocab = self._pair.vocab
-        for token in request.sampling.logit_bias:
-            vocab.check(token)
         self._rendered = ""
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
@@ -114,7 +113,7 @@ class Preparer:
         return NgramIndex(predicted[:room], prompt)
 
     def _settings(self, asked: Sampling) -> Settings:
-        settings = resolve(asked, self._pair.defaults)
+        settings = replace(resolve(asked, self._pair.defaults), logit_bias=self._bias(asked))
         never = list(self._pair.vocab.suppressed)
         if asked.ignore_eos:
             # as llama-server does: an end is never the likeliest, rather than passed over when it comes
@@ -124,6 +123,17 @@ class Preparer:
         return replace(
             settings, logit_bias={**settings.logit_bias, **dict.fromkeys(never, -math.inf)}
         )
+
+    def _bias(self, asked: Sampling) -> dict[int, float]:
+        """Of the tokens that are named, and of those of the texts."""
+        vocab = self._pair.vocab
+        found = dict(asked.logit_bias)
+        for token in found:
+            vocab.check(token, f'logit_bias["{token}"]')
+        for text, amount in asked.text_bias.items():
+            for token in vocab.tokenize(text, add_special=False, parse_special=False):
+                found[token] = found.get(token, 0.0) + amount
+        return found
 
     def _sampler(self, settings: Settings) -> Sampler:
         breakers: Breakers = {}
@@ -149,31 +159,51 @@ class Preparer:
             if len(found) == 1:
                 yield found[0]
 
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """A prompt of any kind as tokens. Raises InvalidRequest for an empty one."""
+    def tokens(self, prompt: Prompt, *, fits: bool = True) -> list[int]:
+        """A prompt of any kind as tokens; one that does not fit is refused where it must.
+
+        Raises:
+            InvalidRequest: it is empty, or no prompt; ContextExceeded.
+        """
         vocab = self._pair.vocab
         match prompt:
             case TokenPrompt(tokens):
-                check_tokens(vocab, tokens)
+                check_tokens(vocab, tokens, "prompt")
                 found = tokens
+            case MixedPrompt(parts):
+                found = self._mixed(parts, fits)
             case TextPrompt(text, special):
-                self._check_length(text)
-                found = vocab.tokenize(text, add_special=True, parse_special=special)
+                found = self._tokenized(text, special, fits)
             case InfillPrompt():
                 found = infill_tokens(vocab, prompt, self._pair.n_ctx, self._infill_budget)
             case ChatPrompt():
-                found = self._chat(vocab, prompt)
+                found = self._tokenized(self._without_bos(self.render(prompt)), True, fits)
         if not found:
             raise InvalidRequest("The prompt is empty.", param="prompt")
         return found
 
-    def _chat(self, vocab: Vocab, prompt: ChatPrompt) -> list[int]:
-        text = self.render(prompt)
+    def _tokenized(self, text: str, special: bool, fits: bool) -> list[int]:
+        if fits:
+            self._check_length(text)
+        return self._pair.vocab.tokenize(text, add_special=True, parse_special=special)
+
+    def _mixed(self, parts: Sequence[str | int], fits: bool) -> list[int]:
+        vocab = self._pair.vocab
+        if fits:
+            self._check_length("".join(part for part in parts if isinstance(part, str)))
+        found: list[int] = []
+        for at, part in enumerate(parts):
+            if isinstance(part, int):
+                found.append(vocab.check(part, "prompt"))
+            else:
+                found += vocab.tokenize(part, add_special=at == 0, parse_special=True)
+        return found
+
+    def _without_bos(self, text: str) -> str:
+        """The tokenizer adds it; twice would change the answer."""
+        vocab = self._pair.vocab
         bos = vocab.text(vocab.bos)
-        if vocab.add_bos and bos and text.startswith(bos):
-            text = text[len(bos) :]  # the tokenizer adds it; twice would change the answer
-        self._check_length(text)
-        return vocab.tokenize(text, add_special=True, parse_special=True)
+        return text[len(bos) :] if vocab.add_bos and bos and text.startswith(bos) else text
 
     def _check_length(self, text: str) -> None:
         """Refuse, before it is read, a text that cannot fit (ContextExceeded)."""
@@ -207,20 +237,28 @@ def _texts(request: Generate | Small) -> Iterator[str]:
             yield request.text
         case Generate():
             yield request.speculative.prediction or ""
-            match request.prompt:
-                case TextPrompt(text):
-                    yield text
-                case InfillPrompt():
-                    asked = request.prompt
-                    yield from (asked.prefix, asked.suffix, asked.prompt)
-                    yield from (text for _, text in asked.extra)
-                case ChatPrompt(messages):
-                    yield from (message.content or "" for message in messages)
+            yield from request.sampling.text_bias
+            yield from _texts_of(request.prompt)
+        case CountTokens(_, prompt):
+            yield from _texts_of(prompt)
+
+
+def _texts_of(prompt: Prompt) -> Iterator[str]:
+    match prompt:
+        case TextPrompt(text):
+            yield text
+        case MixedPrompt(parts):
+            yield from (part for part in parts if isinstance(part, str))
+        case InfillPrompt(prefix, suffix, extra, line):
+            yield from (prefix, suffix, line)
+            yield from (text for _, text in extra)
+        case ChatPrompt(messages):
+            yield from (message.content or "" for message in messages)
 
 
 def _messages(request: Generate | Small) -> int:
     """How many messages a chat has: templates put special tokens around each."""
-    prompt = request.prompt if isinstance(request, Generate) else None
+    prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
     return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
 
 
@@ -340,6 +378,7 @@ def _answer(vocab: Vocab, preparer: Preparer, request: Small) -> dict[str, objec
                 return {"tokens": tokens}
             return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
         case Detokenize():
+            check_tokens(vocab, request.tokens, "tokens")
             pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
             if len(pieces) > MOST_TEXT:
                 raise InvalidRequest(
@@ -348,5 +387,7 @@ def _answer(vocab: Vocab, preparer: Preparer, request: Small) -> dict[str, objec
                     param="tokens",
                 )
             return {"content": pieces.decode("utf-8", "replace")}
-        case ApplyTemplate():
-            return {"prompt": preparer.render(request.prompt)}
+        case ApplyTemplate(_, prompt):
+            return {"prompt": preparer.render(prompt)}
+        case CountTokens(_, prompt):
+            return {"tokens": len(preparer.tokens(prompt, fits=False))}

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -100,11 +101,17 @@ class TemplateRenderer:
     def _variables(self, prompt: ChatPrompt, messages: Messages) -> dict[str, Any]:
         return {
             **self._always,
+            **self._today(),
             **prompt.template_kwargs,
             "messages": self._capabilities.worded(messages),
             "add_generation_prompt": prompt.add_generation_prompt and not prompt.continued,
             "tools": prompt.tools or None,
         }
+
+    def _today(self) -> dict[str, str]:
+        """By the names and in the forms of llama.cpp's renderer; without it Llama 3 is in July 2024."""
+        today = datetime.now().astimezone()
+        return {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         reply = self._process.ask({"template": self._template, "variables": variables})

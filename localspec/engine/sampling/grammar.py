@@ -44,17 +44,23 @@ class Grammars:
                 that the beginning of the answer is not in.
         """
         if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
-            raise GrammarRejected(f"The grammar is longer than {MAX_SOURCE // 1024} KiB.")
+            raise GrammarRejected(
+                f"The grammar is longer than {MAX_SOURCE // 1024} KiB.", param=constraint.param
+            )
         if self._tokenizer is None:
             self._tokenizer = self._vocab.guidance_tokenizer()
         matcher = LLMatcher(self._tokenizer, _source(constraint), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise GrammarRejected(f"The {_NAMES[constraint.kind]} is not usable: {_line(matcher)}")
+            raise GrammarRejected(
+                f"The {_NAMES[constraint.kind]} is not usable: {_line(matcher)}",
+                param=constraint.param,
+            )
         begun = self._tokenizer.greedy_tokenize(constraint.begun)
         if matcher.try_consume_tokens(begun) < len(begun):
             raise GrammarRejected(
                 f"The answer to be continued does not fit the {_NAMES[constraint.kind]}; leave "
-                "that out, or ask again."
+                "that out, or ask again.",
+                param=constraint.param,
             )
         return Matcher(matcher, self._vocab.size)
 
@@ -83,11 +89,13 @@ def _source(constraint: Constraint) -> str:
         options: Any = _JSON_OPTIONS  # its stubs know fewer of them than it does
         return str(LLMatcher.grammar_from_json_schema(source, overrides=options))
     except RecursionError:
-        raise GrammarRejected(f"The {name} is nested too deeply.") from None
+        raise GrammarRejected(f"The {name} is nested too deeply.", param=constraint.param) from None
     # llguidance documents ValueError; its GBNF converter raises plain Exception and IndexError too
     except Exception as error:
         reason = _one_line(str(error).strip() or type(error).__name__)
-        raise GrammarRejected(f"The {name} is not usable: {reason}") from error
+        raise GrammarRejected(
+            f"The {name} is not usable: {reason}", param=constraint.param
+        ) from error
 
 
 def _line(matcher: LLMatcher) -> str:

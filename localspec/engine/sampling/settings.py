@@ -64,6 +64,13 @@ def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
     return found
 
 
+def unasked(defaults: Mapping[str, float]) -> dict[str, Any]:
+    """How a request is sampled that says nothing of it, in the names of requests; `defaults` are the
+    model's."""
+    settings = resolve(Sampling(), defaults)
+    return {each.name: getattr(settings, each.name) for each in parameters()}
+
+
 def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
     """What was asked, over what the model's file says, over llama.cpp's defaults."""
     told: dict[str, Any] = {

@@ -1,0 +1,177 @@
+"""Forms in which llama-server's clients write a request, with the scripted engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, temporary_home
+
+CHAT = {"messages": [{"role": "user", "content": "echo"}]}
+
+
+def sent(api: Home, path: str = "/v1/chat/completions", **fields: Any) -> Any:
+    """What the engine is asked."""
+    body = {**CHAT, **fields} if "chat" in path else fields
+    answer = api.request("POST", path, body)
+    assert answer.status == 200, answer.body
+    if "choices" in answer.json:
+        return json.loads(answer.text)
+    return json.loads(answer.json["content"])
+
+
+def refused(api: Home, path: str, **fields: Any) -> tuple[str, str]:
+    answer = api.request("POST", path, fields)
+    assert answer.status == 400, answer.body
+    return answer.error["param"], answer.error["message"]
+
+
+BIASES: list[tuple[Any, dict[str, Any]]] = [
+    ({"7": -100, "8": 1.5}, {"logit_bias": {"7": -100.0, "8": 1.5}}),
+    ([[7, -100], ["8", 1]], {"logit_bias": {"7": -100.0, "8": 1.0}}),
+    ([[7, 1], [7, 2]], {"logit_bias": {"7": 3.0}}),
+    ({" the ": -100, "9999999999": 2}, {"text_bias": {" the ": -100.0, "9999999999": 2.0}}),
+    ([[" the ", 5], ["", 1]], {"text_bias": {" the ": 5.0, "": 1.0}}),
+    ({"7": False, "the": False}, {"logit_bias": {"7": None}, "text_bias": {"the": None}}),
+    ([[7, False]], {"logit_bias": {"7": None}}),  # minus infinity, which JSON has not
+    ([], {}),
+    (None, {}),
+]
+
+
+@pytest.mark.parametrize(("given", "expected"), BIASES)
+def test_a_bias_is_of_tokens_and_of_texts_in_every_form(
+    api: Home, given: Any, expected: dict[str, Any]
+) -> None:
+    found = sent(api, logit_bias=given).get("sampling", {})
+    assert {k: v for k, v in found.items() if k in ("logit_bias", "text_bias")} == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"x": True}, 'logit_bias["x"]'),
+        ([[7, True]], "logit_bias[7]"),
+        ({"4": 1, "5": 101}, 'logit_bias["5"]'),
+        ({'a"b': "1"}, 'logit_bias["a\\"b"]'),
+        ([[1, 2], [3, 101]], "logit_bias[1][1]"),
+        ([[1, 2, 3]], "logit_bias[0]"),
+        ([["a"]], "logit_bias[0]"),
+        ("x", "logit_bias"),
+    ],
+)
+def test_a_bias_that_is_none_is_named_by_its_key(api: Home, given: Any, param: str) -> None:
+    for path in ("/v1/chat/completions", "/completion"):
+        found, message = refused(api, path, **CHAT, prompt="x", logit_bias=given)
+        assert found == param
+        assert message.startswith(f"'{param}'")
+
+
+PROMPTS: list[tuple[Any, list[str]]] = [
+    ({"prompt_string": "say a"}, ["a"]),
+    ({"prompt_string": [1, "b"], "multimodal_data": []}, ["1 b"]),
+    ([1, "a", 2, "b"], ["1 a 2 b"]),
+    ([1, 2], ["1 2"]),
+    ([[1, "a"], "say c", [3], {"prompt_string": "say d"}], ["1 a", "c", "3", "d"]),
+]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+@pytest.mark.parametrize(("prompt", "answers"), PROMPTS)
+def test_prompts_mix_texts_and_token_ids(
+    api: Home, path: str, prompt: Any, answers: list[str]
+) -> None:
+    got = api.request("POST", path, {"prompt": prompt}).json
+    if "choices" in got:
+        assert [choice["text"] for choice in got["choices"]] == answers
+    else:
+        assert [each["content"] for each in (got if isinstance(got, list) else [got])] == answers
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ({"prompt_string": "x", "multimodal_data": ["iVBO"]}, "prompt.multimodal_data"),
+        (["a", {"prompt_string": "x", "multimodal_data": [1]}], "prompt[1].multimodal_data"),
+        ([1, [2]], "prompt"),
+        ([["a", -1]], "prompt[0]"),
+        ([1, "a", 1 << 40], "prompt"),
+        ({"prompt_string": [-1]}, "prompt.prompt_string"),
+        ([], "prompt"),
+        ([[]], "prompt[0]"),
+        ({}, "prompt.prompt_string"),
+    ],
+)
+def test_a_prompt_that_is_none_is_named(api: Home, prompt: Any, param: str) -> None:
+    for path in ("/completion", "/v1/completions"):
+        found, message = refused(api, path, prompt=prompt)
+        assert found == param
+        assert message.startswith(f"'{param}'")
+
+
+def test_streamed_pieces_name_their_tokens_and_a_whole_answer_does_when_asked(api: Home) -> None:
+    body = {"prompt": "say a b", "stream": True}
+    events = [json.loads(event) for event in api.request("POST", "/completion", body).events]
+    assert [event["tokens"] for event in events] == [[7], [7], []]
+    for asked, tokens in ((False, []), (True, [7, 7])):
+        body = {"prompt": "say a b", "return_tokens": asked}
+        assert api.request("POST", "/completion", body).json["tokens"] == tokens
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_every_piece_of_a_stream_tells_its_time_when_asked(api: Home, path: str) -> None:
+    words = {"prompt": "say a b c", "messages": [{"role": "user", "content": "say a b c"}]}
+    for asked in (False, True):
+        body = {**words, "stream": True, "timings_per_token": asked}
+        events = [e for e in api.request("POST", path, body).events if e != "[DONE]"]
+        timed = [e["timings"]["predicted_n"] for e in map(json.loads, events) if "timings" in e]
+        assert timed == ([1, 2, 3, 3] if asked else [3])
+
+
+def test_the_chunk_with_the_usage_tells_the_time_too(api: Home) -> None:
+    events = api.chat("say a b", stream=True, stream_options={"include_usage": True}).events
+    last = json.loads(events[-2])
+    assert last["choices"] == []
+    assert last["timings"]["predicted_n"] == last["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("path", ["/chat/completions/input_tokens"])
+def test_the_tokens_of_a_chat_are_counted(api: Home, path: str) -> None:
+    for place in (path, f"/v1{path}"):
+        body = {"messages": [{"role": "user", "content": "one two three"}]}
+        assert api.request("POST", place, body).json == {"input_tokens": 3}
+        assert refused(api, place, messages=[])[0] == "messages"
+
+
+def test_generation_settings_say_what_was_done(api: Home) -> None:
+    body = {"prompt": "x", "temperature": 0.5, "n_predict": 3}
+    told = api.request("POST", "/completion", body).json["generation_settings"]
+    assert told["temperature"] == 0.5
+    assert told["max_tokens"] == told["n_predict"] == 3
+    assert told["logit_bias"] == []
+    assert told["mirostat"] == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/apply-template", CHAT),
+        ("/chat/completions/input_tokens", CHAT),
+    ],
+)
+def test_small_requests_ask_the_pair_that_they_name(path: str, body: Any) -> None:
+    with temporary_home() as home:
+        home.use_fake()
+        other = home.root / "other.gguf"
+        other.touch()
+        daemon = RunningDaemon(home)
+        assert home.request("POST", path, {**body, "model": str(other)}).status == 200
+        assert home.status()["pair"]["name"] == str(other)
+        assert home.request("POST", path, {**body, "model": None}).status == 200
+        assert home.status()["pair"]["name"] == str(home.model)
+        assert home.request("POST", path, {**body, "model": "nobody"}).status == 404
+        daemon.stop()
