@@ -52,6 +52,9 @@ def check(path: str, sent: bytes, answer: Answer) -> str:
     if kind.startswith("text/event-stream"):
         events = [json.loads(event) for event in answer.events if event != "[DONE]"]
         said = [event["error"] for event in events if "error" in event]
+    elif kind.startswith("application/x-ndjson"):
+        values = [json.loads(line) for line in answer.body.splitlines()]
+        said = [value["error"] for value in values if "error" in value]
     elif kind.startswith("application/json"):
         said = [answer.json["error"]] if answer.status >= 400 else []
     else:
@@ -59,6 +62,10 @@ def check(path: str, sent: bytes, answer: Answer) -> str:
     if not said:
         return "ok" if answer.status < 400 else "no error"
     [error] = said
+    if path.startswith("/api/"):  # Ollama's errors are a sentence
+        if not isinstance(error, str) or answer.status >= 500:
+            raise trouble("no error of Ollama's shape")
+        return str(answer.status)
     if not {"message", "type", "param", "code"} <= error.keys():
         raise trouble("no error of OpenAI's shape")
     if error["code"] not in ITS_OWN or (answer.status >= 500 and error["code"] != "load_failed"):

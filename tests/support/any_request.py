@@ -7,8 +7,10 @@ types the fields and limits. A new field is drawn without a word here.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
+import pkgutil
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -17,8 +19,12 @@ import msgspec.inspect as types
 import yaml
 
 import openapi
-from localspec.protocol import disk, pairs, requests
+from localspec.protocol import clients, disk, pairs, requests
 
+OTHERS = [
+    importlib.import_module(f"{clients.__name__}.{each.name}")
+    for each in pkgutil.iter_modules(clients.__path__)
+]
 Number = TypeVar("Number", int, float)
 TOKENS = 4096  # ids up to here are drawn most; some are halves of characters, some control tokens
 TINY, HUGE = 5e-324, 1.7e308
@@ -61,7 +67,8 @@ def described() -> dict[str, types.Type]:
         body = item.get("post", {}).get("requestBody")
         if body is not None:
             name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-            room = next(module for module in (requests, pairs, disk) if hasattr(module, name))
+            rooms = (requests, pairs, disk, *OTHERS)
+            room = next(module for module in rooms if hasattr(module, name))
             found[path] = types.type_info(getattr(room, name))
     return found
 
