@@ -355,7 +355,12 @@ def test_what_setup_imports_needs_the_standard_library_alone(place: str) -> None
 # statements miss what comes along by way of others.
 UNLOADED = {
     # What `localspec ask` imports before its first word.
-    "localspec.cli.ask": ["asyncio", "numpy", "pygments", "starlette", "httpx2", "llama_cpp"],
+    "localspec.cli.ask": [
+        *("asyncio", "numpy", "pygments", "starlette", "httpx2", "llama_cpp"),
+        *("pathlib", "typing", "tempfile", "platformdirs", "urllib.parse", "http", "threading"),
+    ],
+    # What it imports after an answer that was cut off, which short ones often are.
+    "localspec.cli.terminal.hints": ["pathlib", "typing", "platformdirs", "shlex", "threading"],
     "localspec.daemon.lifecycle": [
         "numpy",
         "llama_cpp",

@@ -1,18 +1,21 @@
-"""One dim line about what would do better here."""
+"""One dim line about what would do better here, or about an answer that was cut off.
+
+The second stands on the way of every short answer: what only the first needs is imported there.
+"""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
 
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import size
-from localspec.client.api import Client
-from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError
-from localspec.files import write_whole
-from localspec.paths import default_paths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from localspec.client.api import Client
 
 # Without a GPU a token costs the time to read all weights from memory; more is no joy to wait for.
 _ON_CPU = 3 << 30  # bytes
@@ -20,6 +23,9 @@ _ON_CPU = 3 << 30  # bytes
 
 def real_pair(client: Client) -> None:
     """Say on stderr how to get a real pair, once a day; nothing when that cannot be found out."""
+    from localspec.client.pairs import PairsClient
+    from localspec.paths import default_paths
+
     if _said_today(default_paths().state / "real-pair-hint"):
         return
     try:
@@ -31,6 +37,8 @@ def real_pair(client: Client) -> None:
 
 def _said_today(file: Path) -> bool:
     """Whether it was; it is from now on. The file has the day. What cannot be remembered is not said."""
+    from localspec.files import write_whole
+
     today = time.strftime("%Y-%m-%d")
     try:
         if file.exists() and file.read_text(encoding="utf-8") == today:
@@ -43,6 +51,8 @@ def _said_today(file: Path) -> bool:
 
 
 def _advice(listed: dict[str, Any]) -> str:
+    from localspec.cli.terminal.pairs import size
+
     others = [each for each in listed["pairs"] if each["name"] != "builtin"]
     chat = [each for each in others if "chat" in each["roles"]]
     here = [each for each in chat if each["here"]]
