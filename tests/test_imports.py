@@ -217,7 +217,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "a kind of draft knows no other kind, and no rule of verification",
     ),
     "engine/speculation/depth": (
-        {"engine/speculation/acceptance"},
+        {"engine/speculation/acceptance", "engine/speculation/cost"},
         "arithmetic over costs and beliefs, whatever they are of",
     ),
     "engine/speculation/cost": (set(), "arithmetic over times"),

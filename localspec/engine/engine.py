@@ -92,7 +92,7 @@ class Engine:
                     self._endings.failed(lane, sequence, error)
 
     def _round(self, lane: Lane) -> None:
-        start, busy = self._clock(), self.pair.busy_s()
+        start, busy = self._clock(), self.pair.spent_s()
         sequences = self._draft(lane, self._scheduler.schedule(lane))
         sequences = self._decode_and_verify(lane, sequences)
         if sequences:
@@ -104,7 +104,10 @@ class Engine:
         """Give each the drafts that are worth verifying; those that are still there."""
         if not any(sequence.step.drafts.limit > 0 for sequence in sequences):
             return sequences
-        self._controller.next([sequence.step for sequence in sequences], lane.pass_ms)
+        count = len(sequences)
+        self._controller.next(
+            [sequence.step for sequence in sequences], lambda rows: lane.pass_ms(rows, count)
+        )
         for sequence in sequences:
             if sequence.step.error is not None:
                 self._endings.failed(lane, sequence, sequence.step.error)
@@ -132,7 +135,7 @@ class Engine:
         lane.context.stop = self.interruption.begins(*self._scheduler.ends_for(lane, sequences))
         while True:
             try:
-                lane.decode(timed=decoding_only)
+                lane.decode(decoding_only, len(sequences))
                 return True
             except Aborted:
                 self._scheduler.stopped(lane, sequences)
@@ -192,17 +195,18 @@ class Engine:
     def _account(self, lane: Lane, sequences: list[Sequence], start: float, busy: float) -> None:
         """Book the time since `start`: to the overhead, and to each sequence that decoded.
 
-        busy: seconds that had been spent inside llama.cpp then.
+        busy: seconds that had been spent in passes and on drafts then.
         """
-        round_s, busy_s = self._clock() - start, self.pair.busy_s() - busy
+        round_s, busy_s = self._clock() - start, self.pair.spent_s() - busy
         self.rounds += 1
         self.round_s += round_s
         steps = [sequence.step for sequence in sequences]
         if any(step.first_row < 0 or len(step.read) != 1 for step in steps):
             return  # a round that also read a prompt says nothing about the speed of decoding
-        costs = self.pair.learned.costs
-        costs.observe_overhead((round_s - busy_s) * 1e3)
-        plain_ms = float(lane.pass_ms(len(steps))[-1]) + costs.overhead_ms
+        costs, count = self.pair.learned.costs, len(steps)
+        drafting = any(step.drafts.tokens for step in steps)
+        costs.observe_overhead((round_s - busy_s) * 1e3, count, drafting)
+        plain_ms = float(lane.pass_ms(count, count)[-1]) + costs.overhead(count, False)
         for sequence in sequences:
             made = sequence.tally.round_over(round_s * 1e3, plain_ms)
             self._controller.elapsed(sequence.step, made, round_s * 1e3 / len(steps), plain_ms)

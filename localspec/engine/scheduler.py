@@ -257,19 +257,20 @@ class Scheduler:
                 batch.add(token, position, slot.id, True)
                 position += 1
         decoding_only = all(not sequence.prefilling for sequence in sequences)
-        if len(sequences) == 1 and (decoding_only or lane.exact):
-            self._pad(lane, sequences[0])
+        if decoding_only or (len(sequences) == 1 and lane.exact):
+            self._pad(lane, sequences[-1], len(sequences))
         return decoding_only
 
-    def _pad(self, lane: Lane, sequence: Sequence) -> None:
+    def _pad(self, lane: Lane, sequence: Sequence, sequences: int) -> None:
         """Rows whose results nobody reads, where a wider pass is cheaper or the width is fixed."""
         batch = lane.batch
         if sequence.prefilling and lane.exact:
             return  # a prompt's chunks are the same in every run as they are
         filler = sequence.step.read[-1]
         position = sequence.slot.n_past + sequence.step.rows
-        room = self._pair.n_ctx - position
-        for _ in range(min(lane.pad_to(batch.rows) - batch.rows, max(room, 0))):
+        held = sum(slot.n_past for slot in lane.slots) if sequences > 1 else 0
+        room = self._pair.n_ctx - max(position, held + batch.rows)  # nobody is to leave for them
+        for _ in range(min(lane.pad_to(batch.rows, sequences) - batch.rows, max(room, 0))):
             batch.add(filler, position, sequence.slot.id, True)
             position += 1
 

@@ -68,11 +68,11 @@ def _decode(engine: Running, sequence: Sequence, fuse: Fuse) -> None:
     """llama.cpp refuses each batch that has this sequence in it."""
     lane, decode = engine.pair.shared, engine.pair.shared.decode
 
-    def picky(timed: bool) -> float:
+    def picky(timed: bool, sequences: int = 1) -> float:
         ours = {lane.batch._seq[row] for row in range(lane.batch.rows)}
         if sequence in lane.active and sequence.slot.id in ours:
             fuse.burn()
-        return decode(timed)
+        return decode(timed, sequences)
 
     lane.decode = picky  # type: ignore[method-assign]
 
@@ -278,10 +278,10 @@ def test_a_pass_that_nobody_is_at_fault_for_is_made_again(shared: Running) -> No
     lane, fuse = shared.pair.shared, Fuse(2, BadBatch("refused"))
     decode = lane.decode
 
-    def once(timed: bool) -> float:
+    def once(timed: bool, sequences: int = 1) -> float:
         if not fuse.blown:
             fuse.burn()
-        return decode(timed)
+        return decode(timed, sequences)
 
     lane.decode = once  # type: ignore[method-assign]
     ids = [shared.start(prompt, 24, GREEDY, drafting(2)) for prompt in asked]

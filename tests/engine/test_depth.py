@@ -28,6 +28,7 @@ from localspec.engine.speculation.depth import (
     Candidate,
     FixedDepth,
     MeasuredDepth,
+    RoundCosts,
     best_depth,
 )
 from tests.support.replay import (
@@ -41,6 +42,7 @@ from tests.support.replay import (
     plain_ms,
     steady,
     telling,
+    together,
 )
 
 _POLICY = MeasuredDepth()
@@ -51,6 +53,10 @@ STEP_MS = DRAFT_MS[1]
 
 def pass_ms(rows: int = MAX_DEPTH + 1) -> Floats:
     return CostTable(TARGET_MS).padded_ms(rows)
+
+
+def round_of(passes: Floats) -> RoundCosts:
+    return RoundCosts(passes, OVERHEAD_MS, OVERHEAD_MS)
 
 
 def certain(acceptance: float) -> Belief:
@@ -103,7 +109,7 @@ def test_survival_begins_at_one_and_never_rises(
 @given(beliefs)
 def test_the_decision_is_the_best_of_all_depths(weights: list[float]) -> None:
     belief = belief_of(weights)
-    decision = decide([Candidate(belief, MAX_DEPTH, STEP_MS)], pass_ms(), OVERHEAD_MS)
+    decision = decide([Candidate(belief, MAX_DEPTH, STEP_MS)], round_of(pass_ms()))
     rates = [rate(belief, depth) for depth in range(MAX_DEPTH + 1)]
     assert rates[decision.depths[0]] == pytest.approx(max(rates), rel=1e-3)
     assert decision.rate == pytest.approx(max(rates), rel=1e-3)
@@ -115,7 +121,7 @@ def test_no_decision_is_expected_to_be_slower_than_plain(
 ) -> None:
     belief = belief_of(weights)
     candidate = Candidate(belief, limit, step_ms, entry_ms)
-    depth = decide([candidate], pass_ms(), OVERHEAD_MS).depths[0]
+    depth = decide([candidate], round_of(pass_ms())).depths[0]
     assert 0 <= depth <= limit
     gain = belief.survival((), depth).sum()
     cost = depth * step_ms + (entry_ms if depth else 0) + pass_ms()[depth + 1] + OVERHEAD_MS
@@ -124,20 +130,20 @@ def test_no_decision_is_expected_to_be_slower_than_plain(
 
 def test_nothing_is_drafted_when_drafts_are_never_right() -> None:
     candidate = Candidate(certain(0.01), MAX_DEPTH, STEP_MS)
-    assert decide([candidate], pass_ms(), OVERHEAD_MS).depths == [0]
+    assert decide([candidate], round_of(pass_ms())).depths == [0]
 
 
 def test_padding_makes_three_drafts_cheaper_than_two() -> None:
     """Width 4 costs 87 ms and width 3 117 ms: three rows are padded to four, or all four used."""
     assert pass_ms()[3] == pass_ms()[4] == TARGET_MS[4]
-    depth = decide([Candidate(certain(0.7), MAX_DEPTH, STEP_MS)], pass_ms(), OVERHEAD_MS).depths[0]
+    depth = decide([Candidate(certain(0.7), MAX_DEPTH, STEP_MS)], round_of(pass_ms())).depths[0]
     assert depth == 3
 
 
 @pytest.mark.parametrize(("alpha", "least"), [(0.98, 7), (0.88, 3), (0.5, 1)])
 def test_better_drafts_are_drafted_deeper(alpha: float, least: int) -> None:
     candidate = Candidate(certain(alpha), MAX_DEPTH, STEP_MS)
-    assert decide([candidate], pass_ms(), OVERHEAD_MS).depths[0] >= least
+    assert decide([candidate], round_of(pass_ms())).depths[0] >= least
 
 
 def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
@@ -145,7 +151,7 @@ def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
     calibration.offset[:] = np.linspace(-4, 3, BUCKETS)
     calibration._refresh()
     candidate = Candidate(Belief(calibration), MAX_DEPTH, STEP_MS)
-    found = decide([candidate], pass_ms(), OVERHEAD_MS).rate
+    found = decide([candidate], round_of(pass_ms())).rate
     costs = pass_ms()[1:] - pass_ms()[1]
     candidate.known = [9, 9]
     assert keep_drafting(candidate, costs, found)
@@ -166,8 +172,8 @@ def test_never_more_is_verified_than_was_drafted(
 
 def test_text_the_draft_has_not_read_is_a_reason_not_to_draft() -> None:
     belief = certain(0.7)
-    near = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 0.0)], pass_ms(), OVERHEAD_MS)
-    far = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 5000.0)], pass_ms(), OVERHEAD_MS)
+    near = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 0.0)], round_of(pass_ms()))
+    far = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 5000.0)], round_of(pass_ms()))
     assert near.depths[0] > 0
     assert far.depths == [0]
 
@@ -179,17 +185,17 @@ def test_each_drafts_less_as_more_share_the_pass() -> None:
     """Rows beyond the narrow widths are dear, and together they get there sooner."""
     costs = CostTable({1: 78.0, 2: 95, 4: 110, 8: 161, 16: 320, 32: 700, 64: 1500})
     depths = []
-    for together in (1, 2, 4, 8):
-        candidates = [Candidate(certain(0.8), MAX_DEPTH, STEP_MS) for _ in range(together)]
-        table = costs.padded_ms(together * (MAX_DEPTH + 1))
-        depths.append(sum(decide(candidates, table, OVERHEAD_MS).depths) / together)
+    for count in (1, 2, 4, 8):
+        candidates = [Candidate(certain(0.8), MAX_DEPTH, STEP_MS) for _ in range(count)]
+        table = costs.padded_ms(count * (MAX_DEPTH + 1))
+        depths.append(sum(decide(candidates, round_of(table)).depths) / count)
     assert depths == sorted(depths, reverse=True)
     assert depths[0] > depths[-1]
 
 
 def test_the_sequence_with_the_better_drafts_gets_more_of_the_pass() -> None:
     candidates = [Candidate(certain(a), MAX_DEPTH, STEP_MS) for a in (0.94, 0.3)]
-    depths = decide(candidates, pass_ms(2 * MAX_DEPTH + 2), OVERHEAD_MS).depths
+    depths = decide(candidates, round_of(pass_ms(2 * MAX_DEPTH + 2))).depths
     assert depths[0] > depths[1]
 
 
@@ -200,7 +206,7 @@ def test_together_no_decision_is_slower_than_plain_together(
     candidates = [Candidate(belief_of(weights), MAX_DEPTH, STEP_MS) for weights in several]
     base = len(candidates) + prompt_rows
     table = pass_ms(base + len(candidates) * MAX_DEPTH)
-    decision = decide(candidates, table, OVERHEAD_MS, prompt_rows)
+    decision = decide(candidates, round_of(table), prompt_rows)
     gain = sum(
         c.belief.survival((), d).sum() for c, d in zip(candidates, decision.depths, strict=True)
     )
@@ -321,7 +327,7 @@ def test_a_fixed_depth_is_kept_whatever_it_costs() -> None:
     policy = FixedDepth(5)
     candidate = Candidate(certain(0.01), 9, 1e6)
     assert policy.decide(
-        [candidate, Candidate(certain(0.9), 2, 1.0)], pass_ms(), 1.0, 0
+        [candidate, Candidate(certain(0.9), 2, 1.0)], round_of(pass_ms())
     ).depths == [5, 2]
     candidate.known = [0] * 4
     assert policy.keep_drafting(candidate, pass_ms(), 1.0)
@@ -389,3 +395,30 @@ def test_the_costs_replayed_are_those_measured() -> None:
     assert plain_ms(everything) == pytest.approx(400 * (TARGET_MS[1] + OVERHEAD_MS))
     always = fixed_ms(everything.hits, COSTS, 3)
     assert always == pytest.approx(100 * (TARGET_MS[4] + 3 * STEP_MS + OVERHEAD_MS))
+
+
+# ---------------------------------------------------------------------------- several clients, replayed
+
+
+@pytest.mark.parametrize("clients", [2, 4, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.4, 0.8, 0.95])
+def test_several_clients_are_never_slower_than_without_drafts(alpha: float, clients: int) -> None:
+    """In sum, from a new pair's first texts on, where rows of several texts are dearer than one's."""
+    dearer = 0.02
+    calibration = Calibration()
+    for number, least in enumerate((0.95, 0.97, 0.97)):
+        trace = steady(alpha, 128 * clients, number)
+        plain = together(trace, clients, 0, dearer=dearer)
+        assert plain / together(trace, clients, None, calibration, dearer) >= least
+
+
+@pytest.mark.parametrize("clients", [2, 4, 8])
+def test_several_clients_have_most_of_what_the_best_depth_would_bring(clients: int) -> None:
+    """In sum, once the pair is known."""
+    calibration = Calibration()
+    ratios = []
+    for number in range(6):
+        trace = steady(0.95, 128 * clients, number)
+        best = min(together(trace, clients, depth) for depth in (0, 1, 3))
+        ratios.append(best / together(trace, clients, None, calibration))
+    assert np.mean(ratios[3:]) >= 0.93

@@ -584,7 +584,7 @@ def test_timings_count_no_token_whose_time_they_leave_out(contextual: Running) -
     lane, slow = contextual.pair.shared, 0.05
     decode = lane.decode
 
-    def slowly(timed: bool) -> float:
+    def slowly(timed: bool, sequences: int = 1) -> float:
         spent = decode(timed)
         time.sleep(slow)
         return spent

@@ -53,6 +53,28 @@ def auto(trace: Trace, calibration: Calibration | None = None) -> Replay:
     return replay
 
 
+def together(
+    trace: Trace,
+    sequences: int,
+    depth: int | None = None,
+    calibration: Calibration | None = None,
+    dearer: float = 0.0,
+) -> float:
+    """Milliseconds per token of so many clients in sum, while all of them write their parts of the trace.
+
+    depth: as a request's.
+    """
+    replay = Replay(trace, PROFILE, calibration or Calibration(), depth, sequences, dearer)
+    replay.run()
+    answers = replay.answers.values()
+    end = min(answer.stamps[-1] for answer in answers)
+    made = [
+        max((d.tokens for d, at in zip(a.deltas, a.stamps, strict=True) if at <= end), default=0)
+        for a in answers
+    ]
+    return 1e3 * end / sum(made)
+
+
 def plain_ms(trace: Trace) -> float:
     return fixed_ms(trace.hits, COSTS, 0)
 

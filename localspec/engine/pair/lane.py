@@ -68,20 +68,20 @@ class Lane:
             return self.width - 1
         return self.rollback
 
-    def pass_ms(self, rows: int) -> Floats:
-        """Milliseconds (rows + 1,) of a pass by the rows it must hold."""
+    def pass_ms(self, rows: int, sequences: int = 1) -> Floats:
+        """Milliseconds (rows + 1,) of a pass over so many sequences by the rows it must hold."""
         if self.width is None:
-            return self.costs.padded_ms(rows)
+            return self.costs.of(sequences).padded_ms(rows)
         steps = -(-np.arange(rows + 1) // self.width)
         return np.asarray(steps * self.costs.ms(self.width))
 
-    def pad_to(self, rows: int) -> int:
-        """How wide the pass for so many rows of one sequence should be."""
+    def pad_to(self, rows: int, sequences: int = 1) -> int:
+        """How wide the pass for so many rows of so many sequences should be."""
         if self.width is not None:
             return max(self.width, rows)
         if self.rollback is not None:
             return rows
-        return self.costs.padded(rows)
+        return self.costs.of(sequences).padded(rows)
 
     def chunk(self, start: int, left: int, most: int) -> int:
         """How many prompt tokens to read in one pass, from position `start`, where `most` may be."""
@@ -91,7 +91,7 @@ class Lane:
 
     def rows_beside(self, decoding: int) -> int:
         """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
-        left_s = self._gap_s - float(self.pass_ms(decoding)[-1]) / 1e3
+        left_s = self._gap_s - float(self.pass_ms(decoding, decoding)[-1]) / 1e3
         return min(
             self.most_rows, int(max(min(left_s / self._row, self.batch.capacity), LEAST_BESIDE))
         )
@@ -122,8 +122,10 @@ class Lane:
         known = self._row_s or row_s
         self._row_s = max(row_s, known + 0.2 * (row_s - known))
 
-    def decode(self, timed: bool) -> float:
-        """One pass over the batch; returns its seconds, and tells the cost table if `timed`."""
+    def decode(self, timed: bool, sequences: int = 1) -> float:
+        """One pass over the batch, of so many sequences; returns its seconds, and tells the cost table if
+        `timed`.
+        """
         self.began = time.perf_counter()
         start = self._clock()
         self.context.decode(self.batch)
@@ -131,7 +133,7 @@ class Lane:
         spent = self._clock() - start
         self.busy_s += spent
         if timed:
-            self.costs.observe(self.batch.rows, spent * 1e3)
+            self.costs.of(sequences).observe(self.batch.rows, spent * 1e3)
         else:
             self._learn_prefill(spent)
         return spent

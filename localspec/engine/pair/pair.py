@@ -72,6 +72,10 @@ class Pair:
             self.drafter.busy_s if self.drafter else 0.0
         )
 
+    def spent_s(self) -> float:
+        """Seconds of passes so far, and of all that drafting takes: what no round has besides."""
+        return self.busy_s() + (self.drafter.own_s if self.drafter else 0.0)
+
     def info(self) -> Loaded:
         """What the daemon is told of it."""
         target, draft, compared = self.models.target, self.models.draft, self.models.compared

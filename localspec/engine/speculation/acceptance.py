@@ -36,6 +36,8 @@ PROBE_SHARE, LEAST_PROBE_SHARE = 0.007, 0.004
 FIRST_CREDIT, MOST_CREDIT = 2.0, 4.0
 GOOD = GRID >= 0.6  # rates at which drafting pays on most machines
 _KNOWN = 50  # checked drafts from which on a draft model is no longer new
+_TRIED = 16  # checked drafts from which on all sequences may try it
+_HOPE = 50  # checked drafts that what is expected of a new one is worth
 
 
 def bucket(confidence: float) -> int:
@@ -86,12 +88,17 @@ class Calibration:
         self.share[at] += rate
         # The prior moves to what texts turn out to be, faster while little has been seen of any, and
         # keeps a floor under every rate.
-        pull = max(1 / (float(self.count.sum()) + 50), 0.002)
+        pull = max(1 / (float(self.count.sum()) + _HOPE), 0.002)
         self.prior = np.maximum((1 - pull) * self.prior + pull * belief, 0.002)
         self.prior /= self.prior.sum()
         self._since += 1
         if self._since >= 8:
             self._refresh()
+
+    @property
+    def new(self) -> bool:
+        """Has so little been checked that what the first texts show is news for all?"""
+        return float(self.count.sum()) < _TRIED
 
     @property
     def probe_share(self) -> float:

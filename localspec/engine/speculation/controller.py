@@ -20,10 +20,13 @@ from localspec.engine.speculation.depth import (
     DepthPolicy,
     FixedDepth,
     MeasuredDepth,
+    RoundCosts,
     best_depth,
 )
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
+
+MOST_REST = 8  # rounds in which nobody is asked for drafts, after many that did not pay
 
 PassMs = Callable[[int], Floats]  # milliseconds (rows + 1,) of a target pass, by its rows
 
@@ -87,9 +90,9 @@ class Drafting:
 class SequenceStep:
     """One sequence's part of a pass: tokens to read, then drafts to verify.
 
-    drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass before
-    this step's drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
-    prompt. error: what ends this sequence, and no other.
+    drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass, as it was
+    decided, but for this step's drafts. first_row: the row of the last token read; -1 for a chunk in the
+    middle of a prompt. error: what ends this sequence, and no other.
     """
 
     read: list[int]
@@ -118,6 +121,8 @@ class Controller:
     def __init__(self, costs: Callable[[], CostProfile], is_eog: Callable[[int], bool]) -> None:
         self._costs = costs
         self._is_eog = is_eog
+        self._sequences = 1  # of the present pass
+        self._rest, self._declined = 0, 0
 
     def next(self, steps: list[SequenceStep], pass_ms: PassMs) -> None:
         """Give each step the drafts that are worth verifying, if any, up to its limit.
@@ -130,22 +135,31 @@ class Controller:
         """
         wanting = [step for step in steps if step.drafts.limit > 0]
         rows = sum(len(step.read) for step in steps)
+        if len(steps) != self._sequences:
+            self._sequences, self._rest, self._declined = len(steps), 0, 0
+        decoding = sum(len(step.read) == 1 for step in steps)
         choosing = []
-        for step in wanting:
+        # Of equals, who has written least is first.
+        for step in sorted(wanting, key=lambda step: step.drafts.generated):
             try:
                 if self._choose(step, pass_ms, rows):
                     choosing.append(step)
             except Exception as error:  # its own lookup or grammar: no other sequence's trouble
                 step.error = error
+        asked = any(_costly(step) for step in choosing)
+        choosing = _one_explores(choosing)
         if not choosing:
+            self._rest = max(self._rest - 1, 0)
             return
         try:
-            rate = self._decide(choosing, pass_ms, rows - len(choosing))
+            others = decoding - len(choosing)
+            rate = self._decide(choosing, pass_ms, rows - len(choosing), others)
             self._propose(choosing, pass_ms, rate)
         except DecodeFatal:
             raise
         except Exception as error:  # whatever it is, answers go on without drafts
             _drop(choosing, error)
+        self._took(asked, any(_costly(step) for step in choosing))
         for step in choosing:
             # Under the rejection rule what a grammar forbids is rejected, and the rest made up for it.
             matcher = step.verifier.matcher
@@ -155,12 +169,27 @@ class Controller:
                 except Exception as error:  # as above: the grammar is this step's alone
                     step.error = error
 
+    def _took(self, asked: bool, taken: bool) -> None:
+        """Drafts that cost something were `asked` for, and `taken`: if not, nobody asks for some rounds.
+
+        To decide takes time as well, and the next round knows nothing new, unless somebody probes.
+        """
+        if taken:
+            self._rest = self._declined = 0
+        elif asked:
+            self._rest = min(self._declined, MOST_REST)
+            self._declined = 2 * self._declined or 1
+        else:
+            self._rest = max(self._rest - 1, 0)
+
     # ------------------------------------------------------------------------ which kind
 
     def _choose(self, step: SequenceStep, pass_ms: PassMs, rows: int) -> bool:
         """Set the step's drafter and candidate to the best this sequence could have now."""
         offers = []
         for drafter in step.drafting.drafters:
+            if drafter.costly and self._rest and not step.drafting.policy.fixed:
+                continue
             candidate = drafter.offer(step.drafts)
             if candidate is not None:
                 if not candidate.tokens and not step.drafting.policy.fixed:
@@ -172,7 +201,7 @@ class Controller:
         if len(offers) > 1 and not step.drafting.policy.fixed:
             offers.sort(key=lambda offer: not offer[1].tokens)  # of equals, what costs nothing
             costs = pass_ms(rows + MAX_LIMIT)[rows:]
-            rate = 1 / (float(costs[0]) + self._costs().overhead_ms)
+            rate = 1 / (float(costs[0]) + self._costs().overhead(self._sequences, False))
             best = max(offers, key=lambda offer: best_depth(offer[1], costs - costs[0], rate)[2])
         step.drafter, step.candidate = best
         step.drafts.tokens, step.drafts.buckets = list(best[1].tokens), list(best[1].known)
@@ -180,25 +209,28 @@ class Controller:
 
     # ------------------------------------------------------------------------ how deep
 
-    def _decide(self, steps: list[SequenceStep], pass_ms: PassMs, other: int) -> float:
+    def _decide(self, steps: list[SequenceStep], pass_ms: PassMs, other: int, others: int) -> float:
         """Fix each step's depth; those of depth 0 lose drafter and drafts. Returns the rate aimed at."""
         candidates = [step.candidate for step in steps if step.candidate is not None]
         most = sum(candidate.limit for candidate in candidates)
-        costs = pass_ms(other + len(steps) + most)
-        overhead = self._costs().overhead_ms
+        profile, sequences = self._costs(), self._sequences
+        costs = RoundCosts(
+            pass_ms(other + len(steps) + most),
+            profile.overhead(sequences, False),
+            profile.overhead(sequences, True),
+        )
         if any(step.drafting.policy.fixed for step in steps):
             each = [
-                step.drafting.policy.decide([candidate], costs, overhead, other)
+                step.drafting.policy.decide([candidate], costs, other, others)
                 for step, candidate in zip(steps, candidates, strict=True)
             ]
             depths, rate = [d.depths[0] for d in each], max(d.rate for d in each)
         else:
-            decision = steps[0].drafting.policy.decide(candidates, costs, overhead, other)
+            decision = steps[0].drafting.policy.decide(candidates, costs, other, others)
             depths, rate = decision.depths, decision.rate
-        base = other + len(steps)
+        rows = other + len(steps) + sum(depths)
         for step, depth in zip(steps, depths, strict=True):
-            step.base = base
-            base += depth
+            step.base = rows - depth
             if depth == 0:
                 step.drafter = None
             step.drafts.cut(depth)
@@ -217,6 +249,8 @@ class Controller:
             costs = pass_ms(max(step.base for step in group) + MAX_LIMIT)
             relative = [costs[step.base :] - costs[step.base] for step in group]
             for step, own in zip(group, relative, strict=True):
+                if step.candidate is not None and step.candidate.steps is not None:
+                    step.candidate.step_ms = step.candidate.steps.ms(len(group)) / len(group)
                 step.drafts.more = self._asked(step, own, rate)
             try:
                 drafter.propose([step.drafts for step in group])
@@ -279,12 +313,40 @@ class Controller:
                 continue
             try:
                 probed |= drafter.probe(slot, left)
+                if probed:
+                    self._rest = 0
             except DecodeFatal:
                 raise
             except Exception as error:  # as above
                 step.drafting.stop(drafter, slot, error)
                 probed = True
         return probed
+
+
+def _costly(step: SequenceStep) -> bool:
+    return step.drafter is not None and step.drafter.costly
+
+
+def _one_explores(steps: list[SequenceStep]) -> list[SequenceStep]:
+    """While a kind of drafts is new, one sequence tries it for all: the one it costs least to begin with.
+
+    Each of several would pay for the same lesson. Those left out bring no drafts.
+    """
+    trying = [
+        step
+        for step in steps
+        if step.candidate is not None
+        and not step.candidate.tokens
+        and not step.drafting.policy.fixed
+        and step.candidate.belief.calibration.new
+    ]
+    if len(trying) < 2:
+        return steps
+    first = min(trying, key=lambda step: step.candidate.entry_ms if step.candidate else 0.0)
+    for step in trying:
+        if step is not first:
+            step.drop_drafts()
+    return [step for step in steps if step.drafter is not None]
 
 
 def _drop(steps: list[SequenceStep], error: Exception) -> None:

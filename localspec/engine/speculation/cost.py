@@ -19,6 +19,10 @@ WIDEST = 64  # wider passes are prompts, not rounds
 # A pass that took so much longer than expected, or shorter, says no more than this: one that another
 # program disturbed is as likely, and a wrong cost is corrected by many.
 OUTLIER = 1.65
+# How much a round changes what is expected: by its share of all rounds, and never less than this.
+LEAST_WEIGHT = 0.08
+# Rounds that a measured table is worth, and one that was measured for something else.
+MEASURED, GUESSED = 12, 3
 
 
 class CostTable:
@@ -28,7 +32,8 @@ class CostTable:
     the machine gets busy for all widths at once, so what is seen at one width is news for the others.
     """
 
-    def __init__(self, measured: Mapping[int, float]) -> None:
+    def __init__(self, measured: Mapping[int, float], rounds: int = MEASURED) -> None:
+        """rounds: how many what is given is worth; what is seen in each weighs less the more it was."""
         if not measured or 1 not in measured or min(measured.values()) <= 0:
             raise ValueError("a cost table needs a positive time for width 1")
         self._widths = np.array(sorted(measured))
@@ -36,6 +41,19 @@ class CostTable:
         self._drift = 1.0
         self._table: npt.NDArray[np.float64] | None = None
         self._observed = 0
+        self._rounds = rounds
+        self._shared: dict[int, CostTable] = {}
+
+    def of(self, sequences: int) -> CostTable:
+        """Of passes that so many sequences share: at first as of one's, then as they turn out to be.
+
+        Rows of several texts are dearer than as many of one: each has its own cache to attend to.
+        """
+        if sequences <= 1:
+            return self
+        if sequences not in self._shared:
+            self._shared[sequences] = CostTable(self.as_dict(), GUESSED)
+        return self._shared[sequences]
 
     def ms(self, width: int) -> float:
         """Expected milliseconds of a pass of this width; between measured widths, linear."""
@@ -86,18 +104,22 @@ class CostTable:
         at = int(np.searchsorted(self._widths, width))
         known = at < len(self._widths) and self._widths[at] == width
         expected = self.ms(width)
-        ratio = min(max(ms / expected, 1 / 3), 3.0)
-        if not known:
-            if width <= WIDEST:
-                self._widths = np.insert(self._widths, at, width)
-                self._ms = np.insert(self._ms, at, expected * ratio / self._drift)
-                self._table = None
+        weight = max(1 / (self._rounds + self._observed), LEAST_WEIGHT)
+        if known:
+            ratio = min(max(ms / expected, 1 / OUTLIER), OUTLIER)
+            self._ms[at] *= ratio ** (weight / 2)
+        elif width > WIDEST:
             return
-        ratio = min(max(ratio, 1 / OUTLIER), OUTLIER)
-        self._drift *= ratio**0.08
-        self._ms[at] *= ratio**0.04
+        else:  # what is not news for all widths is this one's
+            ratio = min(max(ms / expected, 1 / 3), 3.0)
+            own = expected / self._drift * ratio ** (1 - weight)
+            self._widths = np.insert(self._widths, at, width)
+            self._ms = np.insert(self._ms, at, own)
+            ratio = min(max(ratio, 1 / OUTLIER), OUTLIER)
+            self._table = None
+        self._drift *= ratio**weight
         self._observed += 1
-        if self._observed % 16 == 0:
+        if self._observed % 16 == 0 or self._observed < self._rounds:
             self._table = None
 
     def as_dict(self) -> dict[int, float]:
@@ -107,15 +129,33 @@ class CostTable:
 
 
 class CostProfile:
-    """Both models' tables and the overhead of a round outside llama.cpp, in milliseconds."""
+    """Both models' tables, and what rounds cost outside llama.cpp, in milliseconds.
+
+    overhead_ms: of a round of one sequence without drafts, for which the others are guessed at first.
+    """
 
     def __init__(self, target: CostTable, draft: CostTable | None, overhead_ms: float) -> None:
         self.target = target
         self.draft = draft
         self.overhead_ms = overhead_ms
+        self._overheads: dict[tuple[int, bool], tuple[float, int]] = {}
 
-    def observe_overhead(self, ms: float) -> None:
-        self.overhead_ms += 0.05 * (min(ms, 3 * self.overhead_ms + 0.1) - self.overhead_ms)
+    def overhead(self, sequences: int, drafting: bool) -> float:
+        """Of a round of so many sequences; what drafting itself takes is in the cost of its steps."""
+        known = self._overheads.get((sequences, drafting))
+        if known is not None:
+            return known[0]
+        if drafting:
+            return self.overhead(sequences, False) * 1.2
+        return self.overhead_ms * (1 + sequences) / 2
+
+    def observe_overhead(self, ms: float, sequences: int = 1, drafting: bool = False) -> None:
+        known, seen = self._overheads.get((sequences, drafting), (0.0, 0))
+        known = known if seen else self.overhead(sequences, drafting)
+        known += max(1 / (2 + seen), 0.05) * (min(ms, 3 * known + 0.1) - known)
+        self._overheads[sequences, drafting] = known, seen + 1
+        if sequences == 1 and not drafting:
+            self.overhead_ms = known
 
     def as_dict(self) -> dict[str, Any]:
         return {

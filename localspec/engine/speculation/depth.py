@@ -3,8 +3,8 @@
 A round that drafts K tokens yields 1 + Σ_{j≤K} S_j tokens on average, S_j being the probability that
 the first j drafts all survive, and costs K·t_d + t_v(width(K+1)) + o. The policy maximises tokens per
 second over whole candidates K = 0…K_max, K = 0 being plain decoding. Several sequences share a pass,
-so the ratio is maximised jointly (Dinkelbach 1967: maximise gain - rate·cost, with the rate of the
-last solution, until it stands).
+so drafts are added to the round in the order of what each is worth beyond its own cost, and the best
+of all these rounds is taken: rows are alike to the pass, so no other choice of as many gains more.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from typing import Protocol
 import numpy as np
 
 from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Floats
+from localspec.engine.speculation.cost import CostTable
 
 MAX_DEPTH = 15  # drafted by the policy; one pass of 16 rows
 # Drafting must promise so much more than plain decoding: the best of several estimates is an
 # optimistic one, and near the break-even the error would be paid for and nothing won.
-MARGIN = 1.03
+MARGIN = 1.02
+LEAST = 0.01  # chance to be kept, below which a draft is not looked at
 
 
 @dataclass(slots=True)
 class Candidate:
     """One sequence in a round: what it may gain and what a drafted token costs it.
 
-    limit: most tokens worth drafting (max_tokens left, room in the context). entry_ms: what the first
-    draft costs besides (text the draft model has not read yet). known: buckets drafted already;
-    tokens: those tokens, where drafting them cost nothing.
+    limit: most tokens worth drafting (max_tokens left, room in the context). step_ms: of one more draft.
+    entry_ms: what the first one costs besides (text the draft model has not read yet). known: buckets
+    drafted already; tokens: those tokens, where drafting them cost nothing. steps: of one more draft for
+    several sequences together, by their number; None: each costs as much as alone.
     """
 
     belief: Belief
@@ -38,6 +41,19 @@ class Candidate:
     entry_ms: float = 0.0
     known: Sequence[int] = ()
     tokens: Sequence[int] = ()
+    steps: CostTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCosts:
+    """Milliseconds of a round. pass_ms[rows]: the target's pass of that width, padding included, long
+    enough for every candidate at its limit. plain_ms, drafting_ms: all that is neither a pass nor a
+    draft, in a round without drafts and in one with some.
+    """
+
+    pass_ms: Floats
+    plain_ms: float
+    drafting_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +94,14 @@ class DepthPolicy(Protocol):
     def decide(
         self,
         candidates: Sequence[Candidate],
-        pass_ms: Floats,
-        overhead_ms: float,
+        costs: RoundCosts,
         other_rows: int = 0,
+        others: int = 0,
     ) -> Decision:
         """Depths for all sequences of a round together.
 
-        pass_ms[rows]: the target pass of that width, padding included; long enough for every candidate
-        at its limit. other_rows: prompt rows read in the same pass.
+        other_rows: of the same pass, of prompts and of sequences that bring no drafts; others: of those,
+        sequences that get a token each.
         """
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
@@ -103,28 +119,28 @@ class MeasuredDepth:
     def decide(
         self,
         candidates: Sequence[Candidate],
-        pass_ms: Floats,
-        overhead_ms: float,
+        costs: RoundCosts,
         other_rows: int = 0,
+        others: int = 0,
     ) -> Decision:
-        n = len(candidates)
-        base = n + other_rows
-        rate = n / (float(pass_ms[base]) + overhead_ms)
-        depths = [0] * n
-        for _ in range(4):
-            rows, gain, spent = base, 0.0, overhead_ms
-            chosen = []
-            for candidate in candidates:
-                depth, tokens, _ = best_depth(candidate, pass_ms[rows:] - pass_ms[rows], rate)
-                chosen.append(depth)
-                rows += depth
-                gain += tokens
-                spent += depth * candidate.step_ms + (candidate.entry_ms if depth else 0.0)
-            reached = gain / (spent + float(pass_ms[rows]))
-            if reached <= rate * (1.0001 if any(depths) else MARGIN):
-                break
-            depths, rate = chosen, reached
-        return Decision(depths, rate)
+        n, rows = len(candidates), len(candidates) + other_rows
+        gain, spent = float(n + others), costs.drafting_ms
+        plain = gain / (float(costs.pass_ms[rows]) + costs.plain_ms)
+        depths, taken = [0] * n, list[int]()
+        together = _Together()
+        best, count = plain * MARGIN, 0
+        for survival, at in _by_worth(candidates, plain):
+            taken.append(at)
+            depths[at] += 1
+            gain += survival
+            spent += together.added_ms(candidates[at], depths[at])
+            rows += 1
+            reached = gain / (spent + float(costs.pass_ms[rows]))
+            if reached > best:
+                best, count = reached, len(taken)
+        if not count:
+            return Decision([0] * n, plain)
+        return Decision([taken[:count].count(at) for at in range(n)], best)
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
         drafted = len(candidate.known)
@@ -133,6 +149,39 @@ class MeasuredDepth:
     def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
         bounded = Candidate(candidate.belief, len(candidate.known), 0.0, 0.0, candidate.known)
         return best_depth(bounded, pass_ms, rate)[0]
+
+
+def _by_worth(candidates: Sequence[Candidate], rate: float) -> list[tuple[float, int]]:
+    """(chance to be kept, whose) of each draft there may be, what is worth most beyond its step first.
+
+    Of one sequence the earlier ones first: they are likelier to be kept.
+    """
+    found = []
+    for at, candidate in enumerate(candidates):
+        cost = rate * candidate.step_ms
+        survival = candidate.belief.survival(candidate.known, candidate.limit)
+        found += [(each - cost, each, at) for each in survival[1:].tolist() if each > LEAST]
+    found.sort(key=lambda each: -each[0])
+    return [(survival, at) for _, survival, at in found]
+
+
+class _Together:
+    """What drafts cost where several sequences take each step in one pass of the draft."""
+
+    def __init__(self) -> None:
+        self._drafting: dict[int, int] = {}  # how many draft so deep
+
+    def added_ms(self, candidate: Candidate, depth: int) -> float:
+        """Of the draft that takes this one to `depth`."""
+        if depth <= len(candidate.known):
+            return 0.0
+        entry_ms = candidate.entry_ms if depth == 1 else 0.0
+        if candidate.steps is None:
+            return candidate.step_ms + entry_ms
+        others = self._drafting.get(depth, 0)
+        self._drafting[depth] = others + 1
+        before = candidate.steps.ms(others) if others else 0.0
+        return max(candidate.steps.ms(others + 1) - before, 0.0) + entry_ms
 
 
 class FixedDepth:
@@ -148,9 +197,9 @@ class FixedDepth:
     def decide(
         self,
         candidates: Sequence[Candidate],
-        pass_ms: Floats,
-        overhead_ms: float,
+        costs: RoundCosts,
         other_rows: int = 0,
+        others: int = 0,
     ) -> Decision:
         return Decision([min(self.depth, c.limit) for c in candidates], 0.0)
 

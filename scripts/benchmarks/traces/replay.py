@@ -26,7 +26,6 @@ from localspec.engine.speculation.acceptance import Calibration, Floats
 from localspec.engine.speculation.cost import CostProfile
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.protocol.frames import (
-    Delta,
     Done,
     Failed,
     Frame,
@@ -96,7 +95,9 @@ def clairvoyant_ms(hits: Sequence[bool], costs: Costs) -> float:
 class Replay(Driven):
     """The engine walking along a trace, its passes costing what the profile says.
 
-    depth: as a request's `speculative.depth`, None for `auto`. calibration: learns.
+    depth: as a request's `speculative.depth`, None for `auto`. calibration: learns. sequences: that walk
+    at once, each along its own part of the trace, of the same length; dearer: how much more a pass costs
+    for each beyond the first.
     """
 
     def __init__(
@@ -105,46 +106,53 @@ class Replay(Driven):
         profile: CostProfile,
         calibration: Calibration,
         depth: int | None = None,
+        sequences: int = 1,
+        dearer: float = 0.0,
     ) -> None:
         self._time = SimulatedClock()
-        self._simulated = SimulatedPair(trace, profile, calibration, self._time)
+        self._simulated = SimulatedPair(trace, profile, calibration, self._time, sequences, dearer)
         super().__init__(self._simulated, self._time)
         self._overhead_ms = profile.overhead_ms
-        self._tokens = len(trace.target)
+        self._tokens = len(trace.target) // sequences
+        self._sequences = sequences
         self._depth = depth
-        self._drafted = 0  # verified so far
+        self._drafted: dict[int, int] = {}  # verified so far, by request
         self.depths: list[int] = []  # verified drafts, by round
         self.spent_ms: list[float] = [0.0]  # by tokens written
 
     def run(self) -> float:
         """Milliseconds for the whole text."""
-        request = Generate(
-            1,
-            TokenPrompt([0]),
-            Sampling(temperature=0.0),
-            self._tokens,
-            speculative=Speculative(True, self._depth, "draft"),
-        )
-        sampler = Sampler(resolve(request.sampling, {}))
-        self.submit(TokenizedRequest(request, [0], sampler))
+        for part in range(self._sequences):
+            prompt = [part * self._tokens]
+            request = Generate(
+                part + 1,
+                TokenPrompt(prompt),
+                Sampling(temperature=0.0),
+                self._tokens,
+                speculative=Speculative(True, self._depth, "draft"),
+            )
+            sampler = Sampler(resolve(request.sampling, {}))
+            self.submit(TokenizedRequest(request, prompt, sampler))
+        written: dict[int, int] = {}
         while self.engine.active:
-            before = self._drafted
+            before = sum(self._drafted.values())
             self.engine.step()
             for sequence in self.pair.shared.active:
-                self._drafted = sequence.tally.drafted
-            self.depths.append(self._drafted - before)
+                self._drafted[sequence.id] = sequence.tally.drafted
+            self.depths.append(sum(self._drafted.values()) - before)
+            # Each token has a character to show, so there is a delta in every round.
+            self._time.spend(self._overhead_ms)
+            for number, answer in self.answers.items():
+                written[number] = answer.deltas[-1].tokens if answer.deltas else 0
+            new = sum(written.values()) - len(self.spent_ms) + 1
+            self.spent_ms += [1e3 * self._time()] * new
         return self.spent_ms[-1]
 
     def _receive(self, frame: Frame) -> None:
         super()._receive(frame)
         match frame:
-            case Delta():  # each token has a character to show, so there is one in every round
-                self._time.spend(self._overhead_ms)
-                new = frame.tokens - len(self.spent_ms) + 1
-                self.spent_ms += [1e3 * self._time()] * new
             case Done():
-                self._drafted = frame.speculation.drafted
-                self.spent_ms[-1] = 1e3 * self._time()
+                self._drafted[frame.id] = frame.speculation.drafted
             case Failed():
                 raise BenchError(frame.message)
             case _:

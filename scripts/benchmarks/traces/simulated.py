@@ -19,7 +19,7 @@ from benchmarks.traces.trace import Trace
 from localspec.engine.cache.prefixes import CopyCost, Prefixes
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.cache.slots import Slots
-from localspec.engine.llama import Batch, Context, Logits, Model, Vocab
+from localspec.engine.llama import Batch, Context, FimTokens, Logits, Model, Vocab
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import Models
@@ -37,7 +37,6 @@ _OTHERS = (
 )
 _NEVER = -1e4  # nats
 _N_BATCH = 512
-_SCRATCH = 1  # the draft's sequence for looking in
 
 
 def confidence(at: int) -> float:
@@ -64,6 +63,7 @@ class _Vocab(Vocab):
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.fim = FimTokens(-1, -1, -1, -1, -1)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         return b"."
@@ -110,13 +110,23 @@ class Said(NamedTuple):
 class SimulatedContext(Context):
     """A context that says what a text has it say, and whose passes cost what a table says.
 
-    passes: how many each sequence had a part in.
+    passes: how many each sequence had a part in. dearer: how much more a pass costs for each sequence
+    beyond the first.
     """
 
-    def __init__(self, clock: SimulatedClock, costs: CostTable, says: Said, n_seq: int) -> None:
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        costs: CostTable,
+        says: Said,
+        n_seq: int,
+        dearer: float = 0.0,
+    ) -> None:
         self.model = _Model(_Vocab(says.vocabulary))
-        self.n_ctx, self.n_seq, self.n_vocab = says.places + MAX_LIMIT + 2, n_seq, says.vocabulary
-        self.n_outputs = MAX_DEPTH + 1 + MAX_LIMIT
+        self.n_ctx = says.places + n_seq * (MAX_LIMIT + 2)
+        self.n_seq, self.n_vocab = n_seq, says.vocabulary
+        self.n_outputs = n_seq * (MAX_DEPTH + 1) + MAX_LIMIT
+        self._dearer = dearer
         self.n_rollback = 0
         self.passes: Counter[int] = Counter()
         self._clock, self._costs, self._says = clock, CostTable(costs.as_dict()), says
@@ -130,7 +140,8 @@ class SimulatedContext(Context):
         for row, sequence in enumerate(sequences):
             self._held[sequence] = int(rows.pos[row]) + 1
         self.passes.update(set(sequences))
-        self._clock.spend(self._costs.ms(batch.rows))
+        more = 1 + self._dearer * (len(set(sequences)) - 1)
+        self._clock.spend(self._costs.ms(batch.rows) * more)
 
     def synchronize(self) -> None:
         pass  # a simulated pass is over when decode returns
@@ -160,10 +171,20 @@ class SimulatedContext(Context):
 
 
 class SimulatedPair(Pair):
-    """A loaded pair whose models play a trace, after a prompt of token 0."""
+    """A loaded pair whose models play a trace, after a prompt of token 0.
+
+    Several sequences play parts of it, each after a prompt of the token that stands before its own;
+    dearer: as SimulatedContext's.
+    """
 
     def __init__(
-        self, trace: Trace, costs: CostProfile, calibration: Calibration, clock: SimulatedClock
+        self,
+        trace: Trace,
+        costs: CostProfile,
+        calibration: Calibration,
+        clock: SimulatedClock,
+        sequences: int = 1,
+        dearer: float = 0.0,
     ) -> None:
         """Raises ValueError where the costs have no draft."""
         if costs.draft is None:
@@ -173,21 +194,22 @@ class SimulatedPair(Pair):
             t if hit else t + len(right) + 1 for t, hit in zip(right, trace.hits, strict=True)
         ]
         sure = [confidence(at) for at in trace.buckets]
-        target = SimulatedContext(clock, costs.target, Said(right, [0.99] * len(right)), 1)
-        draft = SimulatedContext(clock, costs.draft, Said(guessed, sure), 2)
+        said = Said(right, [0.99] * len(right))
+        target = SimulatedContext(clock, costs.target, said, sequences, dearer)
+        draft = SimulatedContext(clock, costs.draft, Said(guessed, sure), sequences + 1)
         # Tables of its own, since the rounds correct them.
         table, steps = CostTable(costs.target.as_dict()), CostTable(costs.draft.as_dict())
         settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
-        models = Models(target.model, draft.model, None, settings, n_ctx, 1, 1, opened)
+        models = Models(target.model, draft.model, None, settings, n_ctx, sequences, 1, opened)
         prefixes = Prefixes(0, CopyCost(lambda: 0.0))
-        slots = Slots(target, draft, 0, 1)
+        slots = Slots(target, draft, 0, sequences)
         super().__init__(
             files=PairFiles("simulated", ""),
             models=models,
             shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
             exact=ExactMode(models, draft, table, prefixes, None),
             drafter=DraftModel(
-                draft, Batch(_N_BATCH), steps, lambda: False, _SCRATCH, SharedTokens(), clock
+                draft, Batch(_N_BATCH), steps, lambda: False, sequences, SharedTokens(), clock
             ),
             no_rollback=None,
             no_draft="",
@@ -204,4 +226,4 @@ class SimulatedPair(Pair):
         """How often the draft model looked in at text written without it."""
         assert self.drafter is not None
         assert isinstance(self.drafter.context, SimulatedContext)
-        return self.drafter.context.passes[_SCRATCH]
+        return self.drafter.context.passes[self.models.parallel]

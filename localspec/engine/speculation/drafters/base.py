@@ -69,13 +69,15 @@ class Drafter(ABC):
 
     What target and draft model have read of a slot is rolled back by `Slots.commit`, after each pass.
     rank: with a fixed depth the kind of the lowest drafts. initial_acceptance: the rate expected with a
-    pair nobody has seen at work. predicted: the drafts come from a text the caller predicts.
+    pair nobody has seen at work. costly: each draft takes passes of its own. predicted: the drafts come
+    from a text the caller predicts.
     """
 
     kinds: ClassVar[list[type[Drafter]]] = []  # all there are, by rank
     kind: ClassVar[str]
     rank: ClassVar[int]
     initial_acceptance: ClassVar[float]
+    costly: ClassVar[bool] = False
     predicted = False
 
     def __init_subclass__(cls) -> None:

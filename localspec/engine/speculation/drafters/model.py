@@ -10,7 +10,7 @@ import numpy as np
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Batch, Context, Logits, NoKvSlot
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, bucket
-from localspec.engine.speculation.cost import Clock, CostTable
+from localspec.engine.speculation.cost import GUESSED, Clock, CostTable
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.drafters.shared import SharedTokens
@@ -30,6 +30,7 @@ class ModelDrafter(Drafter):
     """A second model's drafts for one sequence: each costs a pass of that model."""
 
     kind, rank, initial_acceptance = "draft", 1, INITIAL_ACCEPTANCE
+    costly = True
 
     @classmethod
     def serves(cls, given: Resources) -> bool:
@@ -44,7 +45,8 @@ class ModelDrafter(Drafter):
     def offer(self, request: DraftRequest) -> Candidate | None:
         spread = max(min(request.left, 96) / 4, 1.0)  # rounds that a first prefill is spread over
         entry_ms = self._model.prefill_ms(request.slot) / spread
-        return Candidate(self.belief, request.limit, self._model.step_ms(), entry_ms)
+        steps = self._model.steps
+        return Candidate(self.belief, request.limit, steps.ms(1), entry_ms, steps=steps)
 
     def propose(self, requests: list[DraftRequest]) -> None:
         self._model.propose(requests)
@@ -101,15 +103,14 @@ class DraftModel:
         self._batch = batch
         self._costs = costs
         self.busy_s = 0.0  # time inside llama.cpp
+        self.own_s = 0.0  # time that drafting took besides
+        # Of one more draft, all that it takes, by how many sequences draft together.
+        self.steps = CostTable({m: costs.ms(m) for m in (1, 2, 4, 8)}, GUESSED)
         self.probe_ms = costs.ms(PROBE_CONTEXT + PROBE_ROWS)  # of a probe; corrected by each
 
     def unread(self, slot: Slot) -> int:
         """Tokens of a slot the draft model has not read (the last is read by the first draft)."""
         return len(slot.tokens) - slot.n_past_draft
-
-    def step_ms(self, sequences: int = 1) -> float:
-        """Milliseconds of one draft for one of so many sequences drafting together."""
-        return self._costs.ms(sequences) / sequences
 
     def prefill_ms(self, slot: Slot) -> float:
         """What prefilling a slot's unread text would cost, beyond the token a first draft reads anyway."""
@@ -127,25 +128,35 @@ class DraftModel:
             NoKvSlot: the running requests fill the draft's context.
             NotFinite: the draft model's logits are no numbers.
         """
+        start, busy = self._clock(), self.busy_s
         active = [request for request in requests if request.more(request)]
         for request in active:
             self._prefill(request.slot, len(request.slot.tokens) - 1, keep_tail=8)
             self._mark(request.slot)
         while active:
-            self._batch.clear()
-            rows = []
-            for request in active:
-                slot = request.slot
-                new = request.tokens[-1:] or slot.tokens[slot.n_past_draft :]
-                for at, token in enumerate(new, start=slot.n_past_draft):
-                    last = at + 1 == slot.n_past_draft + len(new)
-                    row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
-                rows.append((row, at + 1))
+            begun, single = self._clock(), active[0].tokens
+            rows = self._next_rows(active)
             self._pass()
             for request, (row, length) in zip(active, rows, strict=True):
                 request.slot.draft_has_read(length)
                 self._choose(request, self._proposals(row))
+            if single:  # the first step also reads what was accepted
+                self.steps.observe(len(rows), (self._clock() - begun) * 1e3)
             active = [request for request in active if request.more(request)]
+        self.own_s += self._clock() - start - (self.busy_s - busy)
+
+    def _next_rows(self, requests: Sequence[DraftRequest]) -> list[tuple[int, int]]:
+        """Fill the batch with what each has not read; its last row, and its length with it."""
+        self._batch.clear()
+        rows = []
+        for request in requests:
+            slot = request.slot
+            new = request.tokens[-1:] or slot.tokens[slot.n_past_draft :]
+            for at, token in enumerate(new, start=slot.n_past_draft):
+                last = at + 1 == slot.n_past_draft + len(new)
+                row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
+            rows.append((row, at + 1))
+        return rows
 
     def _proposals(self, row: int) -> Logits:
         return self._shared.proposals(self.context.finite(row))
@@ -175,6 +186,7 @@ class DraftModel:
         One pass over the last tokens in a sequence of their own: the text before them stays unread, so
         looking costs the same in texts of any length.
         """
+        start = self._clock()
         window = tokens[-(PROBE_CONTEXT + PROBE_ROWS + 1) :]
         first = max(len(window) - 1 - PROBE_ROWS, 0)
         self._batch.clear()
@@ -186,14 +198,14 @@ class DraftModel:
             for at, token in enumerate(window[:-1])
         ]
         try:
-            spent = self._pass(timed=False)
+            self._pass(timed=False)
         finally:
             self.context.remove(self._scratch, 0)
-        self.probe_ms += 0.3 * (spent * 1e3 - self.probe_ms)
         for row, token in rows[first:]:
             logits = self._proposals(row)
             best = int(logits.argmax())
             belief.observe(bucket(_probability(logits, best)), best == token)
+        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
     def _prefill(self, slot: Slot, end: int, keep_tail: int) -> None:
         """Read tokens up to `end` in chunks, leaving at most `keep_tail` for the pass that follows."""
