@@ -12,14 +12,14 @@ from __future__ import annotations
 import inspect
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import yaml
 
 from localspec.daemon import routes
 from localspec.protocol import answers, conversations, disk, pairs, requests, statistics
-from localspec.protocol.clients import ollama
+from localspec.protocol.clients import anthropic, ollama
 from localspec.registry.pulls.state import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
@@ -41,6 +41,8 @@ def completion(name: str, kind: str, choice: type[msgspec.Struct]) -> type[msgsp
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     requests.ChatRequest,
     requests.CompletionRequest,
+    anthropic.MessagesRequest,
+    anthropic.CountTokensRequest,
     requests.LoadRequest,
     requests.TokenizeRequest,
     requests.DetokenizeRequest,
@@ -60,6 +62,10 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatCompletion", "chat.completion", answers.ChatChoice),
     completion("ChatChunk", "chat.completion.chunk", answers.ChunkChoice),
     completion("TextCompletion", "text_completion", answers.TextChoice),
+    anthropic.MessagesAnswer,
+    *get_args(anthropic.MessagesEvent),
+    anthropic.InputTokens,
+    anthropic.MessagesError,
     answers.ErrorBody,
     answers.Configured,
     answers.ModelList,

@@ -124,6 +124,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/handlers/protocols": (
         {
             "daemon/completion",
+            "daemon/completion/anthropic",
             "daemon/completion/ollama",
             "daemon/completion/reply",
             "daemon/handlers",
@@ -146,6 +147,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/completion/ollama": (
         {"daemon/completion", "daemon/completion/reply", "daemon/worker"},
         "another way of writing the same requests and answers",
+    ),
+    "daemon/completion/anthropic": (
+        {"daemon/completion", "daemon/completion/reply", "daemon/http", "daemon/worker"},
+        "a request of theirs is made one of ours, and our answer one of theirs",
     ),
     "daemon/completion/reply": (set(), "a parser of text: no request, no worker, no connection"),
     "daemon/pairs": ({"daemon/http", "daemon/worker"}, "what there is to load, and no use of it"),
@@ -312,6 +317,7 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "httpx": ((), "184 ms against 49 ms until the first word"),
     "requests": ((), "as httpx"),
     "openai": ((), "tests use it to show that we speak its protocol; 687 ms"),
+    "anthropic": ((), "as openai"),
     "pickle": ((), "reading one is running a program; state is msgpack"),
     "diskcache": ((), "it unpickles"),
     "fastapi": ((), "507 ms and 44 MB against starlette's 216 ms and 28 MB"),

@@ -25,6 +25,8 @@ from localspec.protocol.reading import BadBody
 ROUTES = (
     ("POST", "/v1/chat/completions", "completions.chat"),
     ("POST", "/v1/completions", "completions.complete"),
+    ("POST", "/v1/messages", "protocols.messages.create"),
+    ("POST", "/v1/messages/count_tokens", "protocols.messages.count_tokens"),
     ("GET", "/v1/models", "models.models"),
     ("POST", "/infill", "native.infill"),
     ("POST", "/completion", "native.complete"),

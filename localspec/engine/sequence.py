@@ -9,7 +9,7 @@ from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Vocab
 from localspec.engine.output import Chunk, LineRules, TextStream
 from localspec.engine.sampling import sampler
-from localspec.engine.sampling.grammar import Matcher
+from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.ngram import NgramIndex
@@ -25,7 +25,7 @@ class TokenizedRequest:
     request: Generate
     tokens: list[int]
     sampler: Sampler
-    matcher: Matcher | None = None
+    matcher: Guide | None = None
     lookup: NgramIndex = field(default_factory=NgramIndex)
     shown: frozenset[int] = frozenset()  # control tokens whose text belongs to the answer
     tail: str = ""  # the last characters of a chat's prompt

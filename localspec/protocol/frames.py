@@ -120,6 +120,14 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     param: str | None = None
 
 
+class ThinkingLimit(msgspec.Struct, frozen=True):
+    """How many tokens the thoughts before an answer may have. `markers`: pairs of texts between which
+    thoughts stand; the second one ends them when there have been so many."""
+
+    tokens: int
+    markers: list[tuple[str, str]]
+
+
 class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to speculate. depth None: the policy decides; an int: that many, always.
 
@@ -206,6 +214,7 @@ class Generate(Frame, omit_defaults=True):
     max_tokens: int | None = None
     stop: list[str] = []
     constraint: Constraint | None = None
+    thinking: ThinkingLimit | None = None
     speculative: Speculative = Speculative()
     top_logprobs: int | None = None
     exact: bool | None = None

@@ -127,6 +127,21 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
     return request
 
 
+def converted(value: object, kind: type[Body], at: str) -> Body:
+    """A part of a request that was read as it came, as `kind`. at: its path, "tools[0]".
+
+    Raises:
+        BadBody: as `decode`.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        found = _refused(str(error), kind)
+        path = f"{at}.{found.param}" if found.param else at
+        subject = f"'{found.param}'" if found.param else "The request body"
+        raise BadBody(found.message.replace(subject, f"'{path}'", 1), path) from None
+
+
 class _Tools(Struct):
     tools: list[dict[str, Any]]
 

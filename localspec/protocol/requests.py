@@ -163,10 +163,19 @@ class GenerationRequest(Sampled, Request):
     localspec: LocalspecOptions | None = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ThinkingTokens = Annotated[int, Meta(ge=-1, le=INT32)]
+
+
 class ChatRequest(GenerationRequest, kw_only=True):
     """`continue_final_message`: the answer goes on with the last message, which is the assistant's;
     true, unless said otherwise, where it is. "reasoning_content" goes on with its thoughts. With it,
-    and without `messages`, the last answer of a kept conversation goes on where it was cut off."""
+    and without `messages`, the last answer of a kept conversation goes on where it was cut off.
+
+    `reasoning_budget_tokens` (and llama-server's other name for it): so many tokens of thoughts, then they
+    are ended with the model's own closing marker; 0: none, -1: any number. `reasoning_effort` is told to
+    templates that know it, and is a budget where none is given. Without any, the template decides.
+    """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=10_000)]
     logprobs: bool | None = None
@@ -178,6 +187,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
+    reasoning_effort: Effort | None = None
+    reasoning_budget_tokens: ThinkingTokens | None = None
+    thinking_budget_tokens: ThinkingTokens | None = None
 
 
 class PromptObject(Request):
@@ -232,6 +244,9 @@ class TemplateRequest(Request):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
+    reasoning_effort: Effort | None = None
+    reasoning_budget_tokens: ThinkingTokens | None = None
+    thinking_budget_tokens: ThinkingTokens | None = None
 
 
 # ---------------------------------------------------------------------------- llama-server's

@@ -78,7 +78,11 @@ def validator(schema: dict[str, Any]) -> Any:
     return jsonschema_rs.validator_for({**schema, "components": DESCRIPTION["components"]})
 
 
-ERROR = validator({"$ref": "#/components/schemas/ErrorBody"})
+def error_of(operation: dict[str, Any]) -> Any:
+    """An error is in a stream what it is without one."""
+    response = operation["responses"]["400"]["$ref"].rsplit("/", 1)[1]
+    content = DESCRIPTION["components"]["responses"][response]["content"]
+    return validator(content["application/json"]["schema"])
 
 
 def check_events(operation: dict[str, Any], text: str) -> None:
@@ -88,14 +92,12 @@ def check_events(operation: dict[str, Any], text: str) -> None:
         response = DESCRIPTION["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
     event = validator(response["content"]["text/event-stream"]["x-event"])
     assert text.endswith("\n\n")
-    for line in text.split("\n\n")[:-1]:
-        assert line.startswith("data: "), line
+    for lines in text.split("\n\n")[:-1]:
+        line = lines.split("\n")[-1]  # some events have a name, too
+        assert line.startswith("data: "), lines
         if (data := line.removeprefix("data: ")) != "[DONE]":
             value = json.loads(data)
-            if "error" not in value:
-                event.validate(value)
-            else:
-                ERROR.validate(value)
+            (event if "error" not in value else error_of(operation)).validate(value)
 
 
 def check_lines(operation: dict[str, Any], text: str) -> None:

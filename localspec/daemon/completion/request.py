@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
+from localspec.daemon.completion import thinking
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.reply.calls import JsonCalls, new_call
 from localspec.daemon.completion.reply.parser import SHOWN, AnswerParser
@@ -59,7 +60,8 @@ def chat_frames(
     if offer.tools:
         prompt.answer_prefix += offer.answer_prefix
         shown = [*shown, *offer.form.markers]
-    wanted = per_choice(request, [prompt], (top or 0) if request.logprobs else None, shown=shown)
+    logprobs = (top or 0) if request.logprobs else None
+    wanted = per_choice(request, [prompt], logprobs, shown=shown, thinking=thinking.limit(request))
     if offer.constraint is not None:
         for each in wanted:
             each.constraint = offer.constraint
@@ -141,7 +143,7 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
         messages,
         add_generation_prompt=request.add_generation_prompt is not False,
         tools=[each.shown() for each in request.tools or []] or None,
-        template_kwargs=request.chat_template_kwargs,
+        template_kwargs={**thinking.told(request), **request.chat_template_kwargs},
         answer_prefix=prefix,
         continued=goes_on,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol.answers import ErrorBody, ErrorDetail, OllamaError
+from localspec.protocol.clients.anthropic import MessagesError, MessagesErrorDetail
 from localspec.protocol.reading import BadBody
 
 log = logging.getLogger("localspec.http")
@@ -27,9 +29,36 @@ def error_body(error: LocalspecError) -> ErrorBody:
     return ErrorBody(detail)
 
 
+# Anthropic's kinds of errors, by status; of others by the hundreds.
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def messages_error(error: LocalspecError) -> MessagesError:
+    """In Anthropic's shape, and where its clients look for them, in its words."""
+    usual = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
+    message = error.message
+    if error.n_prompt_tokens is not None and error.n_ctx is not None:
+        # agents that see this sentence make their conversation shorter
+        message = (
+            f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum. {message}"
+        )
+    detail = MessagesErrorDetail(_KINDS.get(error.status, usual), message, error.code, error.param)
+    return MessagesError(detail, f"req_{secrets.token_hex(12)}")
+
+
 # Other protocols than OpenAI's, by how their paths begin.
 _SHAPES: dict[str, Callable[[LocalspecError], object]] = {
     "/api/": lambda error: OllamaError(error.message),
+    "/v1/messages": messages_error,
 }
 
 
@@ -48,7 +77,10 @@ class Refusal(Response):
         shape = next(
             (each for begin, each in _SHAPES.items() if path.startswith(begin)), error_body
         )
-        self.body = msgspec.json.encode(shape(self._error))
+        body = shape(self._error)
+        if isinstance(body, MessagesError):
+            self.headers["request-id"] = body.request_id
+        self.body = msgspec.json.encode(body)
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
 

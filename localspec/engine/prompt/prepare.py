@@ -22,10 +22,12 @@ from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, prompt_bud
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammar import Grammars
+from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.infill import infill_sampler
 from localspec.engine.sampling.penalties import Breakers, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve
+from localspec.engine.sampling.thoughts import Marker, Thoughts
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from localspec.errors import (
@@ -91,17 +93,30 @@ class Preparer:
         self._rendered = ""
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
-        matcher = self._grammars.compile(request.constraint) if request.constraint else None
         return TokenizedRequest(
             request,
             tokens,
             self._sampler(settings),
-            matcher,
+            self._guide(request),
             self._ngram_index(request.speculative, tokens),
             frozenset(self._control(request.shown)),
             self._rendered[-TAIL:],
             self._saved(request),
         )
+
+    def _guide(self, request: Generate) -> Guide | None:
+        """A grammar has no place for thoughts, so it needs no end of them."""
+        if request.constraint:
+            return self._grammars.compile(request.constraint)
+        if request.thinking is None:
+            return None
+        vocab = self._pair.vocab
+        markers = []
+        for opening, closing in request.thinking.markers:
+            tokens = vocab.tokenize(closing, add_special=False, parse_special=True)
+            markers.append(Marker(opening.encode(), closing.encode(), tokens))
+        piece = partial(vocab.piece, special=True)
+        return Thoughts(request.thinking.tokens, markers, self._rendered[-TAIL:], piece, vocab.size)
 
     def _ngram_index(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
         """What drafts are looked up in. Of a prediction, as much as an answer can be long."""

@@ -110,7 +110,9 @@ def _one_line(text: str) -> str:
 
 
 class Matcher:
-    """The state of one answer in its language; advances with each token kept."""
+    """A Guide: the state of one answer in its language."""
+
+    narrows = True
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher = matcher

@@ -14,7 +14,7 @@ import numpy as np
 
 from localspec.engine.llama import Context, Logits
 from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.grammar import Matcher
+from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.protocol.frames import Speculative
@@ -100,7 +100,7 @@ class Verifier:
     gives the tokens, and no logits.
     """
 
-    def __init__(self, sampler: Sampler, matcher: Matcher | None, reject: bool) -> None:
+    def __init__(self, sampler: Sampler, matcher: Guide | None, reject: bool) -> None:
         self.sampler = sampler
         self.matcher = matcher
         self.reject = reject
@@ -180,7 +180,7 @@ def _sampled(context: Context, row: int) -> int:
 
 
 def rejects(
-    asked: Speculative, sampler: Sampler, matcher: Matcher | None, *, drawn: bool, scored: bool
+    asked: Speculative, sampler: Sampler, matcher: Guide | None, *, drawn: bool, scored: bool
 ) -> bool:
     """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding.
 
@@ -192,5 +192,6 @@ def rejects(
         return False
     if rule != "auto":
         return rule == "rejection"
-    fixed = settings.seed is not None or matcher is not None or settings.penalised
+    narrowed = matcher is not None and matcher.narrows
+    fixed = settings.seed is not None or narrowed or settings.penalised
     return not fixed and not scored and not asked.prediction

@@ -1,4 +1,5 @@
 """What clients of other protocols than OpenAI's and llama-server's send and get, one file a protocol.
 
+anthropic: Messages
 ollama: chats, texts and models
 """

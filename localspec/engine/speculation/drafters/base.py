@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from localspec.engine.cache.slot import Slot
 from localspec.engine.cache.slots import Slots
 from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.grammar import Matcher
+from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.acceptance import Belief
 from localspec.engine.speculation.depth import Candidate
@@ -58,7 +58,7 @@ class Resources:
 
     asked: Speculative
     reject: bool
-    matcher: Matcher | None
+    matcher: Guide | None
     lookup: NgramIndex
     model: DraftModel | None
     slots: Slots

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces: they must come next whatever the model says."""
+"""Tokens that a grammar forces, or the end of thoughts: they must come next whatever the model says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CERTAIN = bucket(1.0)
 
 
 class GrammarDrafter(Drafter):
-    """Forced tokens, of a request with a grammar."""
+    """Forced tokens, of a request with a grammar or a limit to its thoughts."""
 
     kind, rank, initial_acceptance = "grammar", 0, 0.94
 

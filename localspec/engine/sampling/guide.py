@@ -1,0 +1,33 @@
+"""What stands beside the target's logits and says which tokens may come: a grammar, an end to thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Guide(Protocol):
+    """The state of one answer; it advances with each token kept.
+
+    narrows: it forbids something at most places, so that what is drafted without it is seldom right.
+    """
+
+    narrows: bool
+
+    def mask(self) -> npt.NDArray[np.bool_] | None:
+        """(n_vocab,): which tokens may come next; None: all of them."""
+
+    def consume(self, token: int) -> None:
+        """Advance by one token, which the mask allowed."""
+
+    def take_back(self, count: int) -> None:
+        """Be as before the last `count` tokens that were consumed; at most those of one pass."""
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        """How many of these tokens could come next, in this order."""
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next whatever the model says."""

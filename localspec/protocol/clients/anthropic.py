@@ -1,0 +1,277 @@
+"""Anthropic's Messages: what its clients send, and what they get back.
+
+Content blocks and tools are read as they come, since newer clients send kinds that nobody here knows:
+those of a known kind are checked when they are translated, and the others are passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from localspec.protocol.frames import Speculation
+from localspec.protocol.reading import OrDefault, Request
+from localspec.protocol.requests import SpeculativeOptions
+from localspec.protocol.sampling import INT32, Count, Sampled
+
+# ---------------------------------------------------------------------------- asked
+
+Blocks = list[dict[str, Any]]
+
+
+class MessageParam(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+
+class TextParam(Struct):
+    text: str
+
+
+class ThinkingParam(Struct):
+    thinking: str = ""
+
+
+class ToolUseParam(Struct):
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+class ToolResultParam(Struct):
+    tool_use_id: str
+    content: str | Blocks | None = None
+    is_error: bool | None = None
+
+
+class SearchResultParam(Struct):
+    source: str
+    title: str
+    content: list[TextParam]
+
+
+class ToolParam(Struct):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+
+
+class ToolChoiceParam(Request):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: OrDefault[bool] = False
+
+
+class ThinkingConfig(Request):
+    """`type`: "enabled" with a budget, "disabled", or the model's own way ("adaptive" and newer ones).
+    `display`: "omitted" leaves the thoughts' text out of the answer.
+    """
+
+    type: str
+    budget_tokens: Count | None = None
+    display: str | None = None
+
+
+class OutputFormat(Struct):
+    """`type` is "json_schema"."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(Sampled, Request, kw_only=True):
+    """`messages` and all that is read with them.
+
+    Tools of other types than "custom", which Anthropic runs or has trained its models for, are passed
+    over, like content blocks of kinds that are not known; `localspec.ignored` of the answer names them.
+    Sampling, where there is something to sample, has all our fields and not only Anthropic's.
+    """
+
+    messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=10_000)]
+    model: OrDefault[str] = ""
+    system: str | Blocks | None = None
+    offered: Blocks | None = field(default=None, name="tools")
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
+    container: Any = None
+    context_management: Any = None
+    mcp_servers: Any = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=0, le=INT32)]
+    stream: OrDefault[bool] = False
+    stop_sequences: Annotated[list[str], Meta(max_length=64)] | None = None
+    metadata: dict[str, Any] | None = None
+    exact: bool | None = None
+    speculative: SpeculativeOptions | None = None
+
+
+# ---------------------------------------------------------------------------- answered
+
+
+class TextBlock(Struct, tag="text"):
+    text: str
+
+
+class ThinkingBlock(Struct, tag="thinking"):
+    """`signature` proves nothing: clients send thoughts back only where there is one."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessagesUsage(Struct):
+    """`input_tokens` are those that had to be read, `cache_read_input_tokens` the others of the prompt."""
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class MessagesExtra(Struct):
+    """Ours. `ignored`: what of the request changed nothing; `note`, `news` as in OpenAI's answers."""
+
+    ignored: list[str] | UnsetType = UNSET
+    speculation: Speculation | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+    news: str | UnsetType = UNSET
+
+
+class MessagesAnswer(Struct):
+    id: str
+    content: list[Block]
+    model: str
+    usage: MessagesUsage
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    localspec: MessagesExtra | UnsetType = UNSET
+
+
+class InputTokens(Struct):
+    input_tokens: int
+
+
+class MessagesErrorDetail(Struct):
+    """`code` and `param` are ours, and OpenAI's: Anthropic has nothing of the kind."""
+
+    type: str
+    message: str
+    code: str
+    param: str | None
+
+
+class MessagesError(Struct):
+    error: MessagesErrorDetail
+    request_id: str
+    type: Literal["error"] = "error"
+
+
+# ---------------------------------------------------------------------------- streamed
+
+
+class TextDelta(Struct, tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(Struct, tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(Struct, tag="signature_delta"):
+    signature: str
+
+
+class InputDelta(Struct, tag="input_json_delta"):
+    """`partial_json`: more of the input's JSON, as the model writes it."""
+
+    partial_json: str
+
+
+Delta = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class MessageStart(Struct, tag="message_start"):
+    message: MessagesAnswer
+
+
+class BlockStart(Struct, tag="content_block_start"):
+    index: int
+    content_block: Block
+
+
+class BlockDelta(Struct, tag="content_block_delta"):
+    index: int
+    delta: Delta
+
+
+class BlockStop(Struct, tag="content_block_stop"):
+    index: int
+
+
+class Stopped(Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag="message_delta"):
+    """`usage` counts the whole answer."""
+
+    delta: Stopped
+    usage: MessagesUsage
+    localspec: MessagesExtra | UnsetType = UNSET
+
+
+class MessageStop(Struct, tag="message_stop"):
+    pass
+
+
+class Ping(Struct, tag="ping"):
+    pass
+
+
+MessagesEvent = (
+    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
+)
+
+
+class MessagesModel(Struct):
+    """`display_name` is the name; there is no other."""
+
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339
+    type: Literal["model"] = "model"
+
+
+class MessagesModelPage(Struct):
+    """All of them: there is one page."""
+
+    data: list[MessagesModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False

@@ -1,0 +1,439 @@
+"""Anthropic's Messages through the API, with its official client: text, thoughts, tools, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import anthropic
+import httpx2
+import msgspec
+import pytest
+
+from localspec.daemon.completion.anthropic.request import chat_request
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+from localspec.protocol.clients.anthropic import MessagesRequest
+from localspec.protocol.reading import BadBody, decode
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+
+KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
+SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"name": "weather", "description": "Tells the weather.", "input_schema": SCHEMA}
+NOW: Any = {"name": "now", "input_schema": {"type": "object"}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+THINK: Any = {"type": "enabled", "budget_tokens": 1024}
+PIXEL: Any = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+
+
+def asked(text: Any, **fields: Any) -> dict[str, Any]:
+    messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
+    return {"model": "", "max_tokens": 2000, "messages": messages, **fields}
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake("--template", KNOWS_TOOLS)
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+@pytest.fixture
+def client(api: Home) -> Iterator[anthropic.Anthropic]:
+    transport = httpx2.HTTPTransport(uds=str(api.socket))
+    with (
+        httpx2.Client(transport=transport) as http,
+        anthropic.Anthropic(
+            api_key="none", base_url="http://localspec", http_client=http, max_retries=0
+        ) as made,
+    ):
+        yield made
+
+
+# ------------------------------------------------------------------ their request into ours
+
+
+def translated(text: Any = "", **fields: Any) -> tuple[Any, list[str]]:
+    body = decode(json.dumps({**asked(text), **fields}).encode(), MessagesRequest)
+    request, ignored = chat_request(body)
+    return request, ignored
+
+
+def plain(request: Any) -> list[dict[str, Any]]:
+    found = msgspec.to_builtins(request.messages)
+    return [{k: v for k, v in each.items() if v is not None} for each in found]
+
+
+def test_blocks_become_the_messages_that_templates_know() -> None:
+    cached = {"type": "ephemeral"}
+    use = {"type": "tool_use", "id": "toolu_abc", "name": "weather", "input": {"city": "Paris"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_abc", "is_error": True}
+    request, ignored = translated(
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "redacted_thinking", "data": "…"},
+                    {"type": "thinking", "thinking": "hm", "signature": "x"},
+                    {"type": "text", "text": "Let me look."},
+                    {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {}},
+                    use,
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "Here:", "cache_control": cached},
+                    {**result, "content": [{"type": "text", "text": "no such city"}]},
+                ],
+            },
+            {"role": "assistant", "content": "It"},
+            {"role": "assistant", "content": [{"type": "text", "text": "rains"}]},
+            {"role": "user", "content": [{"type": "new_block", "text": "?"}]},
+            {"role": "user", "content": "Sure?"},
+        ],
+        system=[
+            {"type": "text", "text": "Be", "cache_control": cached},
+            {"type": "text", "text": "brief."},
+        ],
+    )
+    call = {
+        "id": "abc",
+        "type": "function",
+        "function": {"name": "weather", "arguments": {"city": "Paris"}},
+    }
+    assert plain(request) == [
+        {"role": "system", "content": "Be\nbrief."},
+        {"role": "user", "content": "a\nb"},
+        {
+            "role": "assistant",
+            "content": "Let me look.",
+            "reasoning_content": "hm",
+            "tool_calls": [call],
+        },
+        {"role": "tool", "content": "Error: no such city", "tool_call_id": "abc"},
+        {"role": "user", "content": "Here:"},
+        {"role": "assistant", "content": "It\nrains"},
+        {"role": "user", "content": "Sure?"},
+    ]
+    assert ignored == [
+        "messages[1].content[3] (server_tool_use)",
+        "messages[5].content[0] (new_block)",
+    ]
+
+
+def test_tools_of_kinds_that_are_not_known_are_passed_over_and_named() -> None:
+    tools = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        WEATHER,
+        {"type": "bash_20250124", "name": "bash"},
+        {**NOW, "type": "custom", "strict": True},
+    ]
+    request, ignored = translated("hi", tools=tools, mcp_servers=[{"name": "x"}], unknown=1)
+    assert [each.shown()["function"] for each in request.tools] == [
+        {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA},
+        {"name": "now", "parameters": {"type": "object"}},
+    ]
+    assert ignored == [
+        "mcp_servers",
+        "tools[0] (web_search_20250305)",
+        "tools[2] (bash_20250124)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "now"}, {"function": {"name": "now"}, "type": "function"}),
+    ],
+)
+def test_a_choice_of_tools_is_ours(choice: Any, expected: Any) -> None:
+    request, _ = translated("hi", tools=[WEATHER, NOW], tool_choice=choice)
+    assert msgspec.to_builtins(request.tool_choice) == expected
+    parallel = False if "disable_parallel_tool_use" in choice else None
+    assert request.parallel_tool_calls == parallel
+
+
+@pytest.mark.parametrize(
+    ("thinking", "budget"),
+    [
+        (None, 0),
+        ({"type": "disabled"}, 0),
+        (THINK, 1024),
+        ({"type": "adaptive"}, -1),
+        ({"type": "of_next_year"}, -1),
+    ],
+)
+def test_thinking_is_a_budget_and_none_where_nobody_asks(thinking: Any, budget: int) -> None:
+    request, _ = translated("hi", thinking=thinking)
+    assert request.reasoning_budget_tokens == budget
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": PIXEL}]}]},
+         "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": PIXEL}]}]},
+         "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+         "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+         "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"text": "a"}]}]},
+         "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
+         "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused_by_its_path(fields: Any, param: str) -> None:
+    with pytest.raises((BadBody, InvalidRequest)) as refused:
+        translated("hi", **fields)
+    assert refused.value.param == param
+    assert str(refused.value).startswith(f"'{param}'")
+
+
+# ------------------------------------------------------------------ our answer into theirs
+
+
+def types(answer: anthropic.types.Message) -> list[str]:
+    return [block.type for block in answer.content]
+
+
+def test_text_is_answered_whole_and_streamed_alike(client: anthropic.Anthropic) -> None:
+    whole = client.messages.create(**asked("say one two three"))
+    assert whole.id.startswith("msg_")
+    assert (whole.role, whole.stop_reason, whole.stop_sequence) == ("assistant", "end_turn", None)
+    assert whole.content[0].text == "one two three"  # type: ignore[union-attr]
+    usage = whole.usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (3, 1, 3)
+    with client.messages.stream(**asked("say one two three")) as stream:
+        assert "".join(stream.text_stream) == "one two three"
+        last = stream.get_final_message()
+    assert last.content[0].text == "one two three"
+    assert (last.usage.input_tokens, last.usage.cache_read_input_tokens) == (3, 1)
+    assert last.usage.output_tokens == usage.output_tokens
+
+
+def test_the_client_for_asyncio_reads_the_same(api: Home) -> None:
+    async def use() -> tuple[Any, Any]:
+        transport = httpx2.AsyncHTTPTransport(uds=str(api.socket))
+        async with (
+            httpx2.AsyncClient(transport=transport) as http,
+            anthropic.AsyncAnthropic(
+                api_key="none", base_url="http://localspec", http_client=http
+            ) as client,
+        ):
+            whole = await client.messages.create(**asked("say one two"))
+            async with client.messages.stream(**asked(f"raw {CALL}", tools=[WEATHER])) as stream:
+                return whole, await stream.get_final_message()
+
+    whole, streamed = asyncio.run(use())
+    assert whole.content[0].text == "one two"
+    assert streamed.content[0].input == {"city": "Paris"}
+    assert streamed.stop_reason == "tool_use"
+
+
+def test_every_event_comes_in_the_published_order(api: Home) -> None:
+    two = f"raw <think>hm, let me see</think>Well, both.\n{CALL}\n{CALL}"
+    body = asked(two, tools=[WEATHER], thinking=THINK, stream=True)
+    answer = api.request("POST", "/v1/messages", body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for event in answer.body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    told = [
+        " ".join([each["type"], *[each[k]["type"] for k in ("content_block", "delta")
+                                  if "type" in each.get(k, {})]])
+        for each in events
+    ]  # fmt: skip
+    call = ["content_block_start tool_use", "content_block_delta input_json_delta",
+            "content_block_stop"]  # fmt: skip
+    assert [name for name, _ in groupby(told)] == [
+        "message_start",
+        "content_block_start thinking",
+        "ping",
+        "content_block_delta thinking_delta",
+        "content_block_delta signature_delta",
+        "content_block_stop",
+        "content_block_start text",
+        "content_block_delta text_delta",
+        "content_block_stop",
+        *call,
+        *call,
+        "message_delta",
+        "message_stop",
+    ]
+    starts = [each["index"] for each in events if each["type"] == "content_block_start"]
+    assert starts == [each["index"] for each in events if each["type"] == "content_block_stop"]
+    assert starts == [0, 1, 2, 3]
+    pieces = [each["delta"]["partial_json"] for each in events
+              if each.get("delta", {}).get("partial_json")]  # fmt: skip
+    assert len(pieces) > 4  # as they come
+    start = events[0]["message"]
+    assert (start["content"], start["stop_reason"]) == ([], None)
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert events[-2]["localspec"]["speculation"]["drafted"] == 4
+
+
+def test_thoughts_are_a_block_and_may_be_left_out(client: anthropic.Anthropic) -> None:
+    text = "raw <think>hm</think>So."
+    for display, thoughts in ((None, "hm"), ("omitted", "")):
+        thinking: Any = {**THINK, "display": display}
+        body = asked(text, thinking=thinking)
+        whole = client.messages.create(**body)
+        with client.messages.stream(**body) as stream:
+            streamed = stream.get_final_message()
+        for answer in (whole, streamed):
+            assert types(answer) == ["thinking", "text"]
+            [thought, said] = answer.content
+            assert thought.thinking == thoughts  # type: ignore[union-attr]
+            assert thought.signature  # type: ignore[union-attr]
+            assert said.text == "So."  # type: ignore[union-attr]
+
+
+def test_a_budget_reaches_the_engine_and_a_switch_the_template(client: anthropic.Anthropic) -> None:
+    def frame(**fields: Any) -> frames.Generate:
+        answer = client.messages.create(**asked("echo", **fields))
+        return msgspec.json.decode(answer.content[0].text, type=frames.Generate)  # type: ignore[union-attr]
+
+    for fields, tokens in (({}, 0), ({"thinking": THINK}, 1024)):
+        sent = frame(**fields)
+        assert sent.thinking is not None
+        assert sent.thinking.tokens == tokens
+        assert isinstance(sent.prompt, frames.ChatPrompt)
+        assert sent.prompt.template_kwargs["enable_thinking"] == bool(tokens)
+    adaptive = frame(thinking={"type": "adaptive"}, output_config={"effort": "low"})
+    assert adaptive.thinking is None
+    assert isinstance(adaptive.prompt, frames.ChatPrompt)
+    assert adaptive.prompt.template_kwargs["reasoning_effort"] == "low"
+
+
+def test_a_tool_loop_of_five_turns(client: anthropic.Anthropic) -> None:
+    """Each result is what the scripted model writes next."""
+    messages: list[Any] = [{"role": "user", "content": f"raw Turn 0.\n{CALL}"}]
+    for turn in range(1, 6):
+        with client.messages.stream(**asked(messages, tools=[WEATHER, NOW])) as stream:
+            answer = stream.get_final_message()
+        assert answer.stop_reason == "tool_use"
+        text, call = answer.content
+        assert text.text == f"Turn {turn - 1}."  # type: ignore[union-attr]
+        assert call.type == "tool_use"
+        assert (call.name, call.input) == ("weather", {"city": "Paris"})
+        says = f"raw Turn {turn}.\n{CALL}" if turn < 5 else "raw Sunny."
+        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": says}
+        messages += [{"role": "assistant", "content": answer.content},
+                     {"role": "user", "content": [result]}]  # fmt: skip
+    answer = client.messages.create(**asked(messages, tools=[WEATHER, NOW]))
+    assert (answer.stop_reason, types(answer)) == ("end_turn", ["text"])
+
+
+def test_why_an_answer_ended_is_said_in_their_words(client: anthropic.Anthropic) -> None:
+    assert client.messages.create(**asked("slow 9", max_tokens=3)).stop_reason == "max_tokens"
+    full = client.messages.create(**asked("full"))
+    assert full.stop_reason == "model_context_window_exceeded"
+    cut = client.messages.create(
+        **asked('raw <tool_call>\n{"name": "weather", "arg', tools=[WEATHER])
+    )
+    assert types(cut) == ["tool_use"]
+    assert cut.content[0].input == {}  # type: ignore[union-attr]
+
+
+def test_what_was_ignored_is_told(client: anthropic.Anthropic) -> None:
+    tools: Any = [{"type": "web_search_20250305", "name": "web_search"}]
+    expected = ["tools[0] (web_search_20250305)"]
+    whole = client.messages.create(**asked("say so", tools=tools))
+    assert whole.model_extra is not None
+    assert whole.model_extra["localspec"]["ignored"] == expected
+    for event in client.messages.create(**asked("say so", tools=tools), stream=True):
+        if event.type == "message_start":
+            assert event.message.model_extra is not None
+            assert event.message.model_extra["localspec"]["ignored"] == expected
+
+
+def test_tokens_are_counted_without_an_answer(client: anthropic.Anthropic) -> None:
+    """The scripted engine's template writes roles and texts, and a token is a byte."""
+    count = client.messages.count_tokens(
+        model="", system="ab", messages=[{"role": "user", "content": "cde"}], thinking=THINK
+    )
+    assert count.input_tokens == len("<system>ab<user>cde")
+
+
+def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, api: Home) -> None:
+    with client.messages.create(**asked("forever"), stream=True) as stream:
+        next(event for event in stream if event.type == "content_block_delta")
+        assert api.status()["running"] == 1
+    wait_for(lambda: api.status()["running"] == 0, "the request's end")
+    assert api.chat("running").text == "0"
+
+
+# ------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind", "says"),
+    [
+        ({"max_tokens": -1}, 400, "invalid_request_error", "'max_tokens' must be at least 0"),
+        ({"model": "claude-x"}, 404, "not_found_error", "claude-x"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": PIXEL}]}]},
+         400, "invalid_request_error", "image input is not supported"),
+        ({"messages": [{"role": "user", "content": "refuse queue_full"}]},
+         503, "overloaded_error", "Refused as told."),
+        ({"messages": [{"role": "user", "content": "refuse worker_timeout"}]},
+         504, "timeout_error", "Refused as told."),
+        ({"messages": [{"role": "user", "content": "die SIGKILL"}]}, 500, "api_error", ""),
+    ],
+)  # fmt: skip
+def test_an_error_has_their_shape(
+    client: anthropic.Anthropic, fields: Any, status: int, kind: str, says: str
+) -> None:
+    with pytest.raises(anthropic.APIStatusError) as refused:
+        client.messages.create(**{**asked("hi"), **fields})
+    error: Any = refused.value.body
+    assert refused.value.status_code == status
+    assert (error["type"], error["error"]["type"]) == ("error", kind)
+    assert says in error["error"]["message"]
+    assert error["request_id"] == refused.value.request_id
+    assert error["request_id"].startswith("req_")
+
+
+def test_an_error_of_http_itself_has_it_too(api: Home) -> None:
+    for method, target, body, status in (
+        ("GET", "/v1/messages", None, 405),
+        ("POST", "/v1/messages/batches", {}, 404),
+        ("POST", "/v1/messages", b"no JSON", 400),
+        ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "a"}]}, 400),
+        ("POST", "/v1/messages", b" " * (11 << 20), 413),
+    ):
+        answer = api.request(method, target, body)
+        assert answer.status == status, answer.body
+        assert answer.json["type"] == "error"
+        assert answer.error["message"]
+
+
+def test_an_error_in_a_stream_is_an_event(client: anthropic.Anthropic) -> None:
+    with (
+        client.messages.create(**asked("die SIGKILL"), stream=True) as stream,
+        pytest.raises(anthropic.APIStatusError) as broken,
+    ):
+        list(stream)
+    error: Any = broken.value.body
+    assert (error["type"], error["error"]["type"]) == ("error", "api_error")
