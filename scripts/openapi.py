@@ -65,6 +65,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     anthropic.MessagesAnswer,
     *get_args(anthropic.MessagesEvent),
     anthropic.InputTokens,
+    anthropic.MessagesModelPage,
     anthropic.MessagesError,
     answers.ErrorBody,
     answers.Configured,

@@ -112,6 +112,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/handlers": (
         {
             "daemon/completion",
+            "daemon/completion/anthropic",
             "daemon/completion/reply",
             "daemon/history",
             "daemon/http",

@@ -179,5 +179,33 @@ def test_a_refusal_has_openais_body(
         assert error["param"] == param
 
 
+def test_anthropics_messages_are_the_same_answers(served: Home) -> None:
+    """The count is what is read, a stop is named, a call obeys its schema, and no thoughts come."""
+
+    def ask(path: str = "", **fields: Any) -> JSON:
+        body = {"messages": QUESTION, "max_tokens": 24, "temperature": 0, "exact": True, **fields}
+        answer = served.request("POST", f"/v1/messages{path}", body)
+        assert answer.status == 200, answer.body
+        found: JSON = answer.json
+        return found
+
+    whole = ask()
+    usage = whole["usage"]
+    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert ask("/count_tokens")["input_tokens"] == read
+    [block] = whole["content"]
+    chat = served.request("POST", f"/v1/{CHAT}", ASKED)
+    assert (block["type"], block["text"]) == ("text", chat.text)
+    stop = block["text"][5:9]
+    stopped = ask(stop_sequences=["never said", stop])
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
+    tool = {"name": "weather", "input_schema": SCHEMA}
+    called = ask(tools=[tool], tool_choice={"type": "any"}, max_tokens=100, exact=False)
+    assert called["stop_reason"] == "tool_use"
+    assert called["content"][-1]["input"]["city"] in ("Paris", "Rome")
+    begun = [*QUESTION, {"role": "assistant", "content": block["text"][:9]}]
+    assert ask(messages=begun)["content"][0]["text"]
+
+
 def test_the_pair_is_listed(caller: Caller) -> None:
     assert caller.models()[0] == "builtin"

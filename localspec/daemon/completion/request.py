@@ -61,7 +61,8 @@ def chat_frames(
         prompt.answer_prefix += offer.answer_prefix
         shown = [*shown, *offer.form.markers]
     logprobs = (top or 0) if request.logprobs else None
-    wanted = per_choice(request, [prompt], logprobs, shown=shown, thinking=thinking.limit(request))
+    limit = thinking.limit(request, max_tokens(request))
+    wanted = per_choice(request, [prompt], logprobs, shown=shown, thinking=limit)
     if offer.constraint is not None:
         for each in wanted:
             each.constraint = offer.constraint

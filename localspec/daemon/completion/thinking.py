@@ -12,12 +12,13 @@ from localspec.protocol.requests import ChatRequest, TemplateRequest
 _BUDGETS = {"none": 0, "minimal": 512, "low": 1024, "medium": 8192}
 
 
-def limit(request: ChatRequest) -> ThinkingLimit | None:
-    """Where the engine ends the thoughts; None where nobody asks for that, or the answer ends before."""
+def limit(request: ChatRequest, most: int | None) -> ThinkingLimit | None:
+    """Where the engine ends the thoughts; None where nobody asks for that, or the answer ends before.
+
+    most: tokens of the answer, thoughts among them.
+    """
     budget = _budget(request)
-    if budget is None or budget < 0:
-        return None
-    if request.max_tokens is not None and budget >= request.max_tokens > 0:
+    if budget is None or budget < 0 or (most is not None and budget >= most > 0):
         return None
     return ThinkingLimit(budget, list(THOUGHTS))
 

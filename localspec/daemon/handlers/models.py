@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localspec.daemon.completion.anthropic import answer as anthropic
 from localspec.daemon.http.requests import answer
 from localspec.daemon.pairs.names import BUILTIN
 from localspec.daemon.state import state_of
@@ -16,7 +17,10 @@ from localspec.protocol.answers import Model, ModelList
 
 
 async def models(request: Request) -> Response:
-    """The configured pair first, then the shipped one, the loaded one and all that were pulled."""
+    """The configured pair first, then the shipped one, the loaded one and all that were pulled.
+
+    In Anthropic's shape for its clients, who ask by this path, too.
+    """
     daemon = state_of(request)
     began = int(time.time() - (time.monotonic() - daemon.started))
     info = daemon.supervisor.loaded.info
@@ -24,6 +28,8 @@ async def models(request: Request) -> Response:
     created = dict.fromkeys(names, began)
     listed = await asyncio.to_thread(lambda: daemon.registry.store.listing())
     created |= {record.name: int(record.created) for record in listed.records}
+    if "anthropic-version" in request.headers:
+        return answer(anthropic.models(created))
     return answer(ModelList([Model(name, when) for name, when in created.items()]))
 
 

@@ -1,9 +1,10 @@
-"""Our answer as Anthropic's clients read it: content blocks in their order, streamed or whole."""
+"""Our answer as Anthropic's clients read it: content blocks in their order, streamed or whole, and models."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import msgspec
@@ -29,6 +30,8 @@ from localspec.protocol.clients.anthropic import (
     MessagesAnswer,
     MessagesEvent,
     MessagesExtra,
+    MessagesModel,
+    MessagesModelPage,
     MessageStart,
     MessageStop,
     MessagesUsage,
@@ -183,6 +186,16 @@ def _reason(choice: Choice, done: frames.Done) -> StopReason:
             return "tool_use"
         case _:
             return "stop_sequence" if done.stop_string is not None else "end_turn"
+
+
+def models(created: Mapping[str, int]) -> MessagesModelPage:
+    """The list of models, of names and the seconds since 1970 when each was made."""
+    data = [
+        MessagesModel(name, name, f"{datetime.fromtimestamp(when, UTC):%Y-%m-%dT%H:%M:%SZ}")
+        for name, when in created.items()
+    ]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return MessagesModelPage(data, first, last)
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def offer(request: ChatRequest, template: str | None) -> Offer:
     )
 
 
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 def check(request: ChatRequest) -> None:
@@ -152,7 +152,7 @@ def check(request: ChatRequest) -> None:
         name, path = tool.function.name, f"tools[{index}].function.name"
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                f"'{path}' may have 1 to 64 letters, digits, underscores, dots and dashes, "
+                f"'{path}' may have 1 to 128 letters, digits, underscores, dots and dashes, "
                 f"not {name[:80]!r}.",
                 param=path,
             )
