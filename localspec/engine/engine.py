@@ -16,7 +16,7 @@ from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.verification import Doubtful
 from localspec.errors import Cancelled
-from localspec.protocol.frames import Started
+from localspec.protocol.frames import Reading, Started
 
 
 class Engine:
@@ -72,7 +72,15 @@ class Engine:
         asked = tokenized.request.sampling
         biased = asked.ignore_eos or asked.logit_bias or asked.text_bias
         bias = dict(tokenized.sampler.settings.logit_bias) if biased else {}
-        self._emit(Started(sequence.id, sequence.n_prompt, cached, tokenized.tail, source, bias))
+        speed, tail = self.pair.shared.prompt_per_second, tokenized.tail
+        self._emit(Started(sequence.id, sequence.n_prompt, cached, tail, source, bias, speed))
+
+    def _has_read(self, sequence: Sequence) -> None:
+        """A pass has read a part of its prompt."""
+        step = sequence.step
+        if not sequence.generated and (step.first_row < 0 or sequence.request.progress):
+            processed = sequence.slot.n_past + len(step.read)
+            self._emit(Reading(sequence.id, processed, sequence.tally.since_start_ms()))
 
     # ------------------------------------------------------------------------ one step
 
@@ -154,6 +162,7 @@ class Engine:
         slot holds beyond `n_past` tokens is unknown then, and no other sequence was touched.
         """
         step, slot = sequence.step, sequence.slot
+        self._has_read(sequence)
         if step.first_row < 0 or sequence.limit <= 0:
             lane.slots.prefilled(slot, len(step.read))
             if step.first_row >= 0:  # the prompt was only to be read

@@ -44,6 +44,9 @@ class Tally:
             # The first of several tokens of a pass has come when its share of the pass was over.
             self.first_token = now - (now - began) * (1 - 1 / max(count, 1))
 
+    def since_start_ms(self) -> float:
+        return (time.perf_counter() - self.started) * 1e3
+
     def since_first_ms(self) -> float:
         """Since the first token came; before it has, since the request started."""
         return (time.perf_counter() - (self.first_token or self.started)) * 1e3

@@ -93,7 +93,7 @@ class ChatChoice(Struct):
 
 class ChatDelta(Struct):
     role: str | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
@@ -110,6 +110,17 @@ class TextChoice(Struct):
     text: str
     finish_reason: str | None = None
     logprobs: TextLogprobs | None = None
+
+
+class PromptProgress(Struct):
+    """llama-server's: tokens of a prompt, those found in a cache, those read by now with them, and
+    milliseconds since it was begun.
+    """
+
+    total: int
+    cache: int
+    processed: int
+    time_ms: int
 
 
 class Progress(Struct):
@@ -156,6 +167,7 @@ class Completion(Struct):
     choices: Choices
     usage: Usage | UnsetType | None = UNSET
     timings: Timings | UnsetType = UNSET
+    prompt_progress: PromptProgress | UnsetType = UNSET
     localspec: Extra | UnsetType = UNSET
 
 

@@ -198,7 +198,7 @@ class Load(Frame, omit_defaults=True):
 
 
 class Generate(Frame, omit_defaults=True):
-    """Generate one completion. Answered by Started, Delta…, then Done or Failed.
+    """Generate one completion. Answered by Started, Reading…, Delta…, then Done or Failed.
 
     `shown` are control tokens whose text belongs to the answer (a tool call's marker); others are
     silent. `max_predict_ms` ends the answer at the first newline after that time, and
@@ -206,6 +206,7 @@ class Generate(Frame, omit_defaults=True):
     then saved and found again. `n_cache_reuse`: the least tokens of a chunk of the cache that may be moved
     to another place of the text, near as that is to what reading it there would give; 0: none may.
     `return_tokens`: deltas name the tokens of their text, and `timings`: how long it has taken so far.
+    `progress`: every pass that reads the prompt is told of, also the last; else those before it only.
     """
 
     id: int
@@ -228,6 +229,7 @@ class Generate(Frame, omit_defaults=True):
     conversation: str | None = None
     return_tokens: bool = False
     timings: bool = False
+    progress: bool = False
 
 
 class Cancel(Frame):
@@ -326,6 +328,7 @@ class Loaded(Frame, omit_defaults=True):
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
     notes: list[str] = []  # what had to give for want of memory
+    prompt_per_second: float = 0.0  # as Started has it
 
 
 class LoadError(Frame):
@@ -348,6 +351,7 @@ class Started(Frame, omit_defaults=True):
 
     `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
     "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
+    `prompt_per_second`: tokens of prompts that are read, as measured last.
     """
 
     id: int
@@ -356,6 +360,17 @@ class Started(Frame, omit_defaults=True):
     tail: str = ""
     cache: Literal["", "slot", "memory", "disk", "shift"] = ""
     logit_bias: dict[int, float] = {}
+    prompt_per_second: float = 0.0
+
+
+class Reading(Frame):
+    """A pass has read a part of the prompt: so many of its tokens are read now, the cached ones
+    among them, `ms` after the request got its slot.
+    """
+
+    id: int
+    processed: int
+    ms: float
 
 
 class Timings(msgspec.Struct):
@@ -501,6 +516,7 @@ FromWorker = (
     | LoadError
     | Preparing
     | Started
+    | Reading
     | Delta
     | Done
     | Failed

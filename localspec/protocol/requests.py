@@ -20,6 +20,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_PROMPTS = 16
 MAX_TOOLS = 128
+PING_INTERVAL = 30
 
 
 # ---------------------------------------------------------------------------- OpenAI's, and ours
@@ -137,6 +138,8 @@ class GenerationRequest(Sampled, Request):
 
     `logit_bias`: of token ids, or of every token of a text; an object or, as llama-server has it, a
     list of pairs. false: never. `timings_per_token`: every chunk of a stream has llama-server's `timings`.
+    `return_progress`: a stream says in chunks of their own how much of the prompt is read.
+    `sse_ping_interval`: seconds after which a stream that is silent gets a comment; 0 or -1: never.
     """
 
     model: OrDefault[str] = ""
@@ -160,6 +163,8 @@ class GenerationRequest(Sampled, Request):
     n_cache_reuse: OrDefault[CacheReuse] = 0
     reveal_draft: OrDefault[bool] = False
     timings_per_token: OrDefault[bool] = False
+    return_progress: OrDefault[bool] = False
+    sse_ping_interval: OrDefault[Annotated[int, Meta(ge=-1, le=86_400)]] = PING_INTERVAL
     localspec: LocalspecOptions | None = None
 
 

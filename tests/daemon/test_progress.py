@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.support.daemons import Home, RunningDaemon, Stream, wait_for
 
 
@@ -96,3 +98,53 @@ def test_what_fails_meanwhile_comes_in_the_stream(
     with asking(home, "say one") as stream:
         text = stream.read()
     assert b'"error"' in text
+
+
+# ------------------------------------------------------------------------ llama-server's progress
+
+
+def reading(home: Home, target: str, body: dict[str, Any]) -> list[Any]:
+    """The chunks of a stream."""
+    answer = home.request("POST", target, {**body, "stream": True, "return_progress": True})
+    return [json.loads(event) for event in answer.events if event != "[DONE]"]
+
+
+@pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/completions", "/completion"])
+def test_a_stream_says_how_much_of_its_prompt_is_read(
+    home: Home, start_daemon: Callable[..., RunningDaemon], target: str
+) -> None:
+    start_daemon()
+    chat = target.endswith("chat/completions")
+    asked = {"messages": [{"role": "user", "content": "read 3"}]} if chat else {"prompt": "read 3"}
+    chunks = reading(home, target, asked)
+    told = [chunk for chunk in chunks if "prompt_progress" in chunk]
+    assert [each["prompt_progress"] for each in told] == [
+        {"total": 100, "cache": 1, "processed": read, "time_ms": ms}
+        for read, ms in ((1, 0), (33, 50), (66, 100), (100, 150))
+    ]
+    for each in told:
+        if chat:
+            delta = {"role": "assistant", "content": None}
+            (choice,) = each["choices"]
+            assert (choice["index"], choice["delta"], choice["finish_reason"]) == (0, delta, None)
+            assert each["object"] == "chat.completion.chunk"
+        elif target == "/completion":
+            assert (each["content"], each["stop"], each["tokens_predicted"]) == ("", False, 0)
+            assert each["tokens_evaluated"] == 100
+        else:
+            assert each["choices"] == [
+                {"index": 0, "text": "", "finish_reason": None, "logprobs": None}
+            ]
+    assert "read" in json.dumps(chunks[chunks.index(told[-1]) + 1 :])
+    plain = home.request("POST", target, {**asked, "stream": True})
+    assert b"prompt_progress" not in plain.body
+
+
+def test_a_stream_that_is_silent_gets_a_comment_now_and_then(
+    home: Home, start_daemon: Callable[..., RunningDaemon]
+) -> None:
+    start_daemon()
+    with home.streaming("late 1.5", sse_ping_interval=1) as stream:
+        assert b"\n:\n\n" in stream.read()
+    with home.streaming("late 1.2", sse_ping_interval=-1) as stream:
+        assert b"\n:\n\n" not in stream.read()

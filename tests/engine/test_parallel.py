@@ -404,6 +404,25 @@ def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
     contextual.finish()
 
 
+# ---------------------------------------------------------------------------- told while it reads
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_each_pass_over_a_prompt_says_how_much_is_read(
+    contextual_files: PairFiles, load: Load, progress: bool
+) -> None:
+    engine = load(contextual_files, n_batch=64)
+    prompt = [(13 * at) % 500 for at in range(200)]
+    for cached, passes in ((0, [64, 128, 192, 200]), (64, [128, 192, 200]), (199, [200])):
+        text = [*prompt[:cached], *(499 - token for token in prompt[cached:])]
+        answer = engine.ask(text if cached < 199 else prompt, 3, progress=progress)
+        assert [each.processed for each in answer.readings] == passes[: None if progress else -1]
+        assert all(each.ms > 0 for each in answer.readings)
+        assert answer.started is not None
+        assert answer.started.prompt_per_second > 0
+        engine.ask(prompt, 1)
+
+
 # ---------------------------------------------------------------------------- slow machines
 
 

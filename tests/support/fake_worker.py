@@ -6,6 +6,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     slow N         N pieces, one each 20 ms
     forever        pieces until cancelled
     late S         begin at once, and answer after S seconds, unless cancelled
+    read N         the prompt, of 100 tokens, is read in so many passes of 50 ms each
     think          the same, as thoughts
     flood          10 MiB as fast as can be
     stall          answer nothing more, not even pings, but stay alive
@@ -130,7 +131,8 @@ class FakeWorker:
             die(argument)
         self.send(frames.Preparing(frame.id, begins=False))
         time.sleep(self.options.first_delay)
-        self.send(frames.Started(frame.id, prompt_tokens=len(prompt.split()), cached_tokens=1))
+        count = 100 if command == "read" else len(prompt.split())
+        self.send(frames.Started(frame.id, count, cached_tokens=1, prompt_per_second=100.0))
         if self.options.always or (self.options.first_decode and not self.safe):
             die(self.options.always or self.options.first_decode)
         sent = 0
@@ -200,6 +202,14 @@ class FakeWorker:
                 while time.monotonic() < until and frame.id not in self.cancelled:
                     time.sleep(0.01)
                 yield "late"
+            case "read":
+                passes = int(argument)
+                for number in range(1, passes + 1):
+                    time.sleep(0.05)
+                    read = 100 * number // passes
+                    if frame.progress or number < passes:
+                        self.send(frames.Reading(frame.id, read, 50.0 * number))
+                yield "read"
             case "flood":
                 yield from ["x" * 65_536] * 160
             case "stall":

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,10 +27,12 @@ from localspec.protocol.answers import (
     CalledFunction,
     CompletionTokensDetails,
     Progress,
+    PromptProgress,
     PromptTokensDetails,
     ToolCall,
     Usage,
 )
+from localspec.protocol.requests import PING_INTERVAL, GenerationRequest
 
 _LOOK = 0.1  # seconds between two looks at what an answer waits for
 
@@ -53,6 +55,8 @@ class Choice:
     logit_bias: dict[int, float] = field(default_factory=dict)
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    processed: int = 0  # tokens of the prompt that are read, the cached ones among them
+    reading_ms: float = 0.0  # since it was begun
     begun: bool = False  # something of it, be it the end, has come
     over: bool = False
     failed: bool = False
@@ -65,8 +69,12 @@ class Choice:
             case frames.Started():
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
                 self.logit_bias = event.logit_bias
+                self.processed = event.cached_tokens
                 if self.parser is not None:
                     self.parser.begin(event.tail)
+            case frames.Reading():  # another engine may read it anew
+                self.processed = max(self.processed, event.processed)
+                self.reading_ms = event.ms
             case frames.Delta():
                 self.begun = True
                 self.logprobs += event.logprobs
@@ -101,6 +109,12 @@ class Choice:
                     self.calls.append(ToolCall(piece.id, CalledFunction(piece.name, "")))
                 case Arguments():
                     self.calls[piece.index].function.arguments += piece.text
+
+    @property
+    def progress(self) -> PromptProgress:
+        """How much of the prompt is read."""
+        read, spent = self.processed, int(self.reading_ms)
+        return PromptProgress(self.prompt_tokens, self.cached_tokens, read, spent)
 
     @property
     def finish(self) -> str:
@@ -171,6 +185,18 @@ class Shape(Protocol):
         """Everything in one object."""
 
 
+class Reads(Protocol):
+    """A shape that can say how much of a prompt is read."""
+
+    def reading(self, index: int, now: PromptProgress) -> object: ...
+
+
+def waiting(body: GenerationRequest, shape: Reads) -> dict[str, Any]:
+    """What a request says of the time before its answer, as fields of `Run`."""
+    told = shape.reading if body.return_progress else None
+    return {"reading": told, "ping_s": body.sse_ping_interval}
+
+
 def text_of(piece: bytes) -> str:
     """A token's bytes as text; those that are part of a character become U+FFFD."""
     return piece.decode("utf-8", "replace")
@@ -183,7 +209,8 @@ def text_of(piece: bytes) -> str:
 class Run:
     """What runs, and what becomes of it; `during` is held meanwhile.
 
-    `progress` makes the chunk that says what a stream waits for; without it that is not said.
+    `progress` makes the chunk that says what a stream waits for, `reading` the one that says how much of
+    a choice's prompt is read; without them that is not said. `ping_s`: as EventStream's.
     """
 
     supervisor: Supervisor
@@ -192,13 +219,16 @@ class Run:
     shape: Shape
     during: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
     progress: Callable[[Progress], object] | None = None
+    reading: Callable[[int, PromptProgress], object] | None = None
+    ping_s: float = PING_INTERVAL
     events: type[EventStream] = EventStream
     placed: asyncio.Event = field(default_factory=asyncio.Event)  # set when the queue is over
 
     async def respond(self, request: Request, stream: bool) -> Response:
         """The answer, unless the client leaves first."""
         if stream:
-            return self.events(self._streamed, done=False, failed=self.shape.failed)
+            failed, ping_s = self.shape.failed, self.ping_s
+            return self.events(self._streamed, done=False, failed=failed, ping_s=ping_s)
         try:
             await unless_gone(request.receive, self._run())
         except ClientGone:
@@ -261,7 +291,11 @@ class Run:
 
         async def take(event: Event) -> None:
             pieces = choice.take(event)
-            if emit is not None:
+            if emit is None:
+                return
+            if not isinstance(event, frames.Reading):
                 await emit(*self.shape.chunks(index, event, pieces))
+            if self.reading and isinstance(event, frames.Started | frames.Reading):
+                await emit(self.reading(index, choice.progress))
 
         await self.supervisor.generate(self.pair, self.requests[index], take, self.placed.set)

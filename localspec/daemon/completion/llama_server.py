@@ -14,6 +14,7 @@ from localspec.daemon.http.errors import told
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
+from localspec.protocol.answers import PromptProgress
 from localspec.protocol.requests import InfillRequest, NativeCompletionRequest, NativeRequest
 from localspec.protocol.sampling import parameters
 
@@ -123,6 +124,11 @@ class LlamaServerShape:
             case frames.Done():
                 return [self._final(index, event)]
         return ()
+
+    def reading(self, index: int, now: PromptProgress) -> dict[str, Any]:
+        """While the prompt of a choice is read."""
+        delta = self._delta(index, frames.Delta(0, ""))
+        return {**delta, "prompt_progress": msgspec.to_builtins(now)}
 
     def end(self) -> Sequence[object]:
         return ()

@@ -31,6 +31,7 @@ from localspec.protocol.answers import (
     Completion,
     Extra,
     Progress,
+    PromptProgress,
     TextChoice,
     TextLogprobs,
     ToolCallDelta,
@@ -87,6 +88,10 @@ class OpenAIShape(ABC):
         chunk = self.chunk([])
         chunk.localspec = Extra(progress=now)
         return chunk
+
+    @abstractmethod
+    def reading(self, index: int, now: PromptProgress) -> Completion:
+        """While the prompt of a choice is read, as llama-server says it."""
 
     def closing(self, choices: Choices, done: frames.Done) -> Completion:
         """The last chunk of a choice."""
@@ -187,6 +192,12 @@ class ChatShape(OpenAIShape):
                 end = ChunkChoice(index, ChatDelta(), self.answer.choices[index].finish)
                 deltas = [self.chunk([ChunkChoice(index, _delta(piece))]) for piece in pieces]
                 return [*deltas, self.closing([end], event)]
+        return ()
+
+    def reading(self, index: int, now: PromptProgress) -> Completion:
+        chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=None))])
+        chunk.prompt_progress = now
+        return chunk
 
     def _opening(self, index: int) -> Completion:
         chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=""))])
@@ -256,6 +267,11 @@ def _delta(piece: Piece) -> ChatDelta:
 class TextShape(OpenAIShape):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
+
+    def reading(self, index: int, now: PromptProgress) -> Completion:
+        chunk = self.chunk([TextChoice(index, "")])
+        chunk.prompt_progress = now
+        return chunk
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:

@@ -226,6 +226,7 @@ def per_choice(
         "n_cache_reuse": request.n_cache_reuse,
         "reveal_draft": request.reveal_draft,
         "timings": request.timings_per_token,
+        "progress": request.return_progress,
     }
     shared["stop"] = [text for text in shared["stop"] if text]  # "" would stop at once
     return [

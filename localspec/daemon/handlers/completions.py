@@ -8,7 +8,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import Answer, Run
+from localspec.daemon.completion.answer import Answer, Run, waiting
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.request import (
@@ -41,7 +41,7 @@ async def chat(request: Request) -> Response:
     )
     during = turn.under_way() if turn else nullcontext()
     told = shape.progress if body.localspec and body.localspec.progress else None
-    run = Run(daemon.supervisor, pair, wanted, shape, during, told)
+    run = Run(daemon.supervisor, pair, wanted, shape, during, told, **waiting(body, shape))
     return await run.respond(request, body.stream)
 
 
@@ -79,4 +79,5 @@ async def complete(request: Request) -> Response:
         note=daemon.supervisor.loaded.note,
         news=partial(daemon.news, pair.name),
     )
-    return await Run(daemon.supervisor, pair, wanted, shape).respond(request, body.stream)
+    run = Run(daemon.supervisor, pair, wanted, shape, **waiting(body, shape))
+    return await run.respond(request, body.stream)

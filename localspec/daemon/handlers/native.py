@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import llama_server
-from localspec.daemon.completion.answer import Answer, Run
+from localspec.daemon.completion.answer import Answer, Run, waiting
 from localspec.daemon.completion.takeover import Place, place_of
 from localspec.daemon.history.turn import figures
 from localspec.daemon.http.requests import OUR_CLIENT, read
@@ -48,7 +48,8 @@ async def _respond(
         note=loaded.note,
     )
     during = nullcontext() if editor is None else daemon.editors.typing(editor)
-    return await Run(daemon.supervisor, pair, wanted, shape, during).respond(request, body.stream)
+    run = Run(daemon.supervisor, pair, wanted, shape, during, **waiting(body, shape))
+    return await run.respond(request, body.stream)
 
 
 async def _pair(request: Request, name: str, *, strict: bool) -> PairFiles:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -43,6 +43,7 @@ class EventStream(Response):
     """The events of some work. The head waits for the first: what fails before it has a status."""
 
     media_type = "text/event-stream"
+    ping = b":\n\n"  # a comment
 
     def __init__(
         self,
@@ -50,15 +51,18 @@ class EventStream(Response):
         *,
         done: bool = True,
         failed: Callable[[LocalspecError], Sequence[object]] = errors.told,
+        ping_s: float = 0.0,
     ) -> None:
         """`work` is called with what sends its events; `done`: [DONE] ends them, whatever came;
-        `failed`: the events of an error, where others came before it.
+        `failed`: the events of an error, where others came before it. `ping_s`: seconds of silence
+        after which a comment is sent, so that nobody on the way takes the stream for dead; 0: none is.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._work = work
         self._done = done
         self._failed = failed
+        self._ping_s = ping_s if self.ping else 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
@@ -71,21 +75,32 @@ class EventStream(Response):
         return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
 
     async def _send(self, send: Send) -> None:
-        begun = False
+        begun, last = False, time.monotonic()
         one_by_one = asyncio.Lock()  # where several choices are written at once
 
         async def emit(*values: object) -> None:
-            nonlocal begun
+            await sent(*map(self.event, values))
+
+        async def sent(*events: bytes) -> None:
+            nonlocal begun, last
             async with one_by_one:
+                last = time.monotonic()
                 if not begun:
                     begun = True
                     headers = self.raw_headers
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                for value in values:
-                    await send(_body(self.event(value)))
+                for event in events:
+                    await send(_body(event))
+
+        async def pings() -> None:
+            while True:
+                await asyncio.sleep(last + self._ping_s - time.monotonic())
+                if time.monotonic() - last >= self._ping_s:
+                    await sent(self.ping)
 
         try:
-            await self._work(emit)
+            async with _beside(pings() if self._ping_s > 0 else None):
+                await self._work(emit)
         except Exception as error:  # a bug too: the client is told in the stream that it has
             if not begun:
                 raise
@@ -99,9 +114,22 @@ class LineStream(EventStream):
     """The same as JSON, a value a line: Ollama's stream."""
 
     media_type = "application/x-ndjson"
+    ping = b""
 
     def event(self, value: object) -> bytes:
         return _json.encode(value) + b"\n"
+
+
+@contextlib.asynccontextmanager
+async def _beside(work: Coroutine[None, None, None] | None) -> AsyncIterator[None]:
+    """`work`, if there is any, is done while the body runs, and not longer."""
+    task = asyncio.create_task(work) if work is not None else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def _body(data: bytes, *, more: bool = True) -> dict[str, object]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.answers import Counts, Figures
@@ -108,7 +109,7 @@ class Watch:
     shown: bool = False
     over: bool = False
 
-    def sees(self, event: frames.Started | frames.Delta | frames.Done) -> bool:
+    def sees(self, event: Event) -> bool:
         """Count an event; False where it has been before, for the worker that was tried first."""
         match event:
             case frames.Started() if self.started:

@@ -41,7 +41,7 @@ Request = (
     | frames.ApplyTemplate
     | frames.CountTokens
 )
-Event = frames.Started | frames.Delta | frames.Done
+Event = frames.Started | frames.Reading | frames.Delta | frames.Done
 Take = Callable[[Event], Awaitable[None]]
 
 
@@ -320,7 +320,13 @@ class Worker:
     def _take(self, frame: frames.FromWorker) -> None:
         """Hand a frame to whom it is for, if that is still there."""
         match frame:
-            case frames.Started() | frames.Delta() | frames.Done() | frames.Reply():
+            case (
+                frames.Started()
+                | frames.Reading()
+                | frames.Delta()
+                | frames.Done()
+                | frames.Reply()
+            ):
                 self._answered(frame.id, frame)
             case frames.Failed():
                 refusal = errors.from_code(
@@ -359,7 +365,7 @@ class Worker:
         if decoded and not self.decoded:
             self.decoded = True
             self._owner.on_decoded(self)
-        over = not isinstance(item, frames.Started | frames.Delta)
+        over = not isinstance(item, frames.Started | frames.Reading | frames.Delta)
         running = self._running.pop(number, None) if over else self._running.get(number)
         if running:
             running.shown = running.shown or shown

@@ -97,6 +97,11 @@ class Lane:
         )
 
     @property
+    def prompt_per_second(self) -> float:
+        """Tokens of prompts that it reads."""
+        return 1 / self._row
+
+    @property
     def is_long(self) -> bool:
         """Will a pass over the batch take longer than somebody else should wait for it?"""
         return self.batch.rows * self._row > self._gap_s

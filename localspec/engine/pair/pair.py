@@ -95,6 +95,7 @@ class Pair:
             backend=backend() if self.settings.n_gpu_layers else "cpu",
             sampling_defaults=unasked(self.defaults),
             profile=self.learned.costs.as_dict(),
+            prompt_per_second=self.shared.prompt_per_second,
         )
 
     def save(self) -> None:

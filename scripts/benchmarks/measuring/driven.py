@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from localspec.engine.engine import Engine
 from localspec.engine.pair.pair import Pair
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.protocol.frames import Delta, Done, Failed, Frame, Started, TokenLogprob
+from localspec.protocol.frames import Delta, Done, Failed, Frame, Reading, Started, TokenLogprob
 
 _MOST_STEPS = 20_000  # more than any text takes
 
@@ -19,6 +19,7 @@ class Answer:
     """Everything one request was sent. stamps: when each delta came, in seconds."""
 
     deltas: list[Delta] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
     stamps: list[float] = field(default_factory=list)
     started: Started | None = None
     ending: Done | Failed | None = None
@@ -68,7 +69,7 @@ class Driven:
         return answer
 
     def _receive(self, frame: Frame) -> None:
-        assert isinstance(frame, Started | Delta | Done | Failed)
+        assert isinstance(frame, Started | Reading | Delta | Done | Failed)
         answer = self.answers[frame.id]
         assert answer.ending is None, f"{frame} after the end"
         match frame:
@@ -76,6 +77,8 @@ class Driven:
                 answer.started = frame
                 # The list itself: it grows with the answer, and the slot leaves it behind at the end.
                 answer._tokens = self.sequence(frame.id).slot.tokens
+            case Reading():
+                answer.readings.append(frame)
             case Delta():
                 answer.stamps.append(self._clock())
                 answer.deltas.append(frame)
