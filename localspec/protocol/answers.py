@@ -123,14 +123,30 @@ class PromptProgress(Struct):
     time_ms: int
 
 
+class Ahead(Struct):
+    """What is before a request: `position` others that wait, `requests` with those that run, and of their
+    prompts so many tokens that are still to be read. `seconds`: until it gets a place, as expected by what
+    others took; null: nothing is known yet.
+    """
+
+    position: int
+    requests: int
+    prompt_tokens: int
+    seconds: int | None
+
+
 class Progress(Struct):
-    """What an answer waits for: other requests ("queued"), another pair that answers or loads ("waiting",
-    and `pair` is that one), its own that loads (`done`: 0…1), or its prompt ("reading").
+    """What an answer waits for: other requests ("queued", `ahead`), another pair that answers or loads
+    ("waiting", and `pair` is that one), its own that loads (`done`: 0…1), or its prompt ("reading", `done`
+    of `prompt_tokens`; `seconds`: what that still takes if nobody else's is read).
     """
 
     state: Literal["queued", "waiting", "loading", "reading"]
     pair: str
     done: float = 0.0
+    ahead: Ahead | UnsetType = UNSET
+    prompt_tokens: int | UnsetType = UNSET
+    seconds: int | UnsetType = UNSET
 
 
 class Extra(Struct):
@@ -236,7 +252,8 @@ class Figures(Struct):
 
     `first_text_ms`: median wait for an answer's first text. `cache_hits`: prompts that began in a slot, in
     memory or on the disk. `mean_depth`: drafts per target pass. `accepted_at`: the share of each pass's
-    first, second, … drafts that were accepted. `speed_up`: over plain decoding.
+    first, second, … drafts that were accepted. `speed_up`: over plain decoding. `prompt_per_second`:
+    tokens of prompts that are read, as measured last.
     """
 
     first_text_ms: float | None = None
@@ -246,6 +263,7 @@ class Figures(Struct):
     mean_depth: float | None = None
     accepted_at: list[float] = []
     speed_up: float | None = None
+    prompt_per_second: float | None = None
 
 
 class Hashing(Struct):
@@ -275,7 +293,8 @@ class Status(Struct):
     """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
     `hashing`: what a pair that is to be loaded or added waits for.
 
-    `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies.
+    `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies. `ahead`: of a
+    request that came now.
     """
 
     version: str
@@ -298,3 +317,4 @@ class Status(Struct):
     listen: str | None = None
     token_file: str | None = None
     hashing: Hashing | None = None
+    ahead: Ahead = field(default_factory=lambda: Ahead(0, 0, 0, 0))

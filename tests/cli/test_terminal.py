@@ -123,15 +123,22 @@ def test_whoever_waits_reads_for_what(
         first.expect(f"loading {other}")
         first.expect("3 4")
         with terminal(home.environment, "ask", "say two", columns=200) as second:
-            second.expect("waiting for other requests")
+            second.expect("waiting for 1 other request")
             first.interrupt()
             second.expect(f"loading {home.model}")
             assert second.wait() == 0
     with terminal(home.environment, "ask", "slow 100", columns=200) as first:
         first.expect("3 4")
         with terminal(home.environment, "ask", "-m", str(other), "say two", columns=200) as second:
-            second.expect("waiting for other requests")
+            second.expect("waiting for 1 other request")
             first.interrupt()
+
+
+def test_how_much_of_a_long_prompt_is_read_is_shown(warm: Home) -> None:
+    with terminal(warm.environment, "ask", "read 20 4000", columns=200) as shown:
+        shown.expect("reading 4,000 tokens ")
+        assert shown.wait() == 0
+        assert shown.raw.rsplit("\x1b[K", 1)[-1].strip() == "read"
 
 
 @pytest.mark.parametrize(

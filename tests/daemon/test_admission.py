@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from localspec.daemon.worker.admission import Admission
+from localspec.daemon.worker.forecast import Job
 from localspec.errors import QueueFull, Unavailable
 
 
@@ -93,7 +94,7 @@ def test_an_editor_has_a_place_that_no_chat_takes() -> None:
         admission, log, done = Admission(parallel=1, limit=9), list[str](), asyncio.Event()
 
         async def come(name: str) -> None:
-            async with admission.place(editor=name.startswith("editor")):
+            async with admission.place(Job(editor=name.startswith("editor"))):
                 log.append(name)
                 await done.wait()
 

@@ -6,7 +6,7 @@ Run it as `python fake_worker.py [--first-decode SIGSEGV] --fd N`. Words in the 
     slow N         N pieces, one each 20 ms
     forever        pieces until cancelled
     late S         begin at once, and answer after S seconds, unless cancelled
-    read N         the prompt, of 100 tokens, is read in so many passes of 50 ms each
+    read N [M]     the prompt, of M tokens (100), is read in so many passes of 50 ms each
     think          the same, as thoughts
     flood          10 MiB as fast as can be
     stall          answer nothing more, not even pings, but stay alive
@@ -131,7 +131,7 @@ class FakeWorker:
             die(argument)
         self.send(frames.Preparing(frame.id, begins=False))
         time.sleep(self.options.first_delay)
-        count = 100 if command == "read" else len(prompt.split())
+        count = long(words) if command == "read" else len(prompt.split())
         self.send(frames.Started(frame.id, count, cached_tokens=1, prompt_per_second=100.0))
         if self.options.always or (self.options.first_decode and not self.safe):
             die(self.options.always or self.options.first_decode)
@@ -206,7 +206,7 @@ class FakeWorker:
                 passes = int(argument)
                 for number in range(1, passes + 1):
                     time.sleep(0.05)
-                    read = 100 * number // passes
+                    read = long(prompt.split()) * number // passes
                     if frame.progress or number < passes:
                         self.send(frames.Reading(frame.id, read, 50.0 * number))
                 yield "read"
@@ -254,6 +254,10 @@ def text_of(prompt: frames.Prompt) -> str:
             if prompt.prompt.startswith("!"):
                 return prompt.prompt[1:]
             return f"say {prompt.prefix}|{prompt.suffix}"
+
+
+def long(words: list[str]) -> int:
+    return int(words[2]) if len(words) > 2 else 100
 
 
 def die(name: str) -> None:

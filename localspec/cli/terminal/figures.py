@@ -101,6 +101,7 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("draft", pair.get("draft")),
         ("note", pair.get("note")),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
+        ("queue", _queue(value.get("ahead") or {})),
         ("speed", _speed(value.get("figures") or {})),
         ("drafts", _drafts(value.get("figures") or {})),
         ("cache", _cache(value.get("figures") or {})),
@@ -113,6 +114,26 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         *(("problem", problem) for problem in value["problems"]),
     ]
     return [(name, str(text)) for name, text in found if text]
+
+
+def queue(ahead: dict[str, Any]) -> str:
+    """As in "3 other requests, about 14 s": what is before a request, and how long that takes."""
+    count = ahead["requests"]
+    told = f"{count} other request{'s' * (count != 1)}"
+    return told + (f", about {_about(ahead['seconds'])}" if ahead["seconds"] else "")
+
+
+def _queue(ahead: dict[str, Any]) -> str:
+    if not ahead or ahead["seconds"] == 0 or not ahead["requests"]:
+        return ""
+    tokens = ahead["prompt_tokens"]
+    left = f", {tokens:,} prompt tokens to be read" if tokens else ""
+    return f"a new request waits for {queue(ahead)}{left}"
+
+
+def _about(seconds: int) -> str:
+    """In steps of ten, from twenty on."""
+    return f"{seconds} s" if seconds < 20 else duration(-(-seconds // 10) * 10)
 
 
 def hashing(value: dict[str, Any]) -> str:
@@ -142,6 +163,8 @@ def _speed(figures: dict[str, Any]) -> str:
     parts = []
     if figures.get("speed_up") is not None:
         parts.append(f"{figures['speed_up']:.2f}× plain decoding")
+    if figures.get("prompt_per_second"):
+        parts.append(f"reads {figures['prompt_per_second']:,.0f} prompt tokens/s")
     if figures.get("first_text_ms") is not None:
         parts.append(f"first text after {figures['first_text_ms']:.0f} ms (median)")
     return ", ".join(parts)

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from localspec.cli.terminal import layout
-from localspec.cli.terminal.figures import hashing
+from localspec.cli.terminal.figures import hashing, queue
 from localspec.cli.terminal.render import harmless, stderr
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
@@ -16,6 +16,7 @@ from localspec.errors import LocalspecError
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _FRAME = 0.1  # seconds
 _PATIENCE = 0.2  # seconds; a quick answer is not worth a flicker
+_LONG = 256  # tokens of a prompt that is worth a number
 _ASK_AGAIN = 10  # frames between two looks at what the daemon does
 
 
@@ -35,12 +36,14 @@ class Spinner:
     def tell(self, progress: dict[str, Any] | None) -> None:
         """What the answer's stream says that it waits for; None: it has begun."""
         match progress:
-            case {"state": "queued"}:
-                self._told = "waiting for other requests"
+            case {"state": "queued", "ahead": ahead}:
+                self._told = f"waiting for {queue(ahead)}"
             case {"state": "waiting", "pair": pair}:
                 self._told = f"waiting for {pair}"
             case {"state": "loading", "pair": pair, "done": done}:
                 self._told = f"loading {pair}" + (f" {100 * done:.0f}%" if done else "")
+            case {"state": "reading", "done": done, "prompt_tokens": tokens} if tokens >= _LONG:
+                self._told = f"reading {tokens:,} tokens {100 * done:.0f}%"
             case _:
                 self._told = self._else
 

@@ -7,11 +7,13 @@ object. Shapes keep nothing of the text themselves.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +21,7 @@ from localspec.daemon.completion.reply.calls import Arguments, Call
 from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
 from localspec.daemon.http.requests import ClientGone, answer, unless_gone
 from localspec.daemon.http.sse import Emit, EventStream
+from localspec.daemon.worker.forecast import Job
 from localspec.daemon.worker.process import Event
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import LocalspecError
@@ -222,7 +225,6 @@ class Run:
     reading: Callable[[int, PromptProgress], object] | None = None
     ping_s: float = PING_INTERVAL
     events: type[EventStream] = EventStream
-    placed: asyncio.Event = field(default_factory=asyncio.Event)  # set when the queue is over
 
     async def respond(self, request: Request, stream: bool) -> Response:
         """The answer, unless the client leaves first."""
@@ -239,37 +241,50 @@ class Run:
         if self.progress is None:
             await self._run(emit)
         else:
-            telling = asyncio.create_task(self._tell(emit, self.progress))
+            jobs = [Job.of(request) for request in self.requests]
+            telling = asyncio.create_task(self._tell(emit, self.progress, jobs))
             try:
-                await self._run(emit)
+                await self._run(emit, jobs)
             finally:
                 telling.cancel()
                 await asyncio.gather(telling, return_exceptions=True)
         await emit(*self.shape.end())
 
-    async def _tell(self, emit: Emit, progress: Callable[[Progress], object]) -> None:
+    async def _tell(
+        self, emit: Emit, progress: Callable[[Progress], object], jobs: Sequence[Job]
+    ) -> None:
         """What it waits for, whenever that changes, until something of the answer has come."""
         told = None
         while True:
             await asyncio.sleep(_LOOK)
-            if any(choice.begun or choice.prompt_tokens for choice in self.shape.answer.choices):
+            if any(choice.begun for choice in self.shape.answer.choices):
                 return
-            now = Progress("queued", self.pair.name)
-            if self.placed.is_set():
-                now = self.supervisor.loaded.waits_for(self.pair)
+            now = self._waits_for(jobs)
             if now != told:
                 await emit(progress(now))
             told = now
 
-    async def _run(self, emit: Emit | None = None) -> None:
+    def _waits_for(self, jobs: Sequence[Job]) -> Progress:
+        name, supervisor = self.pair.name, self.supervisor
+        job = next((job for job in jobs if job.placed), None)
+        if job is None:
+            return Progress("queued", name, ahead=supervisor.admission.ahead(jobs[0]))
+        if not job.prompt:
+            return supervisor.loaded.waits_for(self.pair)
+        seconds = supervisor.forecast.reading_s(job)
+        left = UNSET if seconds is None else math.ceil(seconds)
+        return Progress("reading", name, job.read / job.prompt, UNSET, job.prompt, left)
+
+    async def _run(self, emit: Emit | None = None, jobs: Sequence[Job] = ()) -> None:
         """All choices to their end. The first error ends all."""
         failed = False
         async with self.during:
             try:
+                jobs = jobs or [Job.of(request) for request in self.requests]
                 if len(self.requests) == 1:
-                    await self._follow(0, emit)
+                    await self._follow(0, emit, jobs[0])
                 else:
-                    await self._follow_all(emit)
+                    await self._follow_all(emit, jobs)
             except LocalspecError:
                 failed = True
                 raise
@@ -277,8 +292,8 @@ class Run:
                 for choice in self.shape.answer.choices:
                     choice.end(failed=failed)
 
-    async def _follow_all(self, emit: Emit | None) -> None:
-        tasks = [asyncio.create_task(self._follow(i, emit)) for i in range(len(self.requests))]
+    async def _follow_all(self, emit: Emit | None, jobs: Sequence[Job]) -> None:
+        tasks = [asyncio.create_task(self._follow(i, emit, job)) for i, job in enumerate(jobs)]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -286,7 +301,7 @@ class Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _follow(self, index: int, emit: Emit | None) -> None:
+    async def _follow(self, index: int, emit: Emit | None, job: Job) -> None:
         choice = self.shape.answer.choices[index]
 
         async def take(event: Event) -> None:
@@ -298,4 +313,4 @@ class Run:
             if self.reading and isinstance(event, frames.Started | frames.Reading):
                 await emit(self.reading(index, choice.progress))
 
-        await self.supervisor.generate(self.pair, self.requests[index], take, self.placed.set)
+        await self.supervisor.generate(self.pair, self.requests[index], take, job)

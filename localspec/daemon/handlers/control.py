@@ -15,6 +15,7 @@ from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import EventStream
 from localspec.daemon.state import State, state_of
 from localspec.daemon.worker import placement
+from localspec.daemon.worker.forecast import Job
 from localspec.errors import LocalspecError
 from localspec.protocol.answers import Configured, Status
 from localspec.protocol.requests import LoadRequest
@@ -39,7 +40,8 @@ async def status(request: Request) -> Response:
             safe_mode=loaded.safe_mode.on,
             draining=daemon.draining,
             counts=supervisor.metrics.counts,
-            figures=supervisor.metrics.figures(),
+            figures=supervisor.figures(),
+            ahead=supervisor.admission.ahead(Job()),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
             pulls=len(daemon.registry.pulling),

@@ -2,6 +2,7 @@
 
 supervisor: a request on its way through the queue into the worker, and the idle time
 admission: the queue
+forecast: how long it takes, by what requests took before
 loaded: the pair in memory: unloaded, loading or ready
 placement: how a pair is loaded so that it fits
 process: one engine process, the frames to and from it, the requests that run in it

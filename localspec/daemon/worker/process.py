@@ -19,6 +19,7 @@ import msgspec
 
 from localspec import errors
 from localspec.daemon.worker.death import Death, Ending
+from localspec.daemon.worker.forecast import Job
 from localspec.ended import oom_kills
 from localspec.protocol import frames
 
@@ -55,8 +56,9 @@ class Running:
     `stage`: "preparing" while its text becomes tokens. `shown`: somebody has seen part of the answer.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, job: Job) -> None:
         self.request = request
+        self.job = job
         self.stage: Literal["sent", "preparing", "prepared"] = "sent"
         self.shown = False
         self.inbox: asyncio.Queue[Event | frames.Reply | Exception] = asyncio.Queue()
@@ -153,8 +155,9 @@ class Worker:
             self._loaded = self.progress = None
 
     @contextlib.contextmanager
-    def running(self, request: Request) -> Iterator[Running]:
-        """Send a request, under a number of its own; when the body ends early it is cancelled.
+    def running(self, request: Request, job: Job | None = None) -> Iterator[Running]:
+        """Send a request, under a number of its own; when the body ends early it is cancelled. How far
+        it is stands in `job`.
 
         Raises:
             InvalidRequest: it cannot be sent.
@@ -162,7 +165,7 @@ class Worker:
         if not self._running:
             self._heard = time.monotonic()  # silence counts from now
         number = request.id = next(self._numbers)
-        running = self._running[number] = Running(request)
+        running = self._running[number] = Running(request, job or Job())
         try:
             self._send_request(request)
             yield running
@@ -369,6 +372,7 @@ class Worker:
         running = self._running.pop(number, None) if over else self._running.get(number)
         if running:
             running.shown = running.shown or shown
+            running.job.sees(item)
             running.inbox.put_nowait(item)
 
 

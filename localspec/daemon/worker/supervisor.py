@@ -5,7 +5,8 @@ request fails with the cause and the next one starts another. A death at the fir
 again by itself, once, in safe mode; one that a request's text has caused fails that request, and the
 others, unless part of their answer has been seen, are sent to the next worker.
 
-`loaded` keeps the worker and its pair, `admission` is the queue, `metrics` counts.
+`loaded` keeps the worker and its pair, `admission` is the queue, `forecast` says how long it takes,
+`metrics` counts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -21,11 +22,13 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon import logs
 from localspec.daemon.worker.admission import Admission
+from localspec.daemon.worker.forecast import Forecast, Job
 from localspec.daemon.worker.loaded import LoadedPair
 from localspec.daemon.worker.metrics import Metrics
 from localspec.daemon.worker.process import DEFAULT_COMMAND, Again, Event, Request, Take, Worker
 from localspec.paths import Paths
 from localspec.protocol import frames
+from localspec.protocol.answers import Figures
 
 log = logging.getLogger("localspec.supervisor")
 
@@ -41,7 +44,8 @@ class Supervisor:
         self, config: Config, paths: Paths, *, worker_command: Sequence[str] = DEFAULT_COMMAND
     ) -> None:
         """`worker_command` starts an engine; `--fd N` is appended."""
-        self.admission = Admission(config.parallel, config.queue)
+        self.forecast = Forecast()
+        self.admission = Admission(config.parallel, config.queue, self.forecast)
         self.metrics = Metrics()
         self.loaded = LoadedPair(
             config,
@@ -64,6 +68,11 @@ class Supervisor:
         self.admission.limit = config.queue
         self._rest_if_idle()  # by the new time
 
+    def figures(self) -> Figures:
+        """How answers went, for `localspec status`."""
+        speed = self.forecast.prompt_per_second or None
+        return msgspec.structs.replace(self.metrics.figures(), prompt_per_second=speed)
+
     # ------------------------------------------------------------------ requests
 
     async def generate(
@@ -71,10 +80,10 @@ class Supervisor:
         pair: frames.PairFiles,
         request: frames.Generate,
         take: Take = _unheard,
-        placed: Callable[[], object] = lambda: None,
+        job: Job | None = None,
     ) -> frames.Done:
         """Have `take` called with Started, Delta…, Done; returns the last. Where it raises, or this is
-        cancelled, the request is cancelled in the worker. `placed` is called when the queue is over.
+        cancelled, the request is cancelled in the worker. `job`: what others see of it.
 
         Raises:
             QueueFull, Unavailable, PairSetAside, LoadFailed: before it started.
@@ -82,19 +91,20 @@ class Supervisor:
         """
         if self.loaded.config.log_prompts:
             logs.prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
+        job = job or Job.of(request)
         with self._at_work(), self.metrics.watched() as watch:
-            async with self.admission.place(editor=request.priority == "editor"):
-                placed()
+            async with self.admission.place(job):
                 while True:
                     try:
                         worker = await self._worker_for(pair, request)
-                        with worker.running(request) as running:
+                        with worker.running(request, job) as running:
                             while not watch.over:
                                 # Of an answer's text its beginning alone is counted.
                                 event = await (
                                     running.text(take) if watch.shown else running.next()
                                 )
                                 assert not isinstance(event, frames.Reply)
+                                self.forecast.sees(job, event)
                                 if watch.sees(event):
                                     await take(event)
                         assert isinstance(event, frames.Done)
@@ -118,7 +128,9 @@ class Supervisor:
                     return reply
 
     async def _worker_for(self, pair: frames.PairFiles, request: Request) -> Worker:
-        worker = (await self.loaded.ready(pair)).engine.worker
+        ready = await self.loaded.ready(pair)
+        self.forecast.uses(ready.info)
+        worker = ready.engine.worker
         if (deadly := self.loaded.deadly_texts).hashes:
             deadly.check(self.loaded.cause(pair), request)
         return worker
