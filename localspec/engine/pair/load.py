@@ -245,8 +245,17 @@ class _Load:
         costs = self._draft_costs(context, batch)
         shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
         scratch = models.parallel + 1
-        pass_s = self._settings.pass_s
-        return DraftModel(context, batch, costs, make_room, scratch, shared, pass_s=pass_s), costs
+        model = DraftModel(
+            context,
+            batch,
+            costs,
+            make_room,
+            scratch,
+            shared,
+            pass_s=self._settings.pass_s,
+            gap_s=self._settings.gap_s,
+        )
+        return model, costs
 
     def _learned(self, target: CostTable, draft: CostTable | None) -> Learned:
         costs = CostProfile(target, draft, self._stored.overhead_ms)

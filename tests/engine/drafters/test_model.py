@@ -92,6 +92,21 @@ def test_text_written_without_drafts_is_read_before_the_next(drafting: Drafting)
     assert drafting.propose(3).tokens == drafting.fresh(long, 3)
 
 
+def test_a_long_text_is_read_in_as_many_rounds_as_others_can_wait_for(
+    drafting: Drafting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the drafts are those of one that read it at once."""
+    text = [*TEXT, *range(100, 200)]
+    truth = drafting.fresh(text, 3)
+    monkeypatch.setattr(DraftModel, "token_prefill_ms", property(lambda _self: 10.0))
+    assert drafting.fresh(text, 3) == []
+    reads = [drafting.slot.n_past_draft]
+    while not (drafts := drafting.propose(3).tokens):
+        reads.append(drafting.slot.n_past_draft)
+    assert reads == [25, 50, 75]
+    assert drafts == truth
+
+
 @pytest.mark.parametrize("right", [True, False])
 def test_a_look_at_a_text_compares_its_end_with_what_would_have_been_drafted(
     drafting: Drafting, right: bool

@@ -22,6 +22,7 @@ PROBE_CONTEXT, PROBE_ROWS = 20, 4
 PREFILL_WIDTH = 64  # width of the pass whose cost per token stands for a prompt's
 
 
+KEEP_TAIL = 8  # tokens that are left for the pass of the first draft
 PROBE_GAP = 8  # tokens between two probes at least
 PROBE_LEFT = 32  # with fewer tokens to come there is nothing to win by probing
 
@@ -89,15 +90,17 @@ class DraftModel:
         shared: SharedTokens,
         clock: Clock = time.perf_counter,
         pass_s: float = 0.0,
+        gap_s: float = 0.0,
     ) -> None:
         """make_room: called when the KV is full; frees some, or says False. scratch: a sequence of the
         context that no slot uses. shared: between the target's ids and the draft's. pass_s: seconds
-        that a pass should take at most; 0: any number.
+        that a pass should take at most, gap_s: that reading texts may take in a round, for which all
+        others wait; 0: any number.
         """
         self._shared = shared
         self._make_room = make_room
         self._clock = clock
-        self._pass_s = pass_s
+        self._pass_s, self._gap_s = pass_s, gap_s
         self._scratch = scratch
         self.context = context
         self._batch = batch
@@ -122,17 +125,15 @@ class DraftModel:
         return self._costs.per_token_ms(PREFILL_WIDTH)
 
     def propose(self, requests: Sequence[DraftRequest]) -> None:
-        """Fill each request with drafts until its `more` says no.
+        """Fill each request with drafts until its `more` says no. One whose text is long gets none until
+        enough of it is read, a part in each round.
 
         Raises:
             NoKvSlot: the running requests fill the draft's context.
             NotFinite: the draft model's logits are no numbers.
         """
         start, busy = self._clock(), self.busy_s
-        active = [request for request in requests if request.more(request)]
-        for request in active:
-            self._prefill(request.slot, len(request.slot.tokens) - 1, keep_tail=8)
-            self._mark(request.slot)
+        active = self._read([request for request in requests if request.more(request)])
         while active:
             begun, single = self._clock(), active[0].tokens
             rows = self._next_rows(active)
@@ -157,6 +158,23 @@ class DraftModel:
                 row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
             rows.append((row, at + 1))
         return rows
+
+    def _read(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
+        """Read the texts, as far as there is time; those whose text is read."""
+        ready, left = [], self._tokens_in(self._gap_s)
+        for request in requests:
+            slot = request.slot
+            before, end = slot.n_past_draft, len(slot.tokens) - 1 - KEEP_TAIL
+            self._prefill(slot, min(end, before + left))
+            left -= max(slot.n_past_draft - before, 0)
+            if slot.n_past_draft >= end:
+                self._mark(slot)
+                ready.append(request)
+        return ready
+
+    def _tokens_in(self, seconds: float) -> int:
+        """How many tokens of a text are read in that time, at least one; 0 seconds: any number."""
+        return max(int(seconds * 1e3 / self.token_prefill_ms), 1) if seconds else 1 << 31
 
     def _proposals(self, row: int) -> Logits:
         return self._shared.proposals(self.context.finite(row))
@@ -207,13 +225,10 @@ class DraftModel:
             belief.observe(bucket(_probability(logits, best)), best == token)
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
-    def _prefill(self, slot: Slot, end: int, keep_tail: int) -> None:
-        """Read tokens up to `end` in chunks, leaving at most `keep_tail` for the pass that follows."""
-        most = self._batch.capacity
-        if self._pass_s:
-            most = min(most, max(int(self._pass_s * 1e3 / self.token_prefill_ms), 1))
-        while end - slot.n_past_draft > keep_tail:
-            size = min(end - slot.n_past_draft - keep_tail, most)
+    def _prefill(self, slot: Slot, end: int) -> None:
+        """Read tokens up to `end` in chunks."""
+        most = min(self._batch.capacity, self._tokens_in(self._pass_s))
+        while (size := min(end - slot.n_past_draft, most)) > 0:
             self._batch.clear()
             for at in range(slot.n_past_draft, slot.n_past_draft + size):
                 self._batch.add(self._shared.shown(slot.tokens[at]), at, slot.draft_id, False)
