@@ -181,6 +181,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "engine/llama",
             "engine/pair",
             "engine/sampling",
+            "engine/sampling/grammars",
             "engine/sequence",
             "engine/speculation/drafters",
         },
@@ -231,6 +232,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "engine/cache": ({"engine/llama"}, "it alone writes how far a model has read"),
     "engine/output": (set(), "tokens to text"),
     "engine/sampling": ({"engine/llama"}, "arithmetic over logits, of one vocabulary"),
+    "engine/sampling/grammars": (
+        {"engine/llama", "engine/sampling"},
+        "languages over tokens, whoever samples them",
+    ),
     "engine/llama": (set(), "the binding, and none of our ideas"),
     "registry": (set(), "the catalogue is data"),
     "registry/header": (set(), "a header is bytes, wherever they come from"),

@@ -73,7 +73,8 @@ class Engine:
         biased = asked.ignore_eos or asked.logit_bias or asked.text_bias
         bias = dict(tokenized.sampler.settings.logit_bias) if biased else {}
         speed, tail = self.pair.shared.prompt_per_second, tokenized.tail
-        self._emit(Started(sequence.id, sequence.n_prompt, cached, tail, source, bias, speed))
+        read = sequence.n_prompt, cached, tail, source
+        self._emit(Started(sequence.id, *read, bias, speed, tokenized.note))
 
     def _has_read(self, sequence: Sequence) -> None:
         """A pass has read a part of its prompt."""

@@ -30,6 +30,7 @@ class TokenizedRequest:
     shown: frozenset[int] = frozenset()  # control tokens whose text belongs to the answer
     tail: str = ""  # the last characters of a chat's prompt
     saved: Prefix | None = None  # what was saved of its conversation
+    note: str = ""  # what of the request cannot be had
 
 
 class Sequence:

@@ -11,5 +11,5 @@ conversations.py  what is kept of conversations
 statistics.py     kept answers added up
 reading.py        a JSON body into its struct, or one sentence that refuses it; what that may cost
 clients/          what clients of other protocols send and get
-calls_as_text.py  tool calls as text, where a template has no place for them
+calls.py          tool calls: how families write them, what may be called, and as text
 """

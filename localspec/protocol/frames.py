@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from localspec.protocol.calls import Tools
 from localspec.protocol.sampling import Sampled
 from localspec.protocol.settings import (
     Bytes,
@@ -207,6 +208,8 @@ class Generate(Frame, omit_defaults=True):
     to another place of the text, near as that is to what reading it there would give; 0: none may.
     `return_tokens`: deltas name the tokens of their text, and `timings`: how long it has taken so far.
     `progress`: every pass that reads the prompt is told of, also the last; else those before it only.
+    `tools`: the calls that the answer may have. `thoughts`: markers around thoughts that may stand at its
+    beginning, before what `tools` and `constraint` ask of the rest.
     """
 
     id: int
@@ -216,6 +219,8 @@ class Generate(Frame, omit_defaults=True):
     stop: list[str] = []
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
+    tools: Tools | None = None
+    thoughts: list[tuple[str, str]] = []
     speculative: Speculative = Speculative()
     top_logprobs: int | None = None
     exact: bool | None = None
@@ -352,6 +357,7 @@ class Started(Frame, omit_defaults=True):
     `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
     "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
     `prompt_per_second`: tokens of prompts that are read, as measured last.
+    `note`: what of the request cannot be had.
     """
 
     id: int
@@ -361,6 +367,7 @@ class Started(Frame, omit_defaults=True):
     cache: Literal["", "slot", "memory", "disk", "shift"] = ""
     logit_bias: dict[int, float] = {}
     prompt_per_second: float = 0.0
+    note: str = ""
 
 
 class Reading(Frame):
@@ -371,6 +378,7 @@ class Reading(Frame):
     id: int
     processed: int
     ms: float
+    note: str = ""
 
 
 class Timings(msgspec.Struct):

@@ -60,11 +60,12 @@ class ChatMessage(Struct):
 
 
 class Function(Request, omit_defaults=True):
-    """A tool's function; `parameters` is a JSON Schema."""
+    """A tool's function; `parameters` is a JSON Schema. strict: it is held to, or refused."""
 
     name: str
     description: OrDefault[str] = ""
     parameters: dict[str, Any] | None = None
+    strict: Any = None
 
 
 class Tool(Request, dict=True):

@@ -113,7 +113,8 @@ def test_fields_are_translated(fields: Any, expected: Any) -> None:
     if "top_logprobs" in expected or "cache_prompt" in expected:
         sent = {**chat(**fields)[0], **sent}
     assert {name: sent.get(name) for name in expected} == expected
-    assert set(sent) - set(expected) <= {"type", "id", "prompt", "sampling", "speculative", "shown"}
+    always = {"type", "id", "prompt", "sampling", "speculative", "shown", "thoughts"}
+    assert set(sent) - set(expected) <= always
 
 
 def test_messages_reach_the_template_whole() -> None:

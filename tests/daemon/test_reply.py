@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.reply.calls import Arguments, Call, JsonCalls, new_call
+from localspec.daemon.completion.reply.calls import Arguments, Call, JsonCalls
 from localspec.daemon.completion.reply.parser import AnswerParser, Text
 from localspec.daemon.completion.reply.tools import (
     GEMMA,
@@ -18,8 +18,8 @@ from localspec.daemon.completion.reply.tools import (
     MISTRAL,
     MISTRAL_ARGS,
     NO_TOOLS,
-    Format,
 )
+from localspec.protocol.calls import CallFormat
 
 TOOLS = {
     "weather": {
@@ -220,7 +220,7 @@ def test_what_is_no_notation_of_gemma_stays_text(inside: str, size: int) -> None
     ],
 )
 def test_calls_of_every_family(
-    form: Format, answer: str, expected: list[tuple[str, Any]], size: int
+    form: CallFormat, answer: str, expected: list[tuple[str, Any]], size: int
 ) -> None:
     parser = AnswerParser(form, TOOLS)
     assert read(parser, answer, size) == ("", "", expected)
@@ -247,7 +247,7 @@ def test_calls_of_every_family(
         (NO_TOOLS, "text ends <thi"),
     ],
 )
-def test_what_is_no_call_stays_text(form: Format, answer: str, size: int) -> None:
+def test_what_is_no_call_stays_text(form: CallFormat, answer: str, size: int) -> None:
     content, reasoning, calls = read(AnswerParser(form, TOOLS), answer, size)
     assert (content.replace(" ", ""), reasoning, calls) == (answer.replace(" ", ""), "", [])
 
@@ -305,16 +305,6 @@ def test_without_parallel_calls_only_the_first_is_given() -> None:
     assert read(parser, HERMES_CALL * 3, 4)[2] == [PARIS]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_a_forced_call_begins_without_its_marker(size: int) -> None:
-    parser = AnswerParser(HERMES, TOOLS, forced=JsonCalls())
-    parser.begin("<think>\n")
-    answer = '{"name": "weather", "arguments": {"city": "Paris", "days": 2}}'
-    assert read(parser, answer, size) == ("", "", [PARIS])
-    parser = AnswerParser(MISTRAL_ARGS, TOOLS, forced=JsonCalls(call=new_call("weather")))
-    assert read(parser, '{"city": "Paris", "days": 2}', size) == ("", "", [PARIS])
-
-
 def test_a_call_that_is_cut_off_keeps_what_came() -> None:
     parser = AnswerParser(HERMES, TOOLS)
     pieces = parser.push('<tool_call>{"name": "weather", "arguments": {"city": "Pa')
@@ -327,7 +317,7 @@ def test_a_call_that_is_cut_off_keeps_what_came() -> None:
 @pytest.mark.parametrize("form", [HERMES, LLAMA, GRANITE, MISTRAL, MISTRAL_ARGS, GEMMA])
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_call_that_is_cut_off_is_a_call_or_text_and_never_both(
-    form: Format, closed: bool
+    form: CallFormat, closed: bool
 ) -> None:
     opens = form.opens[0]
     call = '{"name": "weather", "arguments": {"city": "Pa}ris", "days": 2}}'

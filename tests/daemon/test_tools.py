@@ -19,12 +19,15 @@ from localspec.daemon.completion.reply.tools import (
     LLAMA,
     MISTRAL,
     MISTRAL_ARGS,
+    TAGS,
     TOLD,
+    UNKNOWN,
 )
 from localspec.daemon.completion.request import chat_frames
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
+from localspec.protocol.calls import Tools
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates
@@ -41,9 +44,9 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool
 FORMATS = {
     "chatml": HERMES,
     "chatml_thinking": HERMES,
-    "chatml_xml_calls": HERMES,
+    "chatml_xml_calls": TAGS,
     "modes": HERMES,
-    "channels": HERMES,
+    "channels": UNKNOWN,
     "headers": LLAMA,
     "documents": HERMES,
     "documents_marked": GRANITE,
@@ -55,8 +58,8 @@ FORMATS = {
     "turns_and_calls": GEMMA,
     "Qwen-Qwen2.5-7B-Instruct": HERMES,
     "Qwen-Qwen3-0.6B": HERMES,
-    "Qwen3-Coder": HERMES,
-    "Qwen3.5-4B": HERMES,
+    "Qwen3-Coder": TAGS,
+    "Qwen3.5-4B": TAGS,
     "meta-llama-Llama-3.1-8B-Instruct": LLAMA,
     "ibm-granite-granite-4.1": HERMES,
     "Mistral-Small-3.2-24B-Instruct-2506": MISTRAL_ARGS,
@@ -139,49 +142,30 @@ def test_tools_are_left_out_when_none_may_be_called() -> None:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
-def test_a_required_call_is_constrained_by_its_schema(choice: Any) -> None:
-    frame = sent(tool_choice=choice)
-    assert frame.constraint is not None
-    schema = json.loads(frame.constraint.source)
-    calls = schema.get("anyOf", [schema])
-    names = [call["properties"]["name"]["const"] for call in calls]
-    assert names == (["weather", "now"] if choice == "required" else ["now"])
-    assert isinstance(frame.prompt, frames.ChatPrompt)
-    assert frame.prompt.answer_prefix == "<tool_call>\n"
-    if choice == "required":
-        assert calls[0]["properties"]["arguments"] == {"$ref": "#/$defs/weather"}
-        assert schema["$defs"]["weather"] == SCHEMA
+def test_a_required_call_is_one_of_the_tools(choice: Any) -> None:
+    calls = sent(tool_choice=choice).tools
+    assert calls is not None
+    assert calls.required
+    assert not calls.parallel
+    assert list(calls.schemas) == (["weather", "now"] if choice == "required" else ["now"])
+    nothing = {
+        "type": "object",
+        "properties": {},
+    }  # as OpenAI has it of a function without parameters
+    assert calls.schemas == ({"weather": SCHEMA} if choice == "required" else {}) | {"now": nothing}
 
 
-def test_two_tools_may_define_one_name_differently() -> None:
-    def tool(name: str, kind: str) -> Any:
-        item = {"type": kind, "default": {"$ref": "#/left alone"}}
-        parameters = {
-            "$defs": {"Item": item},
-            "type": "object",
-            "properties": {"item": {"$ref": "#/$defs/Item"}, "default": {"$ref": "#"}},
-        }
-        return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-    frame = sent(tools=[tool("a", "string"), tool("b", "integer")], tool_choice="required")
-    assert frame.constraint is not None
-    defined = json.loads(frame.constraint.source)["$defs"]
-    for name, kind in (("a", "string"), ("b", "integer")):
-        item = {"type": kind, "default": {"$ref": "#/left alone"}}
-        assert defined[name]["$defs"]["Item"] == item
-        assert defined[name]["properties"] == {
-            "item": {"$ref": f"#/$defs/{name}/$defs/Item"},
-            "default": {"$ref": f"#/$defs/{name}"},
-        }
-
-
-def test_a_required_call_of_a_newer_mistral_is_its_arguments_alone() -> None:
-    choice = {"type": "function", "function": {"name": "weather"}}
-    frame = sent("{{ tools }}[TOOL_CALLS][ARGS]", tool_choice=choice)
-    assert frame.constraint is not None
-    assert json.loads(frame.constraint.source) == SCHEMA
-    assert isinstance(frame.prompt, frames.ChatPrompt)
-    assert frame.prompt.answer_prefix == "[TOOL_CALLS]weather[ARGS]"
+def test_a_request_says_what_its_calls_may_be() -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    calls = sent(tools=[strict, NOW], parallel_tool_calls=False).tools
+    schemas = {"weather": SCHEMA, "now": {"type": "object", "properties": {}}}
+    assert calls == Tools(HERMES, schemas, False, False, ["weather"])
+    several = sent(tool_choice="required", parallel_tool_calls=True).tools
+    assert several is not None
+    assert several.parallel
+    beside = sent(response_format={"type": "json_object"})
+    assert beside.tools is not None
+    assert beside.constraint is not None
 
 
 @pytest.mark.parametrize(

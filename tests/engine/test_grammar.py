@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec.engine.sampling.grammar import Grammars
+from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve
 from localspec.errors import GrammarRejected

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localspec.engine.sampling.grammar import _source
-from localspec.engine.sampling.schemas import closed
+from localspec.engine.sampling.grammars.compile import _source
+from localspec.engine.sampling.grammars.schemas import closed
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint
 

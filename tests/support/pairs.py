@@ -8,6 +8,7 @@ of the KV cache changes the answer: what a test of rollback, reuse or sharing ne
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +64,16 @@ def expected(first: int, count: int) -> list[int]:
     return follow(target_cycle(N_VOCAB), first, count)
 
 
-def contextual_pair(folder: Path, noise: float = 0.1, seed: int = 0) -> PairFiles:
-    """A pair whose next token depends on every token before; `noise` is how wrong the draft is."""
+def contextual_pair(
+    folder: Path, noise: float = 0.1, seed: int = 0, tokens: Sequence[str] = ()
+) -> PairFiles:
+    """A pair whose next token depends on every token before; `noise` is how wrong the draft is. `tokens`:
+    its vocabulary, if not the usual one."""
     folder.mkdir(parents=True, exist_ok=True)
     target, draft = folder / "target.gguf", folder / "draft.gguf"
     if not draft.exists():
-        write_model(target, CONTEXT_SHAPE, target_cycle(N_VOCAB, seed), seed=seed)
+        cycle = target_cycle(N_VOCAB, seed)
+        write_model(target, CONTEXT_SHAPE, cycle, seed=seed, tokens=tokens)
         rng = np.random.default_rng(seed + 1)
         rescale(target, {"attn_output": 1e5, "ffn_down": 1e5})
         # The output row of every special token is zero or a copy, and would tie with others.

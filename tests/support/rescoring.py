@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from localspec.engine.llama import Batch, Context, ContextSettings, Logits, Model
-from localspec.engine.sampling.grammar import Matcher
+from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
@@ -58,7 +58,7 @@ def first_strange(
     prompt: Sequence[int],
     answer: Sequence[int],
     sampler: Sampler,
-    matcher: Matcher | None = None,
+    matcher: Guide | None = None,
     near: float = NEAR_TIE,
 ) -> int | None:
     """The first place of `answer` whose token the target alone would not have given, if any.
@@ -121,7 +121,7 @@ def assert_alike(
     ours: Sequence[int],
     theirs: Sequence[int],
     sampler: Sampler | None = None,
-    matcher: Callable[[], Matcher] | None = None,
+    matcher: Callable[[], Guide] | None = None,
     near: float = NEAR_TIE,
 ) -> None:
     """The same answer twice; or both are the target's, and part where a choice is within rounding.

@@ -60,6 +60,7 @@ class Choice:
     prompt_tokens: int = 0
     processed: int = 0  # tokens of the prompt that are read, the cached ones among them
     reading_ms: float = 0.0  # since it was begun
+    note: str = ""  # what of the request could not be had
     begun: bool = False  # something of it, be it the end, has come
     over: bool = False
     failed: bool = False
@@ -73,6 +74,7 @@ class Choice:
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
                 self.logit_bias = event.logit_bias
                 self.processed = event.cached_tokens
+                self.note = event.note
                 if self.parser is not None:
                     self.parser.begin(event.tail)
             case frames.Reading():  # another engine may read it anew

@@ -13,10 +13,10 @@ import msgspec
 
 from localspec.daemon.completion import thinking
 from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.reply.calls import JsonCalls, new_call
-from localspec.daemon.completion.reply.parser import SHOWN, AnswerParser
+from localspec.daemon.completion.reply.parser import SHOWN, THOUGHTS, AnswerParser
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
+from localspec.protocol.calls import CallFormat
 from localspec.protocol.reading import TooHeavy, Weight
 from localspec.protocol.requests import (
     MAX_PROMPTS,
@@ -58,14 +58,16 @@ def chat_frames(
         prompt.tools = offer.tools or None
         _tell(prompt, request, offer.form)
     if offer.tools:
-        prompt.answer_prefix += offer.answer_prefix
-        shown = [*shown, *offer.form.markers]
-    logprobs = (top or 0) if request.logprobs else None
-    limit = thinking.limit(request, max_tokens(request))
-    wanted = per_choice(request, [prompt], logprobs, shown=shown, thinking=limit)
-    if offer.constraint is not None:
-        for each in wanted:
-            each.constraint = offer.constraint
+        shown = [*shown, *tools.markers(offer.form)]
+    wanted = per_choice(
+        request,
+        [prompt],
+        (top or 0) if request.logprobs else None,
+        shown=shown,
+        thinking=thinking.limit(request, max_tokens(request)),
+        tools=offer.calls,
+        thoughts=list(THOUGHTS) if request.reasoning_format != "none" else [],
+    )
     wanted[0].conversation = conversation
     return wanted, partial(_parser, request, offer)
 
@@ -82,7 +84,7 @@ def template_prompt(request: TemplateRequest, template: str | None) -> frames.Ch
 
 
 def _tell(
-    prompt: frames.ChatPrompt, request: ChatRequest | TemplateRequest, form: tools.Format
+    prompt: frames.ChatPrompt, request: ChatRequest | TemplateRequest, form: CallFormat
 ) -> None:
     """Put the tools into the messages, for a template that knows none."""
     if form.told and uses_tools(request):
@@ -101,12 +103,7 @@ def _parser(request: ChatRequest, offer: tools.Offer) -> AnswerParser:
     reasoning = request.reasoning_format != "none"
     if not offer.tools:
         return AnswerParser(reasoning=reasoning)
-    forced = None
-    if offer.forced:
-        forced = JsonCalls(call=new_call(offer.forced_name) if offer.forced_name else None)
-    return AnswerParser(
-        offer.form, offer.schemas, reasoning=reasoning, parallel=offer.parallel, forced=forced
-    )
+    return AnswerParser(offer.form, offer.schemas, reasoning=reasoning, parallel=offer.parallel)
 
 
 def completion_frames(request: CompletionRequest) -> list[frames.Generate]:

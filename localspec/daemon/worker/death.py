@@ -225,7 +225,7 @@ def _text_hash(cause: bytes, frame: frames.Frame) -> bytes:
     texts: object = msgspec.structs.replace(frame, id=0)
     if isinstance(frame, frames.Generate):
         asked = frame.sampling.text_bias, frame.speculative.prediction, frame.constraint
-        texts = [frame.prompt, *asked, frame.shown]
+        texts = [frame.prompt, *asked, frame.tools, frame.shown]
     return hashlib.sha256(msgspec.msgpack.encode([cause, texts])).digest()
 
 

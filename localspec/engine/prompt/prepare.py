@@ -21,8 +21,8 @@ from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, prompt_budget
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.grammar import Grammars
-from localspec.engine.sampling.guide import Guide
+from localspec.engine.sampling.grammars.compile import Grammars
+from localspec.engine.sampling.guide import Both, Guide
 from localspec.engine.sampling.infill import infill_sampler
 from localspec.engine.sampling.penalties import Breakers, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
@@ -73,7 +73,7 @@ class Preparer:
     def __init__(self, pair: Pair, renderer: TemplateRenderer) -> None:
         self._pair = pair
         self._renderer = renderer
-        self._grammars = Grammars(pair.vocab)
+        self._grammars = Grammars(pair.vocab, pair.models.target.chat_template or "")
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
@@ -93,21 +93,25 @@ class Preparer:
         self._rendered = ""
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
+        shown, tail = frozenset(self._control(request.shown)), self._rendered[-TAIL:]
+        matcher, note = self._grammars.answer(request, tail, shown)
+        guide: Guide | None = matcher
+        if (limit := self._limit(request)) is not None:
+            guide = limit if matcher is None else Both(limit, matcher)
         return TokenizedRequest(
             request,
             tokens,
             self._sampler(settings),
-            self._guide(request),
+            guide,
             self._ngram_index(request.speculative, tokens),
-            frozenset(self._control(request.shown)),
-            self._rendered[-TAIL:],
+            shown,
+            tail,
             self._saved(request),
+            note,
         )
 
-    def _guide(self, request: Generate) -> Guide | None:
-        """A grammar has no place for thoughts, so it needs no end of them."""
-        if request.constraint:
-            return self._grammars.compile(request.constraint)
+    def _limit(self, request: Generate) -> Guide | None:
+        """The end of thoughts that may have only so many tokens."""
         if request.thinking is None:
             return None
         vocab = self._pair.vocab

@@ -15,7 +15,7 @@ from itertools import takewhile
 from typing import Any
 
 from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed
-from localspec.protocol import calls_as_text
+from localspec.protocol.calls import result_text, with_calls
 
 Messages = list[dict[str, Any]]
 SYSTEM, USER = "system", "user"
@@ -188,11 +188,11 @@ def _as_text(messages: Messages) -> Messages:
         before = found[-1] if found else None
         result = message["role"] == "tool"
         if calls := message.get("tool_calls"):
-            text = calls_as_text.with_calls(message["content"], calls)
+            text = with_calls(message["content"], calls)
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = text
         elif result:
-            message = {"role": "user", "content": calls_as_text.result(message["content"])}
+            message = {"role": "user", "content": result_text(message["content"])}
         if before and before["role"] == message["role"] == "user" and (result or before is last):
             # templates want the roles to alternate
             message = {**before, "content": f"{before['content']}\n{message['content']}"}

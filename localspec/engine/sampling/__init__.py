@@ -5,10 +5,9 @@ sampler       one request's sampler: penalties, then a distribution, then a draw
 penalties     what makes repeats less likely, DRY among them
 distribution  top-k, typical, top-p, min-p, temperature: candidates; draws that know no order
 infill        llama.cpp's infill sampler: where a completion in the middle of a text ends
-grammar       JSON Schemas, grammars and regular expressions compiled: masks and forced tokens
+grammars/     the language of an answer: structured output, tool calls, forced tokens
 guide         what says beside the logits which tokens may come: grammars, and
 thoughts      the end of thoughts that may have only so many tokens
-schemas       JSON Schemas closed as llama-server closes them
 
 May import `llama`, and nothing else of the engine.
 """

@@ -31,3 +31,34 @@ class Guide(Protocol):
 
     def forced(self) -> list[int]:
         """Tokens that must come next whatever the model says."""
+
+
+class Both:
+    """Two guides of one answer: the end of its thoughts, and what holds in it. A Guide itself."""
+
+    def __init__(self, first: Guide, second: Guide) -> None:
+        """`first` forces tokens before `second` does."""
+        self._guides = first, second
+        self.narrows = first.narrows or second.narrows
+
+    def mask(self) -> npt.NDArray[np.bool_] | None:
+        first, second = (each.mask() for each in self._guides)
+        if first is None or second is None:
+            return second if first is None else first
+        both: npt.NDArray[np.bool_] = first & second
+        return both if both.any() else first
+
+    def consume(self, token: int) -> None:
+        for each in self._guides:
+            each.consume(token)
+
+    def take_back(self, count: int) -> None:
+        for each in self._guides:
+            each.take_back(count)
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        return min(each.valid(tokens) for each in self._guides)
+
+    def forced(self) -> list[int]:
+        first, second = self._guides
+        return first.forced() or second.forced()

@@ -17,19 +17,20 @@ from localspec.daemon.completion.reply.calls import (
     Reader,
     new_call,
 )
+from localspec.daemon.completion.reply.tools import GEMMA_QUOTE
+from localspec.protocol.calls import CallFormat, type_of, types_of
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_GEMMA_QUOTE = '<|"|>'
 
 
-def reader_for(kind: str, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
+def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
     """The reader for a format's calls; `names`, if given, are the only ones it takes."""
-    match kind:
-        case "hermes":
+    match form.kind:
+        case "hermes" | "tags":
             return TaggedCall(tools)
-        case "mistral":
-            return ArgsCalls()
+        case "mistral" | "named":
+            return ArgsCalls(form.middle or "[ARGS]")
         case "gemma":
             return GemmaCall()
         case _:
@@ -114,20 +115,23 @@ class TaggedCall(_OrJson):
         name = _FUNCTION.search(self.raw)
         schema = self._tools.get(name[1].strip(), {}) if name else {}
         known = schema.get("properties") or {}
-        found = {key: _typed(value, known.get(key)) for key, value in _PARAMETER.findall(self.raw)}
+        written = _PARAMETER.findall(self.raw)
+        found = {key: _typed(value, types_of(known.get(key), schema)) for key, value in written}
         return json.dumps(found, ensure_ascii=False)
 
 
-def _typed(value: str, schema: Any) -> Any:
-    """A parameter's text as its schema wants it; text where that says nothing else."""
-    kind = schema.get("type") if isinstance(schema, dict) else None
-    if kind in (None, "string"):
-        return value
+def _typed(text: str, types: set[str]) -> Any:
+    """A parameter's text as a value of these types; text where it can be, and is none of the others."""
+    if types in ({"string"}, {"any"}):
+        return text
     try:
-        return json.loads(value)
-    except ValueError:
-        lowered = value.strip().lower()  # Python's True, as its templates write it
-        return {"true": True, "false": False, "none": None}.get(lowered, value)
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        lowered = text.strip().lower()  # Python's True, as its templates write it
+        return {"true": True, "false": False, "none": None}.get(lowered, text)
+    kind = type_of(value)
+    fits = kind in types or (kind == "number" and "integer" in types)
+    return value if fits or "string" not in types else text
 
 
 class ArgsCalls(_OrJson):
@@ -135,12 +139,16 @@ class ArgsCalls(_OrJson):
 
     _LONGEST = 200  # characters of a name and an id; what is longer is text
 
+    def __init__(self, middle: str) -> None:
+        super().__init__()
+        self._middle = middle
+
     def _own(self, text: str) -> Fed:
         self.raw += text
         start = self.raw.lstrip()
-        if start.startswith(("[{", "{")) or (start.startswith("[") and start[1:].isspace()):
+        if start.startswith("{") or (re.match(r"\[\s*(\{|$)", start) and start != "["):
             return self._as_json("", start)
-        head, found, rest = start.partition("[ARGS]")
+        head, found, rest = start.partition(self._middle)
         if not found:
             self.broken = "\n" in start or len(start) > self._LONGEST
             return [], ""
@@ -203,7 +211,7 @@ class _Notation:
     def value(self, at: int) -> tuple[Any, int]:
         """The value at `at`, and where it ends. Raises ValueError or IndexError."""
         at = self._skip(at)
-        if self._text.startswith(_GEMMA_QUOTE, at):
+        if self._text.startswith(GEMMA_QUOTE, at):
             return self._quoted(at)
         if self._text[at] == "{":
             return self._object(at + 1)
@@ -223,14 +231,14 @@ class _Notation:
         return at
 
     def _quoted(self, at: int) -> tuple[str, int]:
-        start = at + len(_GEMMA_QUOTE)
-        end = self._text.index(_GEMMA_QUOTE, start)
-        return self._text[start:end], end + len(_GEMMA_QUOTE)
+        start = at + len(GEMMA_QUOTE)
+        end = self._text.index(GEMMA_QUOTE, start)
+        return self._text[start:end], end + len(GEMMA_QUOTE)
 
     def _object(self, at: int) -> tuple[dict[str, Any], int]:
         found: dict[str, Any] = {}
         while self._text[at := self._skip(at)] != "}":
-            if self._text.startswith(_GEMMA_QUOTE, at):
+            if self._text.startswith(GEMMA_QUOTE, at):
                 key, at = self._quoted(at)
                 at = self._text.index(":", at) + 1
             else:

@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, Reader
 from localspec.daemon.completion.reply.notations import reader_for
-from localspec.daemon.completion.reply.tools import NO_TOOLS, Format
+from localspec.daemon.completion.reply.tools import NO_TOOLS
+from localspec.protocol.calls import CallFormat
 
 THOUGHTS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<|channel>thought\n", "<channel|>"),
 )
+_BETWEEN = "; \n\t"  # what may stand between two calls of a format without markers
 # Control tokens in some vocabularies: their text is needed to see where thinking begins and ends.
 SHOWN = ["<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>"]
 
@@ -35,12 +37,11 @@ class AnswerParser:
 
     def __init__(
         self,
-        form: Format = NO_TOOLS,
+        form: CallFormat = NO_TOOLS,
         tools: dict[str, Any] | None = None,
         *,
         reasoning: bool = True,
         parallel: bool = True,
-        forced: Reader | None = None,
     ) -> None:
         self.calls = 0
         self._form = form
@@ -51,14 +52,12 @@ class AnswerParser:
         self._state: Literal["start", "thinking", "content", "call"] = "start"
         self._closing = ""  # of the thoughts, or of the call that is being read
         self._opening = ""  # the marker of the call that is being read
-        self._reader: Reader | None = forced
+        self._reader: Reader | None = None
         self._blank = False  # blanks are dropped until other text comes
-        if forced is not None:
-            self._state, self._closing = "call", form.close
 
     def begin(self, tail: str) -> None:
         """`tail` is the end of the prompt; a template may have opened the thoughts already."""
-        if not self._reasoning or self._state == "call":
+        if not self._reasoning:
             return
         for opening, closing in THOUGHTS:
             if tail.rstrip().endswith(opening.rstrip()):
@@ -138,7 +137,7 @@ class AnswerParser:
 
     def _begin_call(self, mark: str) -> None:
         names: Collection[str] | None = self._tools if self._form.bare and not mark else None
-        self._reader = reader_for(self._form.kind, self._tools, names)
+        self._reader = reader_for(self._form, self._tools, names)
         self._state, self._opening, self._closing = "call", mark, self._form.close
 
     def _call(self, pieces: list[Piece]) -> None:
@@ -161,10 +160,10 @@ class AnswerParser:
             self._held, self._state = text[len(self._closing) :], "content"
         elif self._closing.startswith(text) and (self._closing or not text):
             return  # more of it may come
-        elif self._form.bare and text.lstrip("; ").startswith("{"):
-            self._held = text.lstrip("; ")
+        elif self._form.bare and text.lstrip(_BETWEEN).startswith("{"):
+            self._held = text.lstrip(_BETWEEN)
             self._begin_call("")
-        elif not self._form.bare or text.strip("; "):
+        elif not self._form.bare or text.strip(_BETWEEN):
             self._state = "content"
 
     def _kept(self, found: Sequence[CallPiece]) -> list[Piece]:

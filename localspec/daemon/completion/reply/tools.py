@@ -9,58 +9,50 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from localspec.errors import InvalidRequest
-from localspec.protocol import calls_as_text, frames
+from localspec.protocol import frames
+from localspec.protocol.calls import CallFormat, Tools, result_text, with_calls
 from localspec.protocol.requests import ChatRequest, ToolChoice
 
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How one family writes calls.
-
-    opens, close: the markers around them. bare: an answer that is JSON from its first character is a
-    call too. forced, forced_one: how an answer that must be a call begins; after `forced_one`, which
-    names the tool, only its arguments follow.
-    """
-
-    kind: Literal["hermes", "json", "mistral", "gemma"]
-    opens: tuple[str, ...]
-    close: str = ""
-    bare: bool = False
-    forced: str = ""
-    forced_one: str = ""
-    arguments: str = "arguments"
-    told: bool = False  # the template knows no tools
-
-    @property
-    def markers(self) -> list[str]:
-        """Control tokens, in some vocabularies, that must be seen in the answer."""
-        found = [*self.opens, self.close] if self.close else [*self.opens]
-        return [*found, "[ARGS]", "[CALL_ID]"] if self.kind == "mistral" else found
+GEMMA_QUOTE = '<|"|>'
 
 
-NO_TOOLS = Format("json", ())
-HERMES = Format("hermes", ("<tool_call>",), "</tool_call>", forced="<tool_call>\n")
-TOLD = Format("hermes", ("<tool_call>",), "</tool_call>", forced="<tool_call>\n", told=True)
-LLAMA = Format("json", ("<|python_tag|>",), bare=True, arguments="parameters")
-GRANITE = Format("json", ("<|tool_call|>", "<tool_call>"), forced="<|tool_call|>")
-MISTRAL = Format("mistral", ("[TOOL_CALLS]",), forced="[TOOL_CALLS]")
-MISTRAL_ARGS = Format(
-    "mistral", ("[TOOL_CALLS]",), forced="[TOOL_CALLS]", forced_one="[TOOL_CALLS]{name}[ARGS]"
-)
-GEMMA = Format("gemma", ("<|tool_call>",), "<tool_call|>", forced="<|tool_call>")
+NO_TOOLS = CallFormat("json")
+HERMES = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n")
+TAGS = CallFormat("tags", ("<tool_call>",), "</tool_call>", lead="\n")
+TOLD = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", told=True)
+LLAMA = CallFormat("json", ("<|python_tag|>",), bare=True, arguments="parameters")
+GRANITE = CallFormat("json", ("<|tool_call|>", "<tool_call>"))
+MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",))
+MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity="[CALL_ID]")
+GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
+FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
+NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
+UNKNOWN = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
 
+# What a template has of each: a call is held to its notation, so a marker that several share is not enough.
 _MARKS = (
-    ("[ARGS]", MISTRAL_ARGS),
-    ("[TOOL_CALLS]", MISTRAL),
-    ("<|tool_call>", GEMMA),
-    ("<|tool_call|>", GRANITE),
-    ("<tool_call>", HERMES),
-    ("<|python_tag|>", LLAMA),
-    ('"parameters":', LLAMA),
+    (r"\[ARGS\]", MISTRAL_ARGS),
+    (r"\[TOOL_CALLS\]", MISTRAL),
+    (r"<\|tool_call>", GEMMA),
+    (r"<\|tool_call\|>", GRANITE),
+    (r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=", TAGS),
+    (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
+    (r"<TOOLCALL>\[", NEMOTRON),
+    # GLM and others write a name and keys of their own between the markers that Hermes has
+    (r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|minimax", UNKNOWN),
+    (r"<tool_call>", HERMES),
+    (r"<\|python_tag\|>", LLAMA),
+    (r'"parameters":', LLAMA),
 )
+
+
+def markers(form: CallFormat) -> list[str]:
+    """Control tokens, in some vocabularies, that must be seen in the answer."""
+    found = [*form.opens, form.close, form.middle, form.identity]
+    return [*filter(None, found), *([GEMMA_QUOTE] if form.kind == "gemma" else [])]
 
 
 # A template's code, and in it what is text and no name.
@@ -69,29 +61,23 @@ _STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _TOOLS = re.compile(r"\btools\b")
 
 
-def format_of(template: str | None) -> Format:
+def format_of(template: str | None) -> CallFormat:
     """The format that goes with a chat template."""
     text = template or ""
     if not any(_TOOLS.search(_STRING.sub("", code)) for code in _CODE.findall(text)):
         return TOLD
-    return next((form for mark, form in _MARKS if mark in text), HERMES)
+    return next((form for mark, form in _MARKS if re.search(mark, text)), UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a request's tools come to: none where `tools` is empty.
+    """What a request's tools come to: none where `tools` is empty. calls: those the answer may have."""
 
-    `forced`: the answer is a call, its marker already written; of the tool `forced_name`, if given.
-    """
-
-    form: Format
+    form: CallFormat
     tools: list[dict[str, Any]] = field(default_factory=list)
     schemas: dict[str, Any] = field(default_factory=dict)
     parallel: bool = True
-    constraint: frames.Constraint | None = None
-    answer_prefix: str = ""
-    forced: bool = False
-    forced_name: str = ""
+    calls: Tools | None = None
 
 
 NOTHING = Offer(NO_TOOLS)
@@ -101,41 +87,32 @@ def offer(request: ChatRequest, template: str | None) -> Offer:
     """The tools that the model is shown; `template` matters where there are some.
 
     Raises:
-        InvalidRequest: a second constraint beside a call that is required.
+        InvalidRequest: a grammar of the caller's own beside a call that is required.
     """
     form = format_of(template)
     if not request.tools or request.tool_choice == "none":
         return Offer(form)
+    required = request.tool_choice not in (None, "auto")
+    if required and (request.grammar or request.regex):
+        raise InvalidRequest(
+            "'tool_choice' requires a call, so no grammar of your own can be held to.",
+            param="tool_choice",
+        )
+    functions = {each.function.name: each.function for each in request.tools}
+    # OpenAI's function without parameters has none
     schemas = {
-        each.function.name: each.function.parameters or {"type": "object"} for each in request.tools
+        n: f.parameters or {"type": "object", "properties": {}} for n, f in functions.items()
     }
     shown = [each.shown() for each in request.tools]
     parallel = request.parallel_tool_calls is not False
-    if request.tool_choice in (None, "auto"):
-        return Offer(form, shown, schemas, parallel)
-    if request.response_format or request.json_schema or request.grammar or request.regex:
-        raise InvalidRequest(
-            "'tool_choice' requires a call, so no other response format can be requested.",
-            param="tool_choice",
-        )
-    names = list(schemas)
+    callable = schemas
     if isinstance(request.tool_choice, ToolChoice):
-        names = [request.tool_choice.function.name]
-    one = names[0] if len(names) == 1 and form.forced_one else ""
-    try:
-        schema = schemas[one] if one else _calls_schema(form, {n: schemas[n] for n in names})
-    except RecursionError:
-        raise InvalidRequest("The 'tools' are nested too deeply.", param="tools") from None
-    return Offer(
-        form,
-        shown,
-        schemas,
-        parallel,
-        frames.Constraint("json_schema", json.dumps(schema)),
-        form.forced_one.format(name=one) if one else form.forced,
-        True,
-        one,
-    )
+        name = request.tool_choice.function.name
+        callable, parallel = {name: schemas[name]}, False
+    elif required:  # a small model would go on calling forever
+        parallel = bool(request.parallel_tool_calls)
+    strict = [name for name in callable if functions[name].strict]
+    return Offer(form, shown, schemas, parallel, Tools(form, callable, required, parallel, strict))
 
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
@@ -171,45 +148,6 @@ def check(request: ChatRequest) -> None:
         )
 
 
-def _calls_schema(form: Format, schemas: dict[str, Any]) -> dict[str, Any]:
-    """One call of one of these tools, as a JSON object."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": name}, form.arguments: {"$ref": f"#/$defs/{name}"}},
-            "required": ["name", form.arguments],
-            "additionalProperties": False,
-        }
-        for name in schemas
-    ]
-    found: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    # Each whole, under its own name: two tools may have different definitions of one name.
-    definitions = {name: _moved(schema, f"#/$defs/{name}") for name, schema in schemas.items()}
-    return {**found, "$defs": definitions}
-
-
-_DATA = ("const", "enum", "default", "examples")  # what stands there is no schema
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")  # schemas by names of any kind
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """A whole schema for another `place`: its references begin there."""
-    if isinstance(schema, list):
-        return [_moved(each, place) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            made[key] = {name: _moved(each, place) for name, each in value.items()}
-        elif key not in ("$schema", "$id"):
-            made[key] = value if key in _DATA else _moved(value, place)
-    pointer = schema.get("$ref")
-    if isinstance(pointer, str) and pointer.startswith("#"):
-        made["$ref"] = place + pointer[1:]
-    return made
-
-
 # ---------------------------------------------------------------- templates that know no tools
 
 _INSTRUCTION = """You may call these functions:
@@ -237,7 +175,7 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
     for message in messages:
         content = message.content or ""
         if message.role == "tool":
-            result = calls_as_text.result(content)
+            result = result_text(content)
             last = told_messages[-1] if told_messages else None
             if last is not None and last.role == "user":  # templates want the roles to alternate
                 last.content = f"{last.content}\n{result}"
@@ -245,7 +183,7 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
                 told_messages.append(frames.Message("user", result))
             continue
         if calls := message.extra.get("tool_calls"):
-            content = calls_as_text.with_calls(content, calls)
+            content = with_calls(content, calls)
         if message.role == "user" and not explained:
             explained = True
             content = _INSTRUCTION.format(tools=lines) + content
