@@ -18,6 +18,7 @@ from localspec.daemon.completion.reply.tools import (
     MISTRAL,
     MISTRAL_ARGS,
     NO_TOOLS,
+    TAGS,
 )
 from localspec.protocol.calls import CallFormat
 
@@ -275,6 +276,32 @@ def test_thoughts_are_set_apart(
     parser = AnswerParser()
     parser.begin(tail)
     assert read(parser, answer, size)[:2] == expected
+
+
+MARKED = 'a </parameter> b </function> c </tool_call> <tool_call|> {"'
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("form", [TAGS, GEMMA, HERMES])
+def test_json_may_hold_the_markers_that_end_it(form: CallFormat, size: int) -> None:
+    value = {"note": [MARKED]}
+    call = json.dumps({"name": "keep", "arguments": {"what": value}})
+    if form is TAGS:
+        written = f"\n<parameter=what>\n{json.dumps(value)}\n</parameter>\n"
+        text = f"\n<parameter=text>\n1 </function>\n</parameter>{written}"
+        call = f"<function=keep>{text}</function>"
+    tools = {"keep": {"properties": {"what": {"type": "object"}, "text": {"type": "string"}}}}
+    parser = AnswerParser(form, tools)
+    _, _, [(name, arguments)] = read(parser, f"{form.opens[0]}{call}{form.close}", size)
+    assert (name, arguments["what"]) == ("keep", value)
+
+
+def test_tags_are_streamed_parameter_by_parameter() -> None:
+    parser = AnswerParser(TAGS, TOOLS)
+    pieces = parser.push("<tool_call><function=weather>\n<parameter=days>\n2\n</parameter>\n<param")
+    assert pieces[1:] == [Arguments('{"days": 2')]
+    assert parser.push("eter=city>\nRome\n</parameter>") == [Arguments(', "city": "Rome"')]
+    assert parser.push("\n</function>\n</tool_call>") == [Arguments("}")]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -222,10 +222,13 @@ def read(offered: Tools, text: str, tail: str = "") -> tuple[list[tuple[str, str
     return calls, "".join(p.text for p in pieces if isinstance(p, Text) and p.kind == "content")
 
 
+def finite(text: str) -> float:
+    return max(min(float(text), 1e300), -1e300)
+
+
 def check(offered: Tools, calls: Sequence[tuple[str, str]]) -> None:
     for name, arguments in calls:
-        # JSON's numbers have no end, and Python's have
-        value = json.loads(arguments, parse_float=lambda text: min(float(text), 1e300))
+        value = json.loads(arguments, parse_float=finite)  # JSON's numbers have no end
         jsonschema_rs.validate(closed(offered.schemas[name]), value)
 
 

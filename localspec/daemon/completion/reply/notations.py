@@ -6,6 +6,8 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Collection
+from math import copysign, isfinite
+from sys import float_info
 from typing import Any
 
 from localspec.daemon.completion.reply.calls import (
@@ -21,7 +23,11 @@ from localspec.daemon.completion.reply.tools import GEMMA_QUOTE
 from localspec.protocol.calls import CallFormat, type_of, types_of
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
+_CLOSE = "</parameter>"
+# Up to the marker that ends a value of JSON, which may have that marker in a string.
+_JSON_VALUE = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!/parameter>))*', re.DOTALL)
+_JSON_OBJECT = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!tool_call\|>))*', re.DOTALL)
 
 
 def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
@@ -76,48 +82,74 @@ class _OrJson(Reader):
 
 
 class TaggedCall(_OrJson):
-    """<tool_call>'s inside: JSON, or <function=name><parameter=key>value</parameter></function>."""
+    """<tool_call>'s inside: JSON, or <function=name><parameter=key>value</parameter></function>.
+
+    A value may have any marker in it but the one that ends it, and JSON that one too.
+    """
 
     def __init__(self, tools: dict[str, Any]) -> None:
         super().__init__()
         self._tools = tools
-        self._named = False
+        self._schema: dict[str, Any] | None = None  # of the function, once it is named
+        self._at = 0  # how much of `raw` is read
+        self._written = 0  # parameters
 
     def _own(self, text: str) -> Fed:
-        seen = len(self.raw)
         self.raw += text
         start = self.raw.lstrip()
-        if not start:
-            return [], ""
-        if not start.startswith("<"):
+        if start and not start.startswith("<"):
             return self._as_json(self.raw.removesuffix(start), start)
         pieces: list[CallPiece] = []
-        if not self._named and (name := _FUNCTION.search(self.raw)):
-            self._named = True
+        if self._schema is None and (name := _FUNCTION.search(self.raw)):
+            self._schema, self._at = self._tools.get(name[1].strip(), {}), name.end()
             pieces.append(new_call(name[1].strip()))
-        end = self.raw.find("</function>")
-        if end < 0:
-            self.broken = not "<function=".startswith(start[:10]) and not self._named
-            return pieces, ""
-        end += len("</function>")
-        rest, self.raw = self.raw[max(end, seen) :], self.raw[:end]
-        if not self._named:
-            self.broken = True
-            return [], rest
-        self.over = True
-        return [*pieces, Arguments(self._arguments())], rest
+        if self._schema is None:
+            self.broken = not "<function=".startswith(start[:10])
+            return [], ""
+        while not self.over and (found := _NEXT.search(self.raw, self._at)):
+            if not self._parameter(found, pieces, final=False):
+                return pieces, ""
+        rest, self.raw = self.raw[self._at :], self.raw[: self._at]
+        if not self.over:
+            self.raw, rest = self.raw + rest, ""
+        return pieces, rest
+
+    def _parameter(self, found: re.Match[str], pieces: list[CallPiece], *, final: bool) -> bool:
+        """Read what is found: a parameter, or the end. False: it is not whole yet."""
+        if found[1] is None:
+            pieces.append(Arguments("}" if self._written else "{}"))
+            self.over, self._at = True, found.end()
+            return True
+        schema = self._schema or {}
+        types = types_of((schema.get("properties") or {}).get(found[1]), schema)
+        close = self.raw.find(_CLOSE, found.end())
+        if close >= 0 and not final and not types & {"string", "any"}:
+            read = _JSON_VALUE.match(self.raw, found.end())
+            assert read is not None  # it matches nothing, too
+            close = read.end() if self.raw.startswith(_CLOSE, read.end()) else -1
+        if close < 0:
+            return False
+        value = self.raw[found.end() : close].removesuffix("\n")
+        written = f"{json.dumps(found[1])}: {json.dumps(_typed(value, types), ensure_ascii=False)}"
+        pieces.append(Arguments((", " if self._written else "{") + written))
+        self._written, self._at = self._written + 1, close + len(_CLOSE)
+        return True
 
     def _own_end(self) -> list[CallPiece]:
-        self.broken = not self._named
-        return [Arguments(self._arguments())] if self._named and not self.over else []
+        self.broken = self._schema is None
+        pieces: list[CallPiece] = []
+        while not self.broken and not self.over:
+            found = _NEXT.search(self.raw, self._at)
+            if found is None or not self._parameter(found, pieces, final=True):
+                pieces.append(Arguments("}" if self._written else "{}"))
+                break
+        return pieces
 
-    def _arguments(self) -> str:
-        name = _FUNCTION.search(self.raw)
-        schema = self._tools.get(name[1].strip(), {}) if name else {}
-        known = schema.get("properties") or {}
-        written = _PARAMETER.findall(self.raw)
-        found = {key: _typed(value, types_of(known.get(key), schema)) for key, value in written}
-        return json.dumps(found, ensure_ascii=False)
+
+def _finite(text: str) -> float:
+    """JSON's numbers have no end, and what is beyond Python's is not written as JSON again."""
+    value = float(text)
+    return value if isfinite(value) else copysign(float_info.max, value)
 
 
 def _typed(text: str, types: set[str]) -> Any:
@@ -125,7 +157,7 @@ def _typed(text: str, types: set[str]) -> Any:
     if types in ({"string"}, {"any"}):
         return text
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_finite)
     except (ValueError, RecursionError):
         lowered = text.strip().lower()  # Python's True, as its templates write it
         return {"true": True, "false": False, "none": None}.get(lowered, text)
@@ -170,11 +202,19 @@ class GemmaCall(Reader):
 
     def feed(self, text: str) -> Fed:
         self.raw += text
-        end = self.raw.find("<tool_call|>")
+        end = self._end()
         if end < 0:
             return [], ""
         rest, self.raw = self.raw[end:], self.raw[:end]
         return self._read(), rest
+
+    def _end(self) -> int:
+        """Where the call is over; JSON may have the marker in a string. -1: it is not, so far."""
+        if not self.raw.lstrip().startswith("{"):
+            return self.raw.find("<tool_call|>")
+        value = _JSON_OBJECT.match(self.raw)
+        assert value is not None  # it matches nothing, too
+        return value.end() if self.raw.startswith("<tool_call|>", value.end()) else -1
 
     def _read(self) -> list[CallPiece]:
         text = self.raw.strip()
@@ -223,7 +263,7 @@ class _Notation:
         scalar = self._SCALAR.match(self._text, at)
         if scalar is None:
             raise ValueError("no value")
-        return json.loads(scalar[0].strip()), scalar.end()
+        return json.loads(scalar[0].strip(), parse_float=_finite), scalar.end()
 
     def _skip(self, at: int) -> int:
         while self._text[at].isspace():
