@@ -84,13 +84,12 @@ class TestHub:
         self.files: dict[tuple[str, str], _File] = {}
         self.requests: list[Request] = []
         self.sent = 0
-        self.rate = 0.0
         self.page = 1000  # files in one answer of a list
         self.list_statuses: list[tuple[int, str]] = []  # (status, Retry-After) to lists, used up
         self.list_page = False  # a web page instead of lists
         self.token = "hf_secrettokenfortests"
-        self._lock = threading.Lock()
-        self._due = 0.0
+        self._lock = threading.Condition()
+        self._rate = self._due = 0.0
         self._server = _Server(self)
         self.port = self._server.server_address[1]
         scheme = "https" if certificate else "http"
@@ -103,6 +102,17 @@ class TestHub:
         self.endpoint = f"{scheme}://127.0.0.1:{self.port}"
         self.storage = f"{scheme}://localhost:{self.port}"
         self.silence = threading.Event()  # set at the end, so that stalled answers finish
+
+    @property
+    def rate(self) -> float:
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: float) -> None:
+        """Whoever is held back by the old one goes on by the new one at once."""
+        with self._lock:
+            self._rate, self._due = rate, 0.0
+            self._lock.notify_all()
 
     def add(self, repo: str, file: str, data: bytes, faults: Faults | None = None) -> Faults:
         """Put a file on the hub; the faults may be changed later."""
@@ -123,19 +133,16 @@ class TestHub:
     def count(self, sent: int) -> None:
         with self._lock:
             self.sent += sent
-            if not self.rate:
+            if not (rate := self._rate):
                 return
-            now = time.monotonic()
-            self._due = max(self._due, now - 0.05) + sent / self.rate
-            pause = self._due - now
-        if pause > 0:
-            time.sleep(pause)
+            due = self._due = max(self._due, time.monotonic() - 0.05) + sent / rate
+            self._lock.wait_for(lambda: self._rate != rate, due - time.monotonic())
 
     @contextmanager
     def running(self) -> Iterator[TestHub]:
         """Serve until the block ends."""
         thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.005}, daemon=True
         )
         thread.start()
         try:
