@@ -106,6 +106,16 @@ def test_thoughts_stand_apart(client: ollama.Client) -> None:
     assert (answer.thinking, answer.response) == ("hm", "yes")
 
 
+def test_whether_it_thinks_and_how_much_is_told_to_the_template(client: ollama.Client) -> None:
+    told = {
+        think: sent(client, think=think)["prompt"].get("template_kwargs", {})
+        for think in (None, False, True, "high")
+    }
+    assert "enable_thinking" not in told[None]
+    assert [told[each]["enable_thinking"] for each in (False, True, "high")] == [False, True, True]
+    assert told["high"]["reasoning_effort"] == "high"
+
+
 def test_a_call_is_told_whole_with_its_arguments_as_an_object(client: ollama.Client) -> None:
     asked = asking(f"raw Let me see.{CALL}{CALL}")
     whole = client.chat("default", asked, tools=[WEATHER])

@@ -41,7 +41,7 @@ def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
         tools=request.tools,
         logprobs=request.logprobs,
         top_logprobs=request.top_logprobs if request.logprobs else None,
-        chat_template_kwargs=_thinking(request),
+        **_thinking(request),
         **_shared(request, model),
     )
 
@@ -119,13 +119,12 @@ def _format(wanted: str | dict[str, Any] | None) -> ResponseFormat | None:
 
 
 def _thinking(request: Asked) -> dict[str, Any]:
-    """`think` in the words of the templates that know it."""
+    """`think` as ours: whether, or how much."""
     if request.think is None:
         return {}
-    told: dict[str, Any] = {"enable_thinking": bool(request.think)}
     if isinstance(request.think, str):
-        told["reasoning_effort"] = request.think
-    return told
+        return {"reasoning_effort": request.think}
+    return {"reasoning_budget_tokens": -1 if request.think else 0}
 
 
 def _messages(asked: Sequence[AskedMessage]) -> list[ChatMessage]:
