@@ -88,3 +88,33 @@ def test_a_plain_completion_takes_the_schema_too(real: Home) -> None:
     value = json.loads(real.request("POST", "/completion", body).json["content"])
     jsonschema_rs.validate(PET, value)
     assert set(value) <= set(PET["properties"])
+
+
+def test_beside_tools_the_answer_is_a_call_or_an_object_of_the_schema(real: Home) -> None:
+    body = {
+        "messages": MESSAGES,
+        "max_tokens": 400,
+        "temperature": 0,
+        "tools": WAYS["TOOLS"]["tools"],
+        **WAYS["JSON_SCHEMA"],
+    }
+    [choice] = real.request("POST", "/v1/chat/completions", body).json["choices"]
+    [*calls] = choice["message"].get("tool_calls") or []
+    texts = [call["function"]["arguments"] for call in calls] or [choice["message"]["content"]]
+    for text in texts[:1]:  # of several the last may be cut off
+        jsonschema_rs.validate(PET, json.loads(text))
+
+
+def test_a_schema_that_cannot_be_held_to_is_said_and_with_strict_refused(real: Home) -> None:
+    odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}
+    function: dict[str, Any] = {"name": "odd", "parameters": odd}
+    body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
+    body["tools"] = [{"type": "function", "function": function}]
+    said = real.request("POST", "/v1/chat/completions", body)
+    assert said.status == 200
+    assert "'odd'" in said.json["localspec"]["note"]
+    function["strict"] = True
+    refused = real.request("POST", "/v1/chat/completions", body)
+    assert refused.status == 400
+    assert refused.json["error"]["param"] == "tools"
+    assert "strict" in refused.json["error"]["message"]

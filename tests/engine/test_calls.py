@@ -30,9 +30,10 @@ from localspec.daemon.completion.reply.tools import (
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
 from localspec.engine.sampling.grammars.compile import Grammars
-from localspec.engine.sampling.guide import Guide
+from localspec.engine.sampling.guide import Both, Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve
+from localspec.engine.sampling.thoughts import Marker, Thoughts
 from localspec.engine.speculation import verification
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.verification import Verifier
@@ -489,3 +490,36 @@ def test_calls_of_a_template_that_is_not_understood_are_free_and_that_is_said(
     assert "not constrained" in note
     request.constraint = Constraint("regex", "a")
     assert grammars.answer(request, "", frozenset())[0] is not None
+
+
+def test_thoughts_that_end_at_their_limit_are_followed_by_the_call_that_is_required(
+    caller: Running,
+) -> None:
+    chosen, vocab = random.Random(5), caller.pair.vocab
+    offered = Tools(HERMES, SMALL, required=True, parallel=False)
+    tail = "assistant\n<think>\n"
+    closing = vocab.tokenize("</think>", add_special=False, parse_special=True)
+    marker = Marker(b"<think>", b"</think>", closing)
+    for limit in (0, 3, 20):
+        thoughts = Thoughts(limit, [marker], tail, vocab.piece, vocab.size)
+        guide = Both(thoughts, matcher_of(vocab, offered, tail=tail))
+        written = b""
+        for _ in range(400):
+            mask = guide.mask()
+            forced = guide.forced()
+            allowed = range(vocab.size - 8) if mask is None else np.flatnonzero(mask).tolist()
+            assert not forced or forced[0] in allowed
+            assert guide.valid(forced) == len(forced)
+            token = forced[0] if forced else chosen.choice(list(allowed))
+            if vocab.is_eog(token):
+                break
+            guide.consume(token)
+            written += vocab.piece(token)
+        text = written.decode("utf-8", "replace")
+        thought, _, rest = text.partition("</think>")
+        assert rest
+        assert len(thought) < 40 * (limit + 9)
+        calls, content = read(offered, text, tail)
+        assert not content.strip()
+        assert len(calls) == 1
+        check(offered, calls)
