@@ -11,6 +11,8 @@ from typing import Any, cast
 import jsonschema_rs
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.synthetic import vocabulary
 from localspec.daemon.completion.reply.calls import Arguments, Call
@@ -523,3 +525,27 @@ def test_thoughts_that_end_at_their_limit_are_followed_by_the_call_that_is_requi
         assert not content.strip()
         assert len(calls) == 1
         check(offered, calls)
+
+
+KEYWORDS = st.sampled_from(
+    "type properties required enum const anyOf allOf $ref items minItems maxLength pattern a".split()
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "object", "string", "a"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYWORDS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(KEYWORDS, JSON, max_size=4), st.sampled_from(sorted(FORMATS)))
+def test_a_schema_of_any_shape_is_held_to_or_said(
+    caller: Running, schema: dict[str, Any], name: str
+) -> None:
+    offered = Tools(FORMATS[name], {"odd": schema, "fine": SMALL["get"]})
+    request = Generate(1, TextPrompt("x"), tools=offered)
+    grammars = GRAMMARS.setdefault(id(caller.pair.vocab), Grammars(caller.pair.vocab))
+    matcher, note = grammars.answer(request, "", frozenset())
+    assert matcher is not None
+    assert "'fine'" not in note
+    read(offered, f"{offered.format.opens[0]}<function=odd><parameter=a>1</parameter></function>")

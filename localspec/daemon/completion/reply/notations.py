@@ -121,7 +121,8 @@ class TaggedCall(_OrJson):
             self.over, self._at = True, found.end()
             return True
         schema = self._schema or {}
-        types = types_of((schema.get("properties") or {}).get(found[1]), schema)
+        known = schema.get("properties")
+        types = types_of(known.get(found[1]) if isinstance(known, dict) else None, schema)
         close = self.raw.find(_CLOSE, found.end())
         if close >= 0 and not final and not types & {"string", "any"}:
             read = _JSON_VALUE.match(self.raw, found.end())

@@ -21,6 +21,9 @@ LOOSE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 _COMPACT = {"whitespace_flexible": False}
 _ID = "/[a-zA-Z0-9]{9}/"
 
+# Written as JSON instead, where llguidance judges a schema whose keywords have values of other types.
+_NOT_SO = (Unwritable, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
 Spelled = Callable[[str], str]
 
 
@@ -170,7 +173,7 @@ class CallGrammar:
         try:
             values = TagValues(self._schema(name), f"tag_{at}", self._options)
             parameters = values.arguments()
-        except Unwritable:
+        except _NOT_SO:
             return f"{blank} {self._object(at, name)} {blank}"
         self._rules.update(values.rules)
         return f'{blank} {quoted(f"<function={name}>")} "\\n" {parameters} "</function>" {blank}'
@@ -179,7 +182,7 @@ class CallGrammar:
         try:
             values = GemmaValues(self._schema(name), f"value_{at}", self._spelled)
             arguments = values.arguments()
-        except Unwritable:
+        except _NOT_SO:
             return self._object(at, name)
         self._rules.update(values.rules)
         return f"{quoted(f'call:{name}')} {arguments}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
+import msgspec
 from llguidance import LLMatcher
 
 from localspec.engine.sampling.grammars.calls import CallGrammar, after
@@ -88,7 +88,7 @@ class Plans:
         Raises:
             GrammarRejected: one of them must hold.
         """
-        sizes = {name: len(json.dumps(schema)) for name, schema in tools.schemas.items()}
+        sizes = {name: len(msgspec.json.encode(schema)) for name, schema in tools.schemas.items()}
         free = {name: "it is too long" for name, size in sizes.items() if size > MAX_TOOL}
         if sum(sizes.values()) > MAX_TOOLS:
             free = dict.fromkeys(sizes, "all together are too long")

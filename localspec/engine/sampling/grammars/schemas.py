@@ -39,9 +39,12 @@ def closed(schema: Schema) -> Schema:
 
     Raises:
         RecursionError: it is nested too deeply.
-        ValueError: its objects have too many parts.
+        ValueError: its objects have too many parts, or a keyword has a value of another type than it may.
     """
-    return _Closing(schema).whole()
+    try:
+        return _Closing(schema).whole()
+    except (AttributeError, TypeError):
+        raise ValueError("one of its keywords has a value of the wrong type.") from None
 
 
 @dataclass(frozen=True)
