@@ -69,9 +69,9 @@ class Answer:
 
     @property
     def events(self) -> list[str]:
-        """The data of the server-sent events, split as the standard says."""
+        """The data of the server-sent events, split as the standard says; some have a name, too."""
         parts = self.body.decode().split("\n\n")
-        return [part.removeprefix("data: ") for part in parts if part]
+        return [part.split("\n")[-1].removeprefix("data: ") for part in parts if part]
 
 
 class Stream:

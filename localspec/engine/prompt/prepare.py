@@ -111,14 +111,20 @@ class Preparer:
         )
 
     def _limit(self, request: Generate) -> Guide | None:
-        """The end of thoughts that may have only so many tokens."""
+        """The end of thoughts that may have only so many tokens; a model whose template knows none
+        needs no end of them.
+        """
         if request.thinking is None:
             return None
         vocab = self._pair.vocab
         markers = []
         for opening, closing in request.thinking.markers:
+            if not self._renderer.mentions(opening.rstrip(), closing):
+                continue
             tokens = vocab.tokenize(closing, add_special=False, parse_special=True)
             markers.append(Marker(opening.encode(), closing.encode(), tokens))
+        if not markers:
+            return None
         piece = partial(vocab.piece, special=True)
         return Thoughts(request.thinking.tokens, markers, self._rendered[-TAIL:], piece, vocab.size)
 

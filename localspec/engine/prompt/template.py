@@ -76,6 +76,10 @@ class TemplateRenderer:
         except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
 
+    def mentions(self, *texts: str) -> bool:
+        """Is one of these in the template? In one that is not known it may be."""
+        return self._template is None or any(text in self._template for text in texts)
+
     def _continued(self, prompt: ChatPrompt, messages: Messages) -> str:
         """Up to where the last message's text, or its thoughts, would stand."""
         *before, last = messages
