@@ -282,3 +282,30 @@ def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
     arguments = {"z": 1, "a": {"y": 2, "b": None}}
     called = {**call, "function": {"arguments": arguments, "name": "b"}, "id": "1"}
     assert json.dumps(sent["extra"]["tool_calls"]) == json.dumps([called])
+
+
+@pytest.mark.parametrize(
+    ("fields", "told", "limit"),
+    [
+        ({}, {}, None),
+        ({"reasoning_effort": None, "reasoning_budget_tokens": None}, {}, None),
+        ({"reasoning_effort": "none"}, {"enable_thinking": False, "thinking": False}, 0),
+        ({"reasoning_budget_tokens": 0}, {"enable_thinking": False, "thinking": False}, 0),
+        ({"thinking_budget_tokens": 9}, {"enable_thinking": True, "thinking": True}, 9),
+        ({"reasoning_budget_tokens": -1}, {"enable_thinking": True, "thinking": True}, None),
+        ({"reasoning_budget_tokens": 9, "max_completion_tokens": 9},
+         {"enable_thinking": True, "thinking": True}, None),
+        ({"reasoning_effort": "low"},
+         {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}, 1024),
+        ({"reasoning_effort": "high", "reasoning_budget_tokens": 7},
+         {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}, 7),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}},
+         {"enable_thinking": False, "thinking": True, "reasoning_effort": "low"}, 1024),
+    ],
+)  # fmt: skip
+def test_how_long_a_model_may_think_is_told_to_template_and_engine(
+    fields: Any, told: Any, limit: int | None
+) -> None:
+    [frame] = chat(**fields)
+    assert frame["prompt"].get("template_kwargs", {}) == told
+    assert frame.get("thinking", {}).get("tokens") == limit

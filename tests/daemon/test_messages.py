@@ -250,6 +250,7 @@ def types(answer: anthropic.types.Message) -> list[str]:
 def test_text_is_answered_whole_and_streamed_alike(client: anthropic.Anthropic) -> None:
     whole = client.messages.create(**asked("say one two three"))
     assert whole.id.startswith("msg_")
+    assert str(whole._request_id).startswith("req_")
     assert (whole.role, whole.stop_reason, whole.stop_sequence) == ("assistant", "end_turn", None)
     assert first(whole).text == "one two three"
     usage = whole.usage

@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.thoughts import Marker, Thoughts
-from localspec.protocol.frames import Sampling, Speculative, ThinkingLimit
+from localspec.protocol.frames import (
+    ChatPrompt,
+    Generate,
+    Message,
+    Sampling,
+    Speculative,
+    ThinkingLimit,
+)
 from tests.support.pairs import BOS, expected
 from tests.support.running import GREEDY, PLAIN, Running, drafting
 
@@ -129,3 +138,27 @@ def test_a_marker_that_is_one_control_token_is_forced_as_that(cycle: Running) ->
     thinking: Any = limited(cycle, 3, closing=end)
     answer = cycle.ask([BOS, FIRST], 40, GREEDY, drafting(4), thinking=thinking)
     assert answer.tokens[:6] == [*expected(FIRST, 5), *marker]
+
+
+@pytest.mark.parametrize(
+    ("template", "forced"),
+    [
+        ("{{ messages[0].content }}<think>\n", "</think>"),  # opened by the prompt
+        ("{{ messages[0].content }}{# <think> #}", ""),  # by the answer, if at all
+        ("{{ messages[0].content }}", None),
+    ],
+)
+def test_a_limit_is_for_models_whose_template_knows_thoughts(
+    cycle: Running, template: str, forced: str | None
+) -> None:
+    renderer = TemplateRenderer(template, "", "")
+    try:
+        preparer = Preparer(cycle.pair, renderer)
+        prompt = ChatPrompt([Message("user", "a")])
+        thinking = ThinkingLimit(0, [("<think>", "</think>"), ("[THINK]", "[/THINK]")])
+        ready = preparer.prepare(Generate(1, prompt, thinking=thinking))
+    finally:
+        renderer.close()
+    assert (ready.matcher is None) == (forced is None)
+    if ready.matcher is not None:
+        assert ready.matcher.forced() == closed(cycle, forced or "")

@@ -52,7 +52,12 @@ def messages_error(error: LocalspecError) -> MessagesError:
             f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum. {message}"
         )
     detail = MessagesErrorDetail(_KINDS.get(error.status, usual), message, error.code, error.param)
-    return MessagesError(detail, f"req_{secrets.token_hex(12)}")
+    return MessagesError(detail, messages_request())
+
+
+def messages_request() -> str:
+    """A name for a request, as each of Anthropic's answers has one in its head."""
+    return f"req_{secrets.token_hex(12)}"
 
 
 # Other protocols than OpenAI's, by how their paths begin.

@@ -13,6 +13,7 @@ from localspec.daemon.completion.anthropic.request import chat_request
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.handlers.completions import ready
 from localspec.daemon.handlers.tokens import prompt_tokens
+from localspec.daemon.http.errors import messages_request
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.state import state_of
 from localspec.protocol.clients.anthropic import CountTokensRequest, InputTokens, MessagesRequest
@@ -31,7 +32,9 @@ async def create(request: Request) -> Response:
         news=partial(daemon.news, pair.name),
         hidden=body.thinking is not None and body.thinking.display == "omitted",
     )
-    return await Run(daemon.supervisor, pair, wanted, shape).respond(request, body.stream)
+    given = await Run(daemon.supervisor, pair, wanted, shape).respond(request, body.stream)
+    given.headers["request-id"] = messages_request()
+    return given
 
 
 async def count_tokens(request: Request) -> Response:
