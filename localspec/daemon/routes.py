@@ -33,6 +33,8 @@ ROUTES = (
     ("GET", "/health", "models.health"),
     ("GET", "/props", "models.props"),
     ("GET", "/metrics", "metrics.show"),
+    ("GET", "/slots", "models.slots"),
+    ("POST", "/slots/{name}", "models.slot_action"),
     ("GET", "/openapi.yaml", "description.openapi"),
     ("POST", "/tokenize", "tokens.tokenize"),
     ("POST", "/detokenize", "tokens.detokenize"),

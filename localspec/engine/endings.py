@@ -25,6 +25,8 @@ class Endings:
     def finish(self, lane: Lane, sequence: Sequence) -> None:
         """The answer is complete, or cut off where it was to be."""
         last, done = sequence.last_text(), sequence.done(lane.exact)
+        done.passes, done.busy = lane.passes, lane.busy
+        lane.passes = lane.busy = 0
         if sequence in lane.active:
             self._scheduler.leave(lane, sequence)
         if last is not None:

@@ -142,9 +142,16 @@ class Sequence:
         most = self.request.top_logprobs
         if most is None:
             return []
+        piece = self._vocab.piece
+        if not self.request.post_sampling:
+            rows = zip(self.verifier.rows, tokens, strict=True)
+            return [sampler.logprob(row, token, most, piece) for row, token in rows]
+        drawn = self.verifier.sampler.distribution
         return [
-            sampler.logprob(row, token, most, self._vocab.piece)
-            for row, token in zip(self.verifier.rows, tokens, strict=True)
+            sampler.drawn_logprob(drawn(row, place), token, most, piece)
+            for place, (row, token) in enumerate(
+                zip(self.verifier.adjusted, tokens, strict=True), start=self.generated
+            )
         ]
 
     def _within_lines(self, chunk: Chunk) -> Chunk:

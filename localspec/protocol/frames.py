@@ -206,10 +206,11 @@ class Generate(Frame, omit_defaults=True):
     `single_line_indent` at a line indented less. `conversation`: the id of a kept one, whose state is
     then saved and found again. `n_cache_reuse`: the least tokens of a chunk of the cache that may be moved
     to another place of the text, near as that is to what reading it there would give; 0: none may.
-    `return_tokens`: deltas name the tokens of their text, and `timings`: how long it has taken so far.
     `progress`: every pass that reads the prompt is told of, also the last; else those before it only.
     `tools`: the calls that the answer may have. `thoughts`: markers around thoughts that may stand at its
     beginning, before what `tools` and `constraint` ask of the rest.
+    `post_sampling`: log-probabilities are of the draw, after all that changes them. `return_tokens`:
+    deltas name the tokens of their text, and `timings`: how long it has taken so far.
     """
 
     id: int
@@ -223,6 +224,7 @@ class Generate(Frame, omit_defaults=True):
     thoughts: list[tuple[str, str]] = []
     speculative: Speculative = Speculative()
     top_logprobs: int | None = None
+    post_sampling: bool = False
     exact: bool | None = None
     cache_prompt: bool = True
     n_cache_reuse: int = 0
@@ -446,7 +448,8 @@ class Done(Frame, omit_defaults=True):
 
     finish_reason: "stop" (end of generation or a stop string), "length", "cancelled". `truncated`: it was
     the context that ended it, and not the request's own limit. `depths[n]`: target
-    passes that verified n drafts; `accepts[n]`: those that accepted n of them.
+    passes that verified n drafts; `accepts[n]`: those that accepted n of them. `passes`: of the engine for
+    all requests, since the last one ended, with so many sequences altogether (`busy`).
     """
 
     id: int
@@ -459,6 +462,8 @@ class Done(Frame, omit_defaults=True):
     truncated: bool = False
     depths: list[int] = []
     accepts: list[int] = []
+    passes: int = 0
+    busy: int = 0
 
 
 class Failed(Frame, omit_defaults=True):

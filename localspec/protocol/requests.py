@@ -141,6 +141,8 @@ class GenerationRequest(Sampled, Request):
     list of pairs. false: never. `timings_per_token`: every chunk of a stream has llama-server's `timings`.
     `return_progress`: a stream says in chunks of their own how much of the prompt is read.
     `sse_ping_interval`: seconds after which a stream that is silent gets a comment; 0 or -1: never.
+    `post_sampling_probs`: log-probabilities are those of the draw, after bias, penalties, truncation and
+    temperature. `mirostat` (but for 0), `adaptive_target` (but for a negative one) and `lora` are refused.
     """
 
     model: OrDefault[str] = ""
@@ -166,6 +168,10 @@ class GenerationRequest(Sampled, Request):
     timings_per_token: OrDefault[bool] = False
     return_progress: OrDefault[bool] = False
     sse_ping_interval: OrDefault[Annotated[int, Meta(ge=-1, le=86_400)]] = PING_INTERVAL
+    post_sampling_probs: OrDefault[bool] = False
+    mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
+    adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
+    lora: list[Any] | None = None
     localspec: LocalspecOptions | None = None
 
 

@@ -26,6 +26,9 @@ Probability = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
 # Logits are divided by it, or multiplied: both ways by a thousand at most.
 RepeatPenalty = Annotated[float, Meta(ge=0.001, le=100)]
+# Standard deviations of all logits; 0 and below: off, as in llama-server.
+Sigmas = Annotated[float, Meta(ge=-1, le=100)]
+Exponent = Annotated[float, Meta(ge=0, le=100)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]  # OpenAI's
 DryMultiplier = Annotated[float, Meta(ge=0, le=100)]
 DryBase = Annotated[float, Meta(ge=0, le=100)]  # below 1: llama.cpp's default, as in llama-server
@@ -55,6 +58,12 @@ class Sampled(Struct):
     top_p: Annotated[Probability, Also("top_p", "top_p", 1.0)] | None = None
     min_p: Annotated[Probability, Also("min_p", "min_p", 0.0)] | None = None
     typical_p: Annotated[Probability, Also("", "typ_p", 1.0)] | None = None
+    top_n_sigma: Annotated[Sigmas, Also("", "top_n_sigma", -1.0)] | None = None
+    xtc_probability: Annotated[Probability, Also("xtc_probability", "xtc", 0.0)] | None = None
+    xtc_threshold: Annotated[Probability, Also("xtc_threshold")] | None = None
+    dynatemp_range: Annotated[Temperature, Also("", "temperature", 0.0)] | None = None
+    dynatemp_exponent: Exponent | None = None
+    min_keep: Count | None = None
     repeat_penalty: Annotated[RepeatPenalty, Also("penalty_repeat", "penalties", 1.0)] | None = None
     repeat_last_n: Annotated[LookBack, Also("penalty_last_n")] | None = None
     frequency_penalty: Annotated[Penalty, Also("", "penalties", 0.0)] | None = None

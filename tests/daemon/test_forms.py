@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
 
 CHAT = {"messages": [{"role": "user", "content": "echo"}]}
 
@@ -175,3 +176,74 @@ def test_small_requests_ask_the_pair_that_they_name(path: str, body: Any) -> Non
         assert home.status()["pair"]["name"] == str(home.model)
         assert home.request("POST", path, {**body, "model": "nobody"}).status == 404
         daemon.stop()
+
+
+def test_slots_say_how_many_requests_run(api: Home) -> None:
+    def busy() -> list[bool]:
+        return [slot["is_processing"] for slot in api.request("GET", "/slots").json]
+
+    assert busy() == [False] * 4
+    with api.streaming("forever") as stream:
+        stream.readline()
+        assert busy() == [True, False, False, False]
+    wait_for(lambda: not any(busy()), "the end of the answer")
+    assert api.request("GET", "/props").json["total_slots"] == 4
+
+
+def test_what_is_done_with_a_slot_is_refused_in_words(api: Home) -> None:
+    for action in ("save", "restore", "erase"):
+        answer = api.request("POST", f"/slots/0?action={action}", {"filename": "x"})
+        assert answer.status == 501
+        assert answer.error["code"] == "not_offered"
+        assert action in answer.error["message"]
+    assert api.request("POST", "/slots/0?action=polish").error["param"] == "action"
+
+
+@pytest.mark.parametrize("path", ["/completion", "/infill", "/v1/completions"])
+@pytest.mark.parametrize(
+    ("field", "value", "off"),
+    [
+        ("mirostat", 2, 0),
+        ("adaptive_target", 0.5, -1),
+        ("lora", [{"id": 0, "scale": 1.0}], []),
+    ],
+)
+def test_what_would_change_an_answer_and_is_not_to_be_had_is_refused_by_name(
+    api: Home, path: str, field: str, value: Any, off: Any
+) -> None:
+    param, message = refused(api, path, prompt="x", **{field: value})
+    assert param == field
+    assert message == f"'{field}' is not supported; leave it out."
+    assert api.request("POST", path, {"prompt": "!x", field: off}).status == 200
+
+
+def test_probabilities_of_the_draw_are_written_as_such(api: Home) -> None:
+    body = {"prompt": "say a", "n_probs": 2, "post_sampling_probs": True}
+    [entry] = api.request("POST", "/completion", body).json["completion_probabilities"]
+    assert entry["prob"] == pytest.approx(math.exp(-0.5))
+    assert [top["prob"] for top in entry["top_probs"]] == pytest.approx(
+        [math.exp(-0.5), math.exp(-1.5)]
+    )
+    assert "logprob" not in entry
+    assert sent(api, post_sampling_probs=True, logprobs=True)["post_sampling"] is True
+
+
+SAMPLERS: dict[str, Any] = {
+    "top_n_sigma": 1.5,
+    "xtc_probability": 0.5,
+    "xtc_threshold": 0.2,
+    "dynatemp_range": 0.3,
+    "dynatemp_exponent": 2.0,
+    "min_keep": 3,
+}
+
+
+def test_every_sampler_reaches_the_engine_and_is_off_where_samplers_leaves_it_out(
+    api: Home,
+) -> None:
+    assert SAMPLERS.items() <= sent(api, **SAMPLERS)["sampling"].items()
+    named = sent(api, "/completion", prompt="echo", samplers=["top_k"], **SAMPLERS)["sampling"]
+    assert named["top_n_sigma"] == -1.0
+    assert named["xtc_probability"] == named["dynatemp_range"] == 0.0
+    named = sent(api, "/completion", prompt="echo", samplers="sxt", **SAMPLERS)["sampling"]
+    assert SAMPLERS.items() <= named.items()

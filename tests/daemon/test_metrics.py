@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -13,25 +14,29 @@ from localspec.protocol import frames
 from tests.support.daemons import Home, RunningDaemon
 from tests.support.pairs import cycle_pair
 
-SAMPLE = re.compile(r'localspec_(\w+)(?:\{(\w+)="([^"]+)"\})? (-?[0-9.e+-]+)')
+SAMPLE = re.compile(r'(?:localspec_|llamacpp:)(\w+)(?:\{(\w+)="([^"]+)"\})? (-?[0-9.e+-]+)')
 
 
-def parsed(text: str) -> dict[str, dict[str, float]]:
+def parsed(text: str, prefix: str = "localspec_") -> dict[str, dict[str, float]]:
     """Each metric's values by label (or ""), every line understood and announced by its TYPE."""
     found: dict[str, dict[str, float]] = {}
     announced: dict[str, str] = {}
+    other = {"localspec_": "llamacpp:", "llamacpp:": "localspec_"}[prefix]
     for line in text.splitlines():
-        if line.startswith("# TYPE localspec_"):
-            name, kind = line.removeprefix("# TYPE localspec_").split(" ")
+        if line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(other):
+            continue
+        if line.startswith(f"# TYPE {prefix}"):
+            name, kind = line.removeprefix(f"# TYPE {prefix}").split(" ")
             assert name not in announced
             announced[name] = kind
-        elif not line.startswith("# HELP localspec_"):
+        elif not line.startswith(f"# HELP {prefix}"):
             match = SAMPLE.fullmatch(line)
             assert match, line
             name, _, label, value = match.groups()
             family = re.sub(r"_(bucket|sum|count)$", "", name)
             assert name in announced or announced[family] == "histogram", line
-            assert name.endswith("_total") == (announced.get(name) == "counter")
+            counts = announced.get(name) == "counter" and name != "n_tokens_max"  # llama-server's
+            assert name.endswith("_total") == counts
             values = found.setdefault(name, {})
             assert (label or "") not in values
             values[label or ""] = float(value)
@@ -97,6 +102,24 @@ def test_the_median_lies_within_its_bucket(values: list[float], median: float) -
     assert histogram.median() == median
 
 
+def check_llama_servers(home: Home, found: dict[str, dict[str, float]]) -> None:
+    """The known run by llama-server's names."""
+    expected = {"prompt_tokens_total": 21, "prompt_tokens_cached_total": 19}
+    expected |= {"tokens_predicted_total": 82, "n_tokens_max": 61, "requests_processing": 0}
+    expected |= {"requests_deferred": 0, "n_busy_slots_per_decode": 1}
+    expected |= {"spec_decode_num_draft_tokens_total": 60, "spec_decode_num_drafts_total": 20}
+    expected["spec_decode_num_accepted_tokens_total"] = 60
+    assert {name: found[name][""] for name in expected} == expected
+    assert found["spec_decode_num_accepted_tokens_per_pos_total"] == {"0": 20, "1": 20, "2": 20}
+    assert found["n_decode_total"][""] >= 21
+    rates = ["prompt_tokens_seconds", "predicted_tokens_seconds"]
+    for name in (*rates, "prompt_seconds_total", "tokens_predicted_seconds_total"):
+        assert found[name][""] > 0
+    again = parsed(home.request("GET", "/metrics").body.decode(), "llamacpp:")
+    assert [again[name][""] for name in rates] == [0, 0]  # since the page was read last
+    assert again["n_decode_total"] == found["n_decode_total"]
+
+
 def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
     """Every draft is right, and always three are asked for: 4 tokens a pass."""
     files = cycle_pair(tmp_path / "pair", 1.0)
@@ -108,7 +131,10 @@ def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
         answer = home.request("POST", "/v1/completions", body)
         assert answer.status == 200, answer.body
     spec = answer.json["localspec"]["speculation"]
-    found = parsed(home.request("GET", "/metrics").body.decode())
+    page = home.request("GET", "/metrics")
+    found = parsed(page.body.decode())
+    check_llama_servers(home, parsed(page.body.decode(), "llamacpp:"))
+    assert abs(int(page.headers["process-start-time-unix"]) - time.time()) < 600
     assert found["requests_total"] == {"": 2}
     assert found["requests_waiting"] == found["requests_running"] == {"": 0}
     assert found["prompt_tokens_total"] == {"": 40}

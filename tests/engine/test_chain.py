@@ -23,6 +23,12 @@ SETTINGS = st.fixed_dictionaries(
         "top_p": st.sampled_from([0.0, 0.5, 0.95, 1.0]),
         "min_p": st.sampled_from([0.0, 0.05, 0.5, 1.0]),
         "typical_p": st.sampled_from([0.0, 0.3, 0.9, 1.0, 1.0]),
+        "top_n_sigma": st.sampled_from([-1.0, -1.0, 0.5, 1.0, 3.0]),
+        "xtc_probability": st.sampled_from([0.0, 0.0, 1.0]),
+        "xtc_threshold": st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.6]),
+        "dynatemp_range": st.sampled_from([0.0, 0.0, 0.5, 2.0]),
+        "dynatemp_exponent": st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+        "min_keep": st.sampled_from([0, 0, 1, 3, N + 1]),
         "repeat_penalty": st.sampled_from([0.001, 0.7, 1.0, 1.3, 100.0]),
         "repeat_last_n": st.sampled_from([-1, 0, 5, 64]),
         "frequency_penalty": st.sampled_from([-2.0, 0.0, 2.0]),
@@ -52,11 +58,15 @@ def theirs(row: Logits, history: Sequence[int], asked: Settings) -> dict[int, fl
         C.llama_sampler_init_logit_bias(N, len(bias), (C.llama_logit_bias * len(bias))(*bias)),
         C.llama_sampler_init_penalties(N, look_back(asked.repeat_last_n), *penalties),
         C.llama_sampler_init_dry(None, *dry, look_back(asked.dry_penalty_last_n), None, 0),
+        C.llama_sampler_init_top_n_sigma(asked.top_n_sigma),
         C.llama_sampler_init_top_k(asked.top_k),
-        C.llama_sampler_init_typical(asked.typical_p, 0),
-        C.llama_sampler_init_top_p(asked.top_p, 0),
-        C.llama_sampler_init_min_p(asked.min_p, 0),
-        C.llama_sampler_init_temp(asked.temperature),
+        C.llama_sampler_init_typical(asked.typical_p, asked.min_keep),
+        C.llama_sampler_init_top_p(asked.top_p, asked.min_keep),
+        C.llama_sampler_init_min_p(asked.min_p, asked.min_keep),
+        C.llama_sampler_init_xtc(asked.xtc_probability, asked.xtc_threshold, asked.min_keep, 1),
+        C.llama_sampler_init_temp_ext(
+            asked.temperature, asked.dynatemp_range, asked.dynatemp_exponent
+        ),
         C.llama_sampler_init_dist(1),
     ):
         C.llama_sampler_chain_add(chain, sampler)
@@ -81,6 +91,9 @@ def test_the_distribution_is_that_of_llama_cpps_chain(
     far = far or asked.dry_multiplier > 0.0 or asked.repeat_penalty in (0.001, 100.0)
     # llama.cpp's entropy is no number where a probability is 0 in float32.
     assume(asked.typical_p == 1.0 or not far)
+    # It counts what top-n-sigma has put out as a candidate still: in an entropy and to be kept.
+    plain = asked.typical_p == 1.0 and not asked.min_keep and not asked.dynatemp_range
+    assume(asked.top_n_sigma < 0.0 or plain)
     row = np.random.default_rng(seed).normal(0, 3, N).astype(np.float32)
     sampler = Sampler(asked)
     found = sampler.distribution(sampler.adjusted(row, history))

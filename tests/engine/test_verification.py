@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import localspec.engine.speculation.verification as speculate
 from localspec.engine.llama import Logits
-from localspec.engine.sampling.distribution import Distribution
+from localspec.engine.sampling.distribution import Distribution, Truncation, chance
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.verification import verify_match, verify_rejection
@@ -114,21 +114,42 @@ def test_a_draft_the_target_cannot_say_is_never_accepted() -> None:
         assert verify_rejection(lambda i, k: row, [1], [certain], sampler, place)[0] in (0, 2)
 
 
+def mixed(settings: Settings, row: Logits) -> dict[int, float]:
+    """The probabilities of all places together: at some XTC passes over the likeliest, at others not."""
+    found = dict.fromkeys(range(N), 0.0)
+    for share, without in (
+        (settings.xtc_probability, True),
+        (1 - settings.xtc_probability, False),
+    ):
+        drawn = Truncation(settings).distribution(row, without_top=without)
+        for token in range(N):
+            found[token] += share * drawn.of(token)
+    return found
+
+
 def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> float:
     """How far a text of `count` tokens, drafted and verified, is from the target's own transitions.
 
     Standard deviations of chi-square: what follows each token is a sample of its own.
     """
     sampler = sampler or Sampler(settings)
-    opinions = [sampler.distribution(DRAFT[t]) for t in range(N)]
+    opinions: dict[tuple[int, bool], Distribution] = {}
+
+    def opinion(token: int, place: int) -> Distribution:
+        asked = sampler.settings
+        without = asked.excludes and chance(sampler.seed, place) <= asked.xtc_probability
+        if (token, without) not in opinions:
+            opinions[token, without] = sampler.distribution(DRAFT[token], place)
+        return opinions[token, without]
+
     text = [0]
     while len(text) < count:
         drafted: list[int] = []
-        for _ in range(DEPTH):
-            last = drafted[-1] if drafted else text[-1]
-            drafted.append(opinions[last].pick(sampler.uniform()))
+        probs: list[Distribution] = []
+        for place in range(len(text) - 1, len(text) - 1 + DEPTH):
+            probs.append(opinion(drafted[-1] if drafted else text[-1], place))
+            drafted.append(probs[-1].pick(sampler.uniform()))
         read = [text[-1], *drafted]
-        probs = [opinions[token] for token in read[:-1]]
         text += verify_rejection(
             lambda i, k, r=read: TARGET[r[i]],  # type: ignore[misc]
             drafted,
@@ -136,16 +157,11 @@ def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> fl
             sampler,
             len(text) - 1,
         )
-    plain = Sampler(settings)
-    wanted = [plain.distribution(TARGET[t]) for t in range(N)]
+    wanted = [mixed(settings, TARGET[t]) for t in range(N)]
     followers: list[list[int]] = [[] for _ in range(N)]
     for token, after_it in pairwise(text):
         followers[token].append(after_it)
-    samples = [
-        (drawn, {token: wanted[first].of(token) for token in range(N)})
-        for first, drawn in enumerate(followers)
-        if len(drawn) > 100
-    ]
+    samples = [(drawn, wanted[first]) for first, drawn in enumerate(followers) if len(drawn) > 100]
     assert len(samples) >= 3
     return chi_square_z(*samples)
 
@@ -156,20 +172,24 @@ def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> fl
         replace(OFF, seed=11),
         # Draft and target are truncated to different candidates.
         replace(OFF, temperature=0.7, top_k=4, seed=12),
+        replace(OFF, xtc_probability=0.4, xtc_threshold=0.15, seed=13),
+        replace(OFF, top_n_sigma=1.0, dynatemp_range=0.6, dynatemp_exponent=0.7, seed=14),
     ],
 )
 def test_rejection_sampling_draws_from_the_targets_distribution(settings: Settings) -> None:
     assert excess(settings, DRAWS) < 4.5
 
 
-@pytest.mark.parametrize("mistake", ["no residual", "draft believed more"])
+@pytest.mark.parametrize("mistake", ["no residual", "draft believed more", "XTC left out"])
 def test_the_test_of_the_distribution_finds_a_wrong_rule(
     mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the same statistic on rules that are nearly right."""
     settings = replace(OFF, seed=11)
     sampler = Sampler(settings)
-    if mistake == "no residual":  # after a rejection, drawn from the target's whole distribution
+    if mistake == "XTC left out":
+        settings = replace(settings, xtc_probability=0.4, xtc_threshold=0.15)
+    elif mistake == "no residual":  # after a rejection, drawn from the target's whole distribution
         monkeypatch.setattr(speculate, "residual", lambda target, draft: target)
     else:  # accepted with min(1, 1.3 p/q), and everything else as it should be
         of = Distribution.of

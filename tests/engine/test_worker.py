@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -239,6 +240,27 @@ def test_tokens_and_times_come_with_their_text_and_every_token_is_named(loaded: 
         assert delta.timings is not None
         assert delta.timings.predicted_n == delta.tokens
     assert deltas[-1].timings.predicted_ms <= done.timings.predicted_ms  # type: ignore[union-attr] # see above
+
+
+def test_probabilities_of_the_draw_sum_to_one_and_name_what_could_be_drawn(loaded: Child) -> None:
+    sampling = Sampling(temperature=3.0, top_k=4, top_p=1.0, min_p=0.0, seed=5)
+    for greedy in (False, True):
+        request = ask(
+            7,
+            sampling=GREEDY if greedy else sampling,
+            top_logprobs=10,
+            post_sampling=True,
+            speculative=Speculative(depth=3),
+        )
+        loaded.send(request)
+        assert isinstance(loaded.ending(request.id), Done)
+        seen = [each for each in loaded.seen if isinstance(each, Delta) and each.id == request.id]
+        told = [entry for delta in seen for entry in delta.logprobs]
+        assert len(told) == 20
+        for entry in told:
+            assert len(entry.top) == (1 if greedy else 4)
+            assert sum(math.exp(value) for _, _, value in entry.top) == pytest.approx(1.0)
+            assert entry.logprob in [value for token, _, value in entry.top if token == entry.id]
 
 
 def test_a_bias_of_a_text_is_one_of_each_of_its_tokens(loaded: Child) -> None:

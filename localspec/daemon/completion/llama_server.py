@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from localspec.protocol.sampling import parameters
 
 # Older names and the one-letter form of llama-server's --sampling-seq.
 _ALSO = {"typical_p": "typ_p", "k": "top_k", "p": "top_p", "m": "min_p", "y": "typ_p"}
+_ALSO |= {"s": "top_n_sigma", "x": "xtc", "temp": "temperature", "nucleus": "top_p", "typ": "typ_p"}
 _ALSO |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
 
 
@@ -195,11 +197,22 @@ class LlamaServerShape:
             {**_probability(each.id, each.piece, each.logprob), "top_logprobs": top}
             for each, top in zip(logprobs, tops, strict=True)
         ]
+        if self._request.post_sampling_probs:
+            entries = [
+                {**_linear(entry), "top_probs": [_linear(top) for top in entry["top_logprobs"]]}
+                for entry in entries
+            ]
         return {"completion_probabilities": entries}
 
 
 def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
     return {"id": token, "token": text_of(piece), "bytes": list(piece), "logprob": logprob}
+
+
+def _linear(entry: dict[str, Any]) -> dict[str, Any]:
+    """With the probability itself, as llama-server has those of the draw."""
+    told = {key: entry[key] for key in ("id", "token", "bytes")}
+    return {**told, "prob": math.exp(entry["logprob"])}
 
 
 def settings(
@@ -220,6 +233,7 @@ def settings(
         "max_tokens": predict,
         "n_predict": predict,
         "timings_per_token": request.timings_per_token,
+        "post_sampling_probs": request.post_sampling_probs,
         "stream": request.stream,
         "stop": [request.stop] if isinstance(request.stop, str) else request.stop or [],
         "samplers": request.samplers or [],

@@ -211,6 +211,7 @@ def per_choice(
     Raises:
         InvalidRequest: two constraints, a bias for what is no token, a prediction that is no text.
     """
+    _refuse(request)
     shared: dict[str, Any] = {
         **more,
         "max_tokens": max_tokens(request),
@@ -218,6 +219,7 @@ def per_choice(
         "constraint": _constraint(request),
         "speculative": _speculative(request),
         "top_logprobs": top_logprobs,
+        "post_sampling": request.post_sampling_probs,
         "exact": request.exact,
         "cache_prompt": request.cache_prompt,
         "n_cache_reuse": request.n_cache_reuse,
@@ -231,6 +233,19 @@ def per_choice(
         for prompt in prompts
         for choice in range(request.n or 1)
     ]
+
+
+def _refuse(request: GenerationRequest) -> None:
+    """What would change the answer and is not to be had. Mirostat and adaptive-p follow every token that
+    was drawn: where drafts are verified together, none has been."""
+    target = request.adaptive_target
+    for name, asked in (
+        ("mirostat", bool(request.mirostat)),
+        ("adaptive_target", target is not None and target >= 0.0),
+        ("lora", bool(request.lora)),
+    ):
+        if asked:
+            raise InvalidRequest(f"'{name}' is not supported; leave it out.", param=name)
 
 
 def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:

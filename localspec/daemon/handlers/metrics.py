@@ -1,7 +1,8 @@
-"""GET /metrics, in Prometheus' text format."""
+"""GET /metrics, in Prometheus' text format: our own names, then llama-server's for dashboards made for it."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -15,8 +16,11 @@ _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def show(request: Request) -> Response:
-    text = "\n".join(_lines(state_of(request)))
-    return Response(text + "\n", media_type=None, headers={"content-type": _TYPE})
+    daemon = state_of(request)
+    text = "\n".join([*_lines(daemon), *_as_llama_server(daemon)])
+    began = str(int(time.time() - (time.monotonic() - daemon.started)))
+    headers = {"content-type": _TYPE, "process-start-time-unix": began}
+    return Response(text + "\n", media_type=None, headers=headers)
 
 
 def _lines(daemon: State) -> Iterator[str]:
@@ -55,6 +59,46 @@ def _lines(daemon: State) -> Iterator[str]:
     )
 
 
+def _as_llama_server(daemon: State) -> Iterator[str]:
+    """llama-server's names. As there, the rates are of the time since they were last asked for."""
+    queue, metrics = daemon.supervisor.admission, daemon.supervisor.metrics
+    counts, totals = metrics.counts, metrics.totals
+    found = [
+        ("counter", "prompt_tokens_total", "Prompt tokens processed, without cached ones.",
+         totals.prompt_tokens - totals.cached_tokens),
+        ("counter", "prompt_tokens_cached_total", "Prompt tokens reused from a cache.",
+         totals.cached_tokens),
+        ("counter", "prompt_seconds_total", "Time until first tokens.", metrics.prompt_seconds),
+        ("counter", "tokens_predicted_total", "Tokens generated.", counts.tokens),
+        ("counter", "tokens_predicted_seconds_total", "Time from first tokens to last ones.",
+         metrics.predicted_seconds),
+        ("counter", "n_decode_total", "Target passes.", metrics.passes),
+        ("counter", "n_tokens_max", "Longest prompt with its answer, in tokens.", metrics.longest),
+        ("counter", "spec_decode_num_draft_tokens_total", "Tokens drafted.", counts.drafted),
+        ("counter", "spec_decode_num_accepted_tokens_total", "Drafted tokens accepted.",
+         counts.accepted),
+        ("counter", "spec_decode_num_drafts_total", "Target passes that verified drafts.",
+         metrics.depths.count - metrics.depths.counts[0]),
+        ("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", metrics.prompt_rate.take()),
+        ("gauge", "predicted_tokens_seconds", "Generated tokens per second.",
+         metrics.predicted_rate.take()),
+        ("gauge", "requests_processing", "Generations running.", queue.running),
+        ("gauge", "requests_deferred", "Generations waiting in the queue.", queue.waiting),
+        ("gauge", "n_busy_slots_per_decode", "Sequences in a target pass, on average.",
+         metrics.busy / max(metrics.passes, 1)),
+    ]  # fmt: skip
+    for kind, name, text, value in found:
+        yield from _head(f"llamacpp:{name}", kind, text)
+        yield (
+            f"llamacpp:{name} {value:g}" if isinstance(value, float) else f"llamacpp:{name} {value}"
+        )
+    name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+    if metrics.accepted:
+        yield from _head(name, "counter", "Accepted tokens by position in a pass.")
+    for position, count in _by_position(metrics.accepted).items():
+        yield f'{name}{{position="{int(position) - 1}"}} {count}'  # llama-server counts from 0
+
+
 def _speculation(metrics: Metrics) -> Iterator[str]:
     counts = metrics.counts
     yield from _counter(
@@ -88,7 +132,7 @@ def _speculation(metrics: Metrics) -> Iterator[str]:
 
 
 def _counter(name: str, text: str, value: float, kind: str = "counter") -> Iterator[str]:
-    yield from _head(name, kind, text)
+    yield from _head(f"localspec_{name}", kind, text)
     yield f"localspec_{name} {value:g}" if isinstance(value, float) else f"localspec_{name} {value}"
 
 
@@ -99,13 +143,13 @@ def _gauge(name: str, text: str, value: float) -> Iterator[str]:
 def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
     """One counter for each value of a label; nothing where there is none."""
     if values:
-        yield from _head(name, "counter", text)
+        yield from _head(f"localspec_{name}", "counter", text)
     for value, count in values.items():
         yield f'localspec_{name}{{{label}="{value}"}} {count}'
 
 
 def _histogram(name: str, text: str, values: Histogram) -> Iterator[str]:
-    yield from _head(name, "histogram", text)
+    yield from _head(f"localspec_{name}", "histogram", text)
     total = 0
     for bound, count in zip((*values.bounds, "+Inf"), values.counts, strict=True):
         total += count
@@ -120,5 +164,5 @@ def _by_position(counts: Counter[int]) -> dict[str, int]:
 
 
 def _head(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP localspec_{name} {text}"
-    yield f"# TYPE localspec_{name} {kind}"
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"

@@ -1,4 +1,4 @@
-"""GET /v1/models, /health and /props."""
+"""GET /v1/models, /health, /props and /slots."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from localspec.daemon.completion.anthropic import answer as anthropic
 from localspec.daemon.http.requests import answer
 from localspec.daemon.pairs.names import BUILTIN
 from localspec.daemon.state import state_of
+from localspec.errors import InvalidRequest, NotOffered
 from localspec.protocol.answers import Model, ModelList
 
 
@@ -58,7 +59,7 @@ async def props(request: Request) -> Response:
                 "n_ctx": info.n_ctx,
                 "params": info.sampling_defaults,
             },
-            "total_slots": info.parallel,
+            "total_slots": daemon.supervisor.admission.parallel,
             "model_alias": info.name,
             "model_path": (await daemon.pair(info.name, request.receive)).target,
             "chat_template": info.chat_template or "",
@@ -67,4 +68,37 @@ async def props(request: Request) -> Response:
             "build_info": info.backend,
             "modalities": {"vision": False, "audio": False},
         }
+    )
+
+
+async def slots(request: Request) -> Response:
+    """llama-server's /slots: `parallel` requests at once, and how many of them there are now.
+
+    No request has a slot of its own here (the longest cached prefix decides, and it may move), so there
+    is no more to be said of one; and nothing is loaded to say it.
+    """
+    daemon = state_of(request)
+    loaded, queue = daemon.supervisor.loaded, daemon.supervisor.admission
+    info = loaded.info
+    shown = {
+        "n_ctx": info.n_ctx if info else 0,
+        "speculative": info is not None and info.speculation is None,
+    }
+    return answer(
+        [
+            {"id": number, **shown, "is_processing": number < queue.running}
+            for number in range(queue.parallel)
+        ]
+    )
+
+
+async def slot_action(request: Request) -> Response:
+    """What llama-server does with a slot's state, as one that was started without --slot-save-path."""
+    action = request.query_params.get("action", "")
+    if action not in ("save", "restore", "erase"):
+        raise InvalidRequest("'action' must be 'save', 'restore' or 'erase'.", param="action")
+    raise NotOffered(
+        f"A slot cannot be made to {action} its state: slots are not assigned to clients. What was "
+        "read is kept by its content, in memory and on disk (`prefix_memory`, `prefix_disk`), and found "
+        "again without being asked for."
     )

@@ -52,6 +52,23 @@ class Histogram:
         return self.bounds[-1] if self.count else None
 
 
+@dataclass(slots=True)
+class Rate:
+    """Tokens per second since it was last asked for, 0 where there were none."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, milliseconds: float) -> None:
+        self.tokens += tokens
+        self.seconds += milliseconds / 1e3
+
+    def take(self) -> float:
+        found = self.tokens / self.seconds if self.seconds else 0.0
+        self.tokens, self.seconds = 0, 0.0
+        return found
+
+
 @dataclass
 class Metrics:
     """Sums since the daemon started. Positions count from 1, the first draft of a pass.
@@ -71,6 +88,13 @@ class Metrics:
     plain_seconds: float = 0.0  # what the same tokens would have taken without drafts
     taken_seconds: float = 0.0
     last_speed_up: float | None = None
+    prompt_seconds: float = 0.0
+    predicted_seconds: float = 0.0  # from each answer's first token to its last
+    longest: int = 0  # tokens of a prompt and its answer
+    passes: int = 0  # of the target, for prompts and for answers
+    busy: int = 0  # the sequences in them
+    prompt_rate: Rate = field(default_factory=Rate)
+    predicted_rate: Rate = field(default_factory=Rate)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Watch]:
@@ -142,6 +166,14 @@ class Watch:
             seconds = event.timings.predicted_ms / 1000
             metrics.taken_seconds += seconds
             metrics.plain_seconds += seconds * done.speed_up
+        times = event.timings
+        metrics.prompt_seconds += times.prompt_ms / 1e3
+        metrics.predicted_seconds += times.predicted_ms / 1e3
+        metrics.prompt_rate.add(times.prompt_n, times.prompt_ms)
+        metrics.predicted_rate.add(max(times.predicted_n - 1, 0), times.predicted_ms)
+        metrics.longest = max(metrics.longest, event.prompt_tokens + event.completion_tokens)
+        metrics.passes += event.passes
+        metrics.busy += event.busy
         for depth, passes in enumerate(event.depths):
             metrics.depths.add(depth, passes)
             metrics.drafted.update(dict.fromkeys(range(1, depth + 1), passes))

@@ -54,6 +54,8 @@ class Lane:
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         self.rollback = None if context.model.cuttable else context.n_rollback
         self.busy_s = 0.0  # time inside llama.cpp
+        # since the last request ended: passes, and the sequences in them
+        self.passes = self.busy = 0
         self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
         self._row_s: float | None = None  # of a prompt's token, once one was read
 
@@ -137,6 +139,7 @@ class Lane:
         self.context.synchronize()
         spent = self._clock() - start
         self.busy_s += spent
+        self.passes, self.busy = self.passes + 1, self.busy + sequences
         if timed:
             self.costs.of(sequences).observe(self.batch.rows, spent * 1e3)
         else:

@@ -57,7 +57,7 @@ class Distribution(NamedTuple):
 
 
 class Truncation:
-    """top-k → typical → top-p → min-p → temperature, for the rows of one answer.
+    """top-n-sigma → top-k → typical → top-p → min-p → XTC → temperature, for the rows of one answer.
 
     With top-k a row is scanned for its top and never sorted or exponentiated whole.
     """
@@ -67,29 +67,38 @@ class Truncation:
         self._settings = settings
         self._gap = 10.0  # how far below the top the k-th candidate was last time, in nats
 
-    def distribution(self, row: Logits) -> Distribution:
-        """The candidates that top-k, typical, top-p and min-p leave."""
+    def distribution(self, row: Logits, *, without_top: bool = False) -> Distribution:
+        """The candidates that are left. without_top: XTC's turn has come."""
         settings = self._settings
+        if settings.top_n_sigma > 0.0:
+            row = _within(row, settings.top_n_sigma)
         k = settings.top_k
         if 0 < k < len(row):
             ids = self._top(row, k)
             below = _below(row, ids)
-            return _truncated(ids, below, float(np.exp(below).sum()), settings)
-        if settings.top_p >= 1.0 and settings.min_p <= 0.0 and settings.typical_p >= 1.0:
+            return _truncated(ids, below, float(np.exp(below).sum()), settings, without_top)
+        cut = settings.top_p < 1.0 or settings.min_p > 0.0 or settings.typical_p < 1.0
+        if not cut and not without_top:
             ids = np.flatnonzero(row > -np.inf)  # nothing is cut, so nothing is sorted
-            return Distribution(ids, _tempered(_below(row, ids), settings.temperature))
+            return Distribution(ids, _tempered(_below(row, ids), settings))
         with np.errstate(over="ignore"):  # further below than float32 reaches: never drawn
             everything = np.exp(row - row.max())
         total = float(everything.sum(dtype=np.float64))
-        ids = _head(everything, total, settings)
-        return _truncated(ids, _below(row, ids), total, settings)
+        if settings.dynatemp_range > 0.0:  # it hangs on how many there are, however unlikely
+            ids = np.flatnonzero(row > -np.inf)
+        else:
+            ids = _head(everything, total, settings)
+        return _truncated(ids, _below(row, ids), total, settings, without_top)
 
     def _top(self, row: Logits, k: int) -> npt.NDArray[np.int64]:
         """Ids of the k highest logits, unordered. Looks only at those near the top: how near is
         remembered from the row before, and widened until there are k, or what is left is NEVER drawn.
         """
         top = float(row.max())
-        never = NEVER * max(self._settings.temperature, 1.0)
+        settings = self._settings
+        never = NEVER * max(settings.temperature + settings.dynatemp_range, 1.0)
+        if settings.dynatemp_range > 0.0:  # it hangs on how many candidates there are
+            never = top - float(row[row > -np.inf].min())
         ids = np.flatnonzero(row >= top - self._gap)
         while len(ids) < k and self._gap < never:
             self._gap = min(self._gap * 1.5, never)
@@ -98,6 +107,12 @@ class Truncation:
             ids = ids[np.argpartition(row[ids], -k)[-k:]]
             self._gap = top - float(row[ids].min()) + 1.0  # rows of one text are much alike
         return ids[row[ids] > -np.inf]
+
+
+def _within(row: Logits, sigmas: float) -> Logits:
+    """`row` without what is further below its highest than so many standard deviations of all of it."""
+    possible = row[row > -np.inf].astype(np.float64)
+    return np.where(row >= possible.max() - sigmas * possible.std(), row, np.float32(-np.inf))
 
 
 def _below(row: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -109,8 +124,13 @@ def _head(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.i
     """Ids among which top-p and min-p will cut, unordered, where top-k is off.
 
     weights (n_vocab,): exp(logit - highest); total: their sum. A typical set can lie anywhere, so
-    it needs all ids.
+    it needs all ids, and so may `min_keep`.
     """
+    ids = _likely(weights, total, settings)
+    return ids if len(ids) >= settings.min_keep else np.flatnonzero(weights > 0.0)
+
+
+def _likely(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.int64]:
     if settings.typical_p >= 1.0 and settings.min_p > 0.0:
         return np.flatnonzero(weights >= settings.min_p * (1 - 1e-6))
     if settings.typical_p >= 1.0 and settings.top_p < 1.0:
@@ -128,36 +148,65 @@ def _truncated(
     below: npt.NDArray[np.float64],
     total: float,
     settings: Settings,
+    without_top: bool,
 ) -> Distribution:
-    """Sort, then typical → top-p → min-p → temperature, each on what the one before left.
+    """Sort, then typical → top-p → min-p → XTC → temperature, each on what the one before left.
 
     below (n,): logit - highest of the ids; total: the sum of exp(below) that makes probabilities.
     """
     order = np.argsort(-below, kind="stable")
     ids, below = ids[order], below[order]
     weights = np.exp(below)
+    least = settings.min_keep
     if settings.typical_p < 1.0:
         probs = weights / total
         surprise = -np.log(np.maximum(probs, 1e-300))
         rank = np.argsort(np.abs(surprise - (probs * surprise).sum()), kind="stable")
         count = int(np.searchsorted(np.cumsum(probs[rank]), settings.typical_p)) + 1
-        keep = np.sort(rank[:count])
+        keep = np.sort(rank[: max(count, least)])
         ids, below, weights = ids[keep], below[keep], weights[keep]
         total = float(weights.sum())
     if settings.top_p < 1.0:
         count = int(np.searchsorted(np.cumsum(weights / total), settings.top_p)) + 1
+        count = max(count, least)
         ids, below, weights = ids[:count], below[:count], weights[:count]
     if settings.min_p > 0.0:
-        kept = weights >= weights[0] * settings.min_p
-        ids, below = ids[kept], below[kept]
-    return Distribution(ids, _tempered(below, settings.temperature))
+        count = max(int((weights >= weights[0] * settings.min_p).sum()), least)
+        ids, below, weights = ids[:count], below[:count], weights[:count]
+    if without_top:
+        # of those that are likely enough, the least likely is the first that stays
+        first = int((weights >= settings.xtc_threshold * weights.sum()).sum()) - 1
+        if first > 0 and len(ids) - first >= least:
+            ids, below = ids[first:], below[first:]
+    return Distribution(ids, _tempered(below, settings))
 
 
-def _tempered(below: npt.NDArray[np.float64], temperature: float) -> npt.NDArray[np.float64]:
-    """Probabilities (n,) of logits at a temperature above 0."""
+def _tempered(below: npt.NDArray[np.float64], settings: Settings) -> npt.NDArray[np.float64]:
+    """Probabilities (n,) of logits at a temperature that is not below 0."""
+    temperature = settings.temperature
+    if settings.dynatemp_range > 0.0 and len(below) > 1:
+        temperature = _by_entropy(below, settings)
     # A temperature that is nothing in float32 is as good as nothing, and divides a finite number.
     weights = np.exp((below - below.max()) / max(temperature, 1e-30))
     return np.asarray(weights / weights.sum())
+
+
+def _by_entropy(below: npt.NDArray[np.float64], settings: Settings) -> float:
+    """llama.cpp's dynamic temperature: the more open the choice among the (n,) candidates, the higher."""
+    probs = np.exp(below - below.max())
+    probs /= probs.sum()
+    likely = probs[probs > 0.0]
+    share = -float((likely * np.log(likely)).sum()) / float(np.log(len(below)))
+    lowest = max(settings.temperature - settings.dynatemp_range, 0.0)
+    highest = settings.temperature + settings.dynatemp_range
+    power: float = min(max(share, 0.0), 1.0) ** settings.dynatemp_exponent
+    return lowest + (highest - lowest) * power
+
+
+def chance(seed: int, place: int) -> float:
+    """A number in (0, 1) of that place, which has no part in any of `delays`."""
+    bits = _mixed(_mixed(~seed & _MASK) + (place + 1) * _STEP & _MASK)
+    return float((bits >> 11) + 0.5) * 2.0**-53
 
 
 def delays(seed: int, place: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -1,14 +1,15 @@
 """From one row of logits to a small distribution, in llama.cpp's order and meaning.
 
-logit bias → repeat, frequency and presence penalties → DRY → top-k → typical → top-p → min-p →
-temperature. Everything after the penalties works on a few candidates: with top-k the row is scanned
-for its top and never sorted or exponentiated whole, so that a 150 k vocabulary costs a fraction of a
-millisecond. A sampler holds no history of its own: it is given the tokens so far, so that a rejected
-draft leaves nothing behind.
+logit bias → repeat, frequency and presence penalties → DRY → top-n-sigma → top-k → typical → top-p →
+min-p → XTC → temperature, which may hang on the entropy. Everything after the penalties works on a few
+candidates: with top-k the row is scanned for its top and never sorted or exponentiated whole, so that a
+150 k vocabulary costs a fraction of a millisecond. A sampler holds no history of its own: it is given the
+tokens so far, so that a rejected draft leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.engine.llama import Logits
-from localspec.engine.sampling.distribution import Distribution, Truncation, delays
+from localspec.engine.sampling.distribution import Distribution, Truncation, chance, delays
 from localspec.engine.sampling.penalties import Breakers, penalise
 from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
@@ -40,6 +41,8 @@ class Sampler:
         """narrowed: what is left of the candidates, after all that the settings say but temperature 0."""
         self.settings = settings
         self._narrowed = narrowed
+        # Is the likeliest of all what is chosen, whatever else there is?
+        self._best = settings.greedy and narrowed is None and not settings.excludes
         # Greedy is the likeliest of what is left, so the narrowing must see more than one.
         self._truncation = Truncation(
             replace(settings, temperature=1.0) if settings.greedy else settings
@@ -71,21 +74,28 @@ class Sampler:
                 row[mask] = 0.0
         return row
 
-    def distribution(self, row: Logits) -> Distribution:
-        """The distribution to draw from, of an adjusted row; one certain token when greedy."""
-        greedy = self.settings.greedy
-        if greedy and self._narrowed is None:
+    def distribution(self, row: Logits, place: int = 0) -> Distribution:
+        """The distribution to draw from, of an adjusted row; one certain token when greedy.
+
+        place: how many tokens of the answer come before. XTC is on or off by a draw for each, the same for
+        drafts and for the target: for either case what is drawn is the target's, so it is altogether.
+        """
+        if self._best:
             return Distribution.certain(int(row.argmax()))
-        found = self._truncation.distribution(row)
+        asked = self.settings
+        without = asked.excludes and chance(self.seed, place) <= asked.xtc_probability
+        found = self._truncation.distribution(row, without_top=without)
         if self._narrowed is not None:
             found = self._narrowed(found)
-        return Distribution.certain(int(found.ids[found.probs.argmax()])) if greedy else found
+        return Distribution.certain(int(found.ids[found.probs.argmax()])) if asked.greedy else found
 
     def sample(self, row: Logits, place: int) -> int:
         """One token from an adjusted row. place: how many tokens of the answer come before it."""
+        if self._best:
+            return int(row.argmax())
+        found = self.distribution(row, place)
         if self.settings.greedy:
-            return int(self.distribution(row).ids[0]) if self._narrowed else int(row.argmax())
-        found = self.distribution(row)
+            return int(found.ids[0])
         return found.first(delays(self.seed, place, found.ids))
 
 
@@ -101,3 +111,16 @@ def logprob(row: Logits, token: int, top: int, piece: Callable[[int], bytes]) ->
         for i in ids[np.argsort(-row[ids], kind="stable")]:
             best.append((int(i), piece(int(i)), float(row[i]) - log_total))
     return TokenLogprob(token, piece(token), float(row[token]) - log_total, best)
+
+
+def drawn_logprob(
+    drawn: Distribution, token: int, top: int, piece: Callable[[int], bytes]
+) -> TokenLogprob:
+    """The log-probability with which `token` was drawn, and the `top` likeliest candidates of the draw."""
+    order = np.argsort(-drawn.probs, kind="stable")[:top]
+    best = [
+        (int(drawn.ids[at]), piece(int(drawn.ids[at])), math.log(drawn.probs[at]))
+        for at in order
+        if drawn.probs[at] > 0.0
+    ]
+    return TokenLogprob(token, piece(token), math.log(max(drawn.of(token), 1e-300)), best)

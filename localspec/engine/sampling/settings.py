@@ -21,6 +21,12 @@ class Settings:
     top_p: float = 0.95
     min_p: float = 0.05
     typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    min_keep: int = 0
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
     frequency_penalty: float = 0.0
@@ -36,7 +42,12 @@ class Settings:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature <= 0.0
+        return self.temperature <= 0.0 and self.dynatemp_range <= 0.0
+
+    @property
+    def excludes(self) -> bool:
+        """Whether XTC may pass over the likeliest tokens; above 0.5 no two are that likely."""
+        return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     @property
     def penalised(self) -> bool:

@@ -62,7 +62,7 @@ def verify_rejection(
     """
     kept: list[int] = []
     for i, token in enumerate(drafted):
-        target = sampler.distribution(rows(i, kept))
+        target = sampler.distribution(rows(i, kept), place + i)
         draft = draft_probs[i]
         if sampler.uniform() * draft.of(token) < target.of(token):
             kept.append(token)
@@ -105,9 +105,9 @@ class Verifier:
         self.matcher = matcher
         self.reject = reject
         self.on_device = False
-        self.rows: list[
-            Logits
-        ] = []  # the target's own that were looked at, valid until its next pass
+        # those that were looked at, valid until the target's next pass: its own, and adjusted
+        self.rows: list[Logits] = []
+        self.adjusted: list[Logits] = []
         self._consumed = 0  # tokens of a round not kept yet that the grammar has seen
 
     def verify(
@@ -120,7 +120,7 @@ class Verifier:
             NotFinite: the logits are no numbers.
             GrammarRejected: the grammar ran into its limits.
         """
-        self.rows = []
+        self.rows, self.adjusted = [], []
 
         def rows(i: int, kept: list[int]) -> Logits:
             row = context.finite(first_row + i)
@@ -130,7 +130,8 @@ class Verifier:
                 self._consume(kept)
                 mask = self.matcher.mask()
             history = tokens + kept if self.sampler.settings.penalised else tokens
-            return self.sampler.adjusted(row, history, mask)
+            self.adjusted.append(self.sampler.adjusted(row, history, mask))
+            return self.adjusted[-1]
 
         if self.on_device:
             kept = verify_sampled(lambda i: _sampled(context, first_row + i), drafts.tokens)
@@ -159,6 +160,7 @@ class Verifier:
         """
         settings = self.sampler.settings
         touched = settings.penalised or settings.infill or bool(settings.logit_bias)
+        touched = touched or settings.excludes
         return settings.greedy and not touched and not scored and self.matcher is None
 
     def take_back(self) -> None:

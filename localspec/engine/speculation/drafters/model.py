@@ -191,7 +191,9 @@ class DraftModel:
             confidence = _probability(logits, token)
         else:
             history = request.slot.tokens + request.tokens
-            probs = request.sampler.distribution(request.sampler.adjusted(logits, history))
+            row = request.sampler.adjusted(logits, history)
+            place = request.generated + len(request.tokens)
+            probs = request.sampler.distribution(row, place)
             token = probs.pick(request.sampler.uniform())
             confidence = probs.of(token)
             request.probs.append(probs)
