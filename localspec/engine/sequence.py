@@ -169,7 +169,8 @@ class Sequence:
     def _delta(self, text: str, spans: list[tuple[int, int]]) -> Delta | None:
         if not text and not (self.finished and self._ids):
             return None
-        logprobs, self._logprobs = self._logprobs, []
+        # of tokens without text, as those of a stop string, their ids alone are told
+        logprobs, self._logprobs = self._logprobs if text else [], []
         ids, self._ids = self._ids, []
         return Delta(
             self.id,

@@ -185,6 +185,8 @@ def _refused(message: str, kind: type[Struct]) -> BadBody:
     if missing := _MISSING.match(what):
         path = f"{path}.{missing[1]}" if path else missing[1]
         return BadBody(f"'{path}' is missing.", path)
+    if path and not path.endswith("]") and what.endswith("got `null`"):
+        return BadBody(f"'{path}' is missing.", path)  # null is a field that is not there
     subject = f"'{path}'" if path else "The request body"
     return BadBody(f"{subject} {_sentence(what, kind, path)}.", path or None)
 

@@ -238,7 +238,8 @@ def test_props_describe_the_loaded_pair(api: Home) -> None:
     props = api.request("GET", "/props").json
     assert props["default_generation_settings"]["n_ctx"] == 4096
     assert props["model_path"] == str(api.model)
-    assert props["total_slots"] == 5  # one of them is kept for editors
+    assert props["total_slots"] == 4  # beyond the place that is kept for editors
+    assert props["is_sleeping"] is False
 
 
 def test_status_counts(home: Home, daemon: RunningDaemon) -> None:

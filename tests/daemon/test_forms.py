@@ -186,6 +186,7 @@ def test_slots_say_how_many_requests_run(api: Home) -> None:
     with api.streaming("forever") as stream:
         stream.readline()
         assert busy() == [True, False, False, False]
+        assert api.request("GET", "/slots?fail_on_no_slot=1").status == 200
     wait_for(lambda: not any(busy()), "the end of the answer")
     assert api.request("GET", "/props").json["total_slots"] == 4
 
@@ -247,3 +248,19 @@ def test_every_sampler_reaches_the_engine_and_is_off_where_samplers_leaves_it_ou
     assert named["xtc_probability"] == named["dynatemp_range"] == 0.0
     named = sent(api, "/completion", prompt="echo", samplers="sxt", **SAMPLERS)["sampling"]
     assert SAMPLERS.items() <= named.items()
+
+
+def test_a_pair_that_rests_is_described_without_being_woken() -> None:
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        awake = home.request("GET", "/props").json
+        assert awake.pop("is_sleeping") is False
+        assert home.request("POST", "/localspec/unload", {}).status == 200
+        resting = home.request("GET", "/props").json
+        assert resting.pop("is_sleeping") is True
+        assert resting == awake
+        assert home.status()["pair"]["state"] == "unloaded"
+        assert home.request("POST", "/tokenize", {"content": "x"}).status == 200
+        assert home.request("GET", "/props").json["is_sleeping"] is False
+        daemon.stop()

@@ -92,8 +92,48 @@ FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
 }
 
 
-def test_every_request_that_is_described_is_tried_with_null() -> None:
-    assert set(openapi.REQUESTS) <= set(FULL)
+def least(kind: msgspec.inspect.Type) -> Any:
+    """The smallest value that `kind` allows."""
+    match kind:
+        case msgspec.inspect.StructType(fields=fields):
+            return {each.encode_name: least(each.type) for each in fields if each.required}
+        case msgspec.inspect.ListType(item_type=item, min_length=count):
+            return [least(item) for _ in range(count or 0)]
+        case msgspec.inspect.UnionType(types=[first, *_]) | msgspec.inspect.Metadata(type=first):
+            return least(first)
+        case msgspec.inspect.LiteralType(values=[first, *_]):
+            return first
+        case msgspec.inspect.StrType():
+            return "x"
+        case msgspec.inspect.IntType(ge=low):
+            return low or 0
+    return {}
+
+
+# Those of other protocols too, with what they must have.
+FULL |= {
+    kind: least(msgspec.inspect.type_info(kind)) for kind in openapi.REQUESTS if kind not in FULL
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, field.encode_name)
+        for kind, body in FULL.items()
+        for field in msgspec.structs.fields(kind)
+        if field.required
+    ],
+)
+def test_null_is_a_field_that_is_missing_where_it_must_be_there(
+    kind: type[msgspec.Struct], name: str
+) -> None:
+    said = []
+    for body in ({**FULL[kind], name: None}, {k: v for k, v in FULL[kind].items() if k != name}):
+        with pytest.raises(BadBody) as caught:
+            decode(json.dumps(body).encode(), kind)
+        said.append((caught.value.message, caught.value.param))
+    assert said == [(f"'{name}' is missing.", name)] * 2
 
 
 def optional(kind: Any, body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -236,12 +236,24 @@ def settings(
         "post_sampling_probs": request.post_sampling_probs,
         "stream": request.stream,
         "stop": [request.stop] if isinstance(request.stop, str) else request.stop or [],
-        "samplers": request.samplers or [],
+        "samplers": list(_CHAIN if request.samplers is None else request.samplers),
         "n_probs": request.n_probs,
         "n_indent": request.n_indent or 0,
     }
 
 
+# The order in which they work, whatever the order in which a request names them.
+_CHAIN = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
 # What of llama-server's sampling there is not, at the values that leave it out.
 _ABSENT = {
     "mirostat": 0,

@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from localspec.daemon.completion.anthropic import answer as anthropic
 from localspec.daemon.http.requests import answer
+from localspec.daemon.pairs import names
 from localspec.daemon.pairs.names import BUILTIN
 from localspec.daemon.state import state_of
-from localspec.errors import InvalidRequest, NotOffered
+from localspec.errors import InvalidRequest, NotOffered, Unavailable
 from localspec.protocol.answers import Model, ModelList
 
 
@@ -25,8 +26,8 @@ async def models(request: Request) -> Response:
     daemon = state_of(request)
     began = int(time.time() - (time.monotonic() - daemon.started))
     info = daemon.supervisor.loaded.info
-    names = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
-    created = dict.fromkeys(names, began)
+    listing = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
+    created = dict.fromkeys(listing, began)
     listed = await asyncio.to_thread(lambda: daemon.registry.store.listing())
     created |= {record.name: int(record.created) for record in listed.records}
     if "anthropic-version" in request.headers:
@@ -49,10 +50,12 @@ def _unavailable(message: str) -> dict[str, Any]:
 
 
 async def props(request: Request) -> Response:
-    """llama-server's /props, loading the configured pair if nothing is loaded."""
+    """llama-server's /props. The configured pair is loaded to describe it, unless it only rests."""
     daemon = state_of(request)
     loaded = daemon.supervisor.loaded
-    info = loaded.info or (await loaded.ready(await daemon.pair("", request.receive))).info
+    info = loaded.info or loaded.last
+    if info is None or (not loaded.info and info.name != names.full_name("", daemon.config)):
+        info = (await loaded.ready(await daemon.pair("", request.receive))).info
     return answer(
         {
             "default_generation_settings": {
@@ -67,6 +70,7 @@ async def props(request: Request) -> Response:
             "eos_token": info.eos_token,
             "build_info": info.backend,
             "modalities": {"vision": False, "audio": False},
+            "is_sleeping": loaded.info is None,
         }
     )
 
@@ -79,6 +83,8 @@ async def slots(request: Request) -> Response:
     """
     daemon = state_of(request)
     loaded, queue = daemon.supervisor.loaded, daemon.supervisor.admission
+    if request.query_params.get("fail_on_no_slot") == "1" and queue.running >= queue.parallel:
+        raise Unavailable("No slot is idle.")
     info = loaded.info
     shown = {
         "n_ctx": info.n_ctx if info else 0,

@@ -89,6 +89,7 @@ class LoadedPair:
         """
         self.config = config  # what changes here is used from the next request
         self.state: Unloaded | Loading | Ready = Unloaded()
+        self.last: frames.Loaded | None = None  # what was loaded last, though it may rest by now
         self.safe_mode = SafeMode(paths.state / "safe-mode.json")
         self.deadly_texts = DeadlyTexts()
         self._paths = paths
@@ -289,7 +290,7 @@ class LoadedPair:
             raise
         if loading.engine is not engine:
             raise Again  # it ended just after
-        self.state = Ready(engine, info)
+        self.state, self.last = Ready(engine, info), info
 
     def _load_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
