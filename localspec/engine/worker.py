@@ -46,6 +46,9 @@ from localspec.protocol.frames import (
 )
 
 SAVE_EVERY = 50  # answers between two savings of what was learned
+# Seconds of text sent at once: each time costs the daemon and its client a turn on cores that a small
+# model's next pass, of a few milliseconds, wants for itself.
+TOGETHER_S = 0.008
 
 
 class Worker:
@@ -60,6 +63,9 @@ class Worker:
         self._renderer: TemplateRenderer | None = None
         self._finished = 0
         self._resting = True  # nothing to do: no step is waited for
+        self._outbox = bytearray()  # text that goes with the next frames
+        self._sent = 0.0  # when the last went (monotonic)
+        self._silent: set[int] = set()  # requests that have started and said nothing yet
 
     def run(self) -> None:
         """The step loop. Returns on Shutdown."""
@@ -78,18 +84,23 @@ class Worker:
             llama.beat()
             self._resting = False
             if item is not None:
+                self._flush()  # what comes may make the next pass a long one
                 if isinstance(item, Shutdown):
                     break
                 self._handle(item)
                 continue  # everything that waits is heard before the next step
             assert engine is not None
             engine.step()
+            if not engine.active or time.monotonic() - self._sent >= TOGETHER_S:
+                self._flush()
             self._keep_learned(engine)
         self._close()
 
     def send(self, frame: Frame) -> None:
         """Send one frame; the daemon being gone is noticed by the reader."""
-        data = frames.encode(frame)
+        self._send(frames.encode(frame))
+
+    def _send(self, data: bytes | bytearray) -> None:
         with self._sending:
             try:
                 self._socket.sendall(data)
@@ -97,9 +108,25 @@ class Worker:
                 os._exit(0)
 
     def _emit(self, frame: Frame) -> None:
-        self.send(frame)
-        if isinstance(frame, frames.Done):
-            self._finished += 1
+        """The engine's frames, in their order; text may wait a moment for more, but nobody's first."""
+        self._outbox += frames.encode(frame)
+        match frame:
+            case frames.Delta() if frame.id not in self._silent:
+                return
+            case frames.Started():
+                self._silent.add(frame.id)
+            case frames.Done():
+                self._finished += 1
+                self._silent.discard(frame.id)
+            case frames.Delta() | frames.Failed():
+                self._silent.discard(frame.id)
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._outbox:
+            self._send(self._outbox)
+            self._outbox = bytearray()
+            self._sent = time.monotonic()
 
     def _keep_learned(self, engine: Engine) -> None:
         """Now and then; not being able to is nobody's trouble."""
