@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from localspec.daemon.completion import thinking
+from localspec.daemon.completion.headers import stable
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.reply.parser import SHOWN, THOUGHTS, AnswerParser
 from localspec.errors import InvalidRequest
@@ -138,7 +139,7 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     elif goes_on:
         prefix = messages[-1].extra["reasoning_content"]
     return frames.ChatPrompt(
-        messages,
+        stable(messages),
         add_generation_prompt=request.add_generation_prompt is not False,
         tools=[each.shown() for each in request.tools or []] or None,
         template_kwargs={**thinking.told(request), **request.chat_template_kwargs},

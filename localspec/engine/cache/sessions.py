@@ -1,39 +1,45 @@
-"""Conversations' states on disk, so that after a restart nobody's prompt is read twice.
+"""Texts' states on disk, so that after a restart nobody's prompt is read twice.
 
-One folder per conversation, in it one file per pair and settings: what target and draft remember,
-with the tokens they stand for. It is a cache: whoever deletes one costs us reading that text again, and
-a file that is not whole, or not ours to read, is passed over with a reason.
+One folder per conversation, and one for what all other clients have sent; in it files per pair and
+settings: what target and draft remember, with the tokens they stand for. What is looked for is looked for
+by its tokens, whoever has sent them. It is a cache: whoever deletes one costs us reading that text again,
+and a file that is not whole, or not ours to read, is passed over with a reason.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
 
 from localspec import files
 from localspec.engine.cache import session_file
-from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.cache.session_file import Stopped, Unusable
+from localspec.engine.cache.prefixes import Prefix, common_prefix
+from localspec.engine.cache.session_file import Kept, Stopped, Unusable
 from localspec.paths import remove_tree
 
 # Fewer are read again within seconds on any machine, and a file costs the disk its wear.
 MIN_TOKENS = 256
-# A conversation is written again when it has grown by this part, so that all of its writings together
-# stay below ten times its last.
+# A text is written again when it has grown by this part, so that all of its writings together stay
+# below ten times its last.
 GROWTH = 1 / 8
 # Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
 WAITING = 256 << 20
 RESERVE = 1 << 30  # bytes of the disk left to everybody else
-_CONVERSATION = re.compile(r"[0-9a-f]{1,64}")
+ANYONE = "clients"  # in place of a conversation: of nobody's that has a name
+_CONVERSATION = re.compile(rf"[0-9a-f]{{1,64}}|{ANYONE}")
 
 
 class SessionStore:

@@ -1,0 +1,82 @@
+"""What agents change at the top of their instructions must not be the beginning of the prompt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.daemon.completion.headers import stable
+from localspec.protocol.frames import Message
+
+BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
+RULES = "You are an agent.\n\nUse the tools.\n"
+ASKED = Message("user", "x-anthropic-billing-header: what is it?")
+
+
+def texts(*messages: Message) -> list[str | None]:
+    return [message.content for message in stable(messages)]
+
+
+@pytest.mark.parametrize("checksum", ["fa690", "00000", "1c8b4"])
+def test_a_bill_is_left_out_wherever_the_instructions_begin(checksum: str) -> None:
+    bill = BILL.format(checksum)
+    one = Message("system", f"{bill}\n{RULES}")
+    assert texts(one, ASKED) == [RULES, ASKED.content]
+    apart = [Message("system", bill), Message("developer", RULES), ASKED]
+    assert texts(*apart) == [RULES, ASKED.content]
+    assert texts(apart[0]) == [bill]  # there is nothing else to read
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        "Today's date is 2026-11-22.",
+        "Current time: 09:41:17 UTC",
+        "The current date is Sunday, November 22, 2026",
+        "today is 22 November 2026",
+    ],
+)
+def test_the_day_and_the_hour_come_behind_the_instructions(clock: str) -> None:
+    settled = f"{RULES.rstrip()}\n\n{clock}"
+    assert texts(Message("system", f"{clock}\n{RULES}"), ASKED) == [settled, ASKED.content]
+    both = f"{BILL.format(1)}\n{clock}\n{RULES}"
+    assert texts(Message("system", both), ASKED) == [settled, ASKED.content]
+    assert texts(Message("system", clock), ASKED) == [clock, ASKED.content]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        RULES,
+        "",
+        "Today's date is 2026-11-22. Answer in French.",
+        "Current time is money.",
+        "Say x-anthropic-billing-header: 1",
+        "You are here.\nToday's date is 2026-11-22.",
+    ],
+)
+def test_what_says_more_stays_where_it_is(text: str) -> None:
+    assert texts(Message("system", text), ASKED) == [text, ASKED.content]
+
+
+roles = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
+contents = st.none() | st.lists(
+    st.sampled_from([BILL.format("a"), RULES, "Today is 1 May", " ", "\n", "word"])
+).map("\n".join)
+
+
+@given(st.lists(st.builds(Message, roles, contents), max_size=5))
+def test_it_is_settled_at_once_and_touches_instructions_only(messages: list[Message]) -> None:
+    before = [str(each) for each in messages]
+    once = stable(messages)
+    assert stable(once) == once
+    assert [str(each) for each in messages] == before
+    first = next(
+        (at for at, each in enumerate(messages) if each.role not in ("system", "developer")),
+        len(messages),
+    )
+    spoken = messages[first:]
+    assert once[len(once) - len(spoken) :] == spoken
+    if messages:
+        assert once
