@@ -108,9 +108,7 @@ class Config:
         int, Meta(ge=0, le=100_000), About("maximum number of waiting requests", at_once=True)
     ] = 64
     prefix_memory: Annotated[Mebibytes, About("MiB of memory for cached prompts", 0, "none")] = 1024
-    prefix_disk: Annotated[Mebibytes, About("MiB of disk for cached conversations", 0, "none")] = (
-        2048
-    )
+    prefix_disk: Annotated[Mebibytes, About("MiB of disk for cached prompts", 0, "none")] = 2048
     idle_unload: Annotated[
         float,
         Meta(ge=0, le=10_000_000),

@@ -143,7 +143,7 @@ def _tell_if_cut(last: dict[str, Any], request: dict[str, Any]) -> bool:
         return False
     from localspec.cli.terminal import hints
 
-    kept = "localspec" in request and not last["localspec"].get("not_kept")
+    kept = keeps(request) and not last["localspec"].get("not_kept")
     hints.cut_off(last, "localspec ask -c" if kept else "")
     return True
 
@@ -200,7 +200,7 @@ def _answered(
         answer = client.chat(request)
         message = answer["choices"][0]["message"]
         message["content"] = begun + (message["content"] or "")
-        kept = "localspec" in request and not answer["localspec"].get("not_kept")
+        kept = keeps(request) and not answer["localspec"].get("not_kept")
         try:
             answer["said"] = extract.code(answer, last=options["extract_last"], kept=kept)
         except LocalspecError:
@@ -310,11 +310,17 @@ def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
                 "--no-log cannot be used with -c or --cid: what continues a conversation is "
                 "saved in it."
             )
+        request["localspec"] = {"private": True}
     else:
         request["localspec"] = {"conversation": conversation or "new", "kind": "ask"}
         if not conversation:
             request["localspec"]["title"] = _title(options)
     return request
+
+
+def keeps(request: dict[str, Any]) -> bool:
+    """Does the history keep question and answer?"""
+    return "conversation" in request.get("localspec", {})
 
 
 def _title(options: dict[str, Any]) -> str:

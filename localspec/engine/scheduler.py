@@ -19,6 +19,7 @@ from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.drafters.model import ModelDrafter
 from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
+from localspec.protocol.frames import ANYONE, Generate
 
 # Tokens that each is left to write before one may have to give way to the others: giving way costs
 # reading a text again, so it is to bring some progress first.
@@ -70,11 +71,14 @@ class Scheduler:
     def forget(self, conversation: str | None) -> None:
         """What waits of a conversation, with None of any, is not saved."""
         for waiting in self._waiting:
-            own = waiting.request.conversation
+            own = _owner(waiting.request)
             if own is not None and conversation in (None, own):
-                waiting.request = msgspec.structs.replace(waiting.request, conversation=None)
-                if isinstance(waiting, TokenizedRequest):
-                    waiting.saved = None
+                waiting.request = msgspec.structs.replace(
+                    waiting.request, conversation=None, private=True
+                )
+            if isinstance(waiting, TokenizedRequest) and (saved := waiting.saved):
+                whose = saved.conversation
+                waiting.saved = None if conversation in (None, whose) else saved
 
     @property
     def _running(self) -> int:
@@ -165,7 +169,7 @@ class Scheduler:
 
     def _enter(self, lane: Lane, sequence: Sequence) -> None:
         slot, prompt = sequence.slot, sequence.tokens[: sequence.n_prompt]
-        slot.conversation = sequence.request.conversation
+        slot.conversation = _owner(sequence.request)
         slot.passing = after_cursor(self._pair.vocab.fim, prompt)
         verifier, scored = sequence.verifier, sequence.request.top_logprobs is not None
         on_device = self._pair.chooses_on_device and not lane.exact
@@ -346,6 +350,15 @@ class Scheduler:
             lane.slots.clear(slot)
         lane.context.clear()
         self._pair.prefixes.clear()
+
+
+def _owner(request: Generate) -> str | None:
+    """Whose text is saved: a conversation's, or that of anyone who does not mind; an editor's changes
+    with each key.
+    """
+    if request.private or not request.cache_prompt or request.priority == "editor":
+        return request.conversation
+    return request.conversation or ANYONE
 
 
 def _step(sequence: Sequence, read: list[int]) -> SequenceStep:

@@ -31,6 +31,7 @@ MAX_FRAME = (
     256 * 1024 * 1024
 )  # a 1 M-token prompt is a few MB; more than this is a bug, not a request
 _HEADER = struct.Struct("<I")
+ANYONE = "clients"  # in place of a conversation, whose text is saved: of those who named none
 
 
 class Frame(msgspec.Struct, tag=True, omit_defaults=True):
@@ -161,7 +162,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
     `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
     `gap_s`: the same of passes that answers which are being written wait for.
-    `state_dir` keeps what was measured, `states_dir` conversations' states up to `states_bytes`;
+    `state_dir` keeps what was measured, `states_dir` texts' states up to `states_bytes`;
     `prefix_bytes` limits the memory for prefixes that have no slot.
 
     On a GPU: `n_gpu_layers` of the target and `draft_gpu_layers` of the draft, -1 all of them;
@@ -204,7 +205,8 @@ class Generate(Frame, omit_defaults=True):
     `shown` are control tokens whose text belongs to the answer (a tool call's marker); others are
     silent. `max_predict_ms` ends the answer at the first newline after that time, and
     `single_line_indent` at a line indented less. `conversation`: the id of a kept one, whose state is
-    then saved and found again. `n_cache_reuse`: the least tokens of a chunk of the cache that may be moved
+    then saved apart from others'. `private`: without one, nothing of it is saved. `n_cache_reuse`: the
+    least tokens of a chunk of the cache that may be moved
     to another place of the text, near as that is to what reading it there would give; 0: none may.
     `progress`: every pass that reads the prompt is told of, also the last; else those before it only.
     `tools`: the calls that the answer may have. `thoughts`: markers around thoughts that may stand at its
@@ -237,6 +239,7 @@ class Generate(Frame, omit_defaults=True):
     return_tokens: bool = False
     timings: bool = False
     progress: bool = False
+    private: bool = False
 
 
 class Cancel(Frame):

@@ -121,13 +121,15 @@ class LocalspecOptions(Request):
     the answer's figures alone (tokens, times, drafts) and none of its text. `title` is what lists
     call a new conversation (its first line counts); without it the question's first line is.
     `progress`: a stream says what it waits for before the answer begins, in chunks without choices; errors
-    of that time come in the stream too then.
+    of that time come in the stream too then. `private`: no file keeps what the engine makes of the prompt,
+    as is done for long ones, so that they need not be read again.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
     kind: Kind | None = None
     title: Annotated[str, Meta(max_length=1000)] | None = None
     progress: OrDefault[bool] = False
+    private: OrDefault[bool] = False
 
 
 # Least tokens of a chunk of the cache that may be moved; 0: none may be.

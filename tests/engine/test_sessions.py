@@ -22,7 +22,7 @@ from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.session_file import VERSION
 from localspec.engine.cache.sessions import MIN_TOKENS, SessionStore
 from localspec.engine.cache.slot import Mark
-from localspec.protocol.frames import PairFiles
+from localspec.protocol.frames import ANYONE, PairFiles
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting
 
@@ -46,6 +46,9 @@ class Disk:
         )
         self.states.save_all([lambda: prefix], 10.0)
 
+    def load(self, tokens: list[int] = TEXT, held: int = 0) -> Prefix | None:
+        return self.states.load(tokens, held)
+
     def file(self, conversation: str) -> Path:
         [path] = (self.folder / conversation).glob("*")
         return path
@@ -61,7 +64,7 @@ def disk(tmp_path: Path) -> Disk:
 
 def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
     disk.save("ab12")
-    found = Disk(disk.folder).states.load("ab12")
+    found = Disk(disk.folder).load()
     assert found is not None
     assert (list(found.tokens), found.n_draft, found.source) == (TEXT, 7, "disk")
     assert found.least == 5
@@ -77,12 +80,48 @@ def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
     assert not disk.said
 
 
-def test_a_conversation_in_memory_is_not_read_from_the_disk(disk: Disk) -> None:
+def test_what_memory_has_is_not_read_from_the_disk(disk: Disk) -> None:
     disk.save("ab12")
-    assert disk.states.load("ab12") is None
-    other = Disk(disk.folder).states
-    assert other.load("ab12") is not None
-    assert other.load("ab12") is None
+    assert disk.load([*TEXT, 7], held=len(TEXT) - MIN_TOKENS + 1) is None
+    found = disk.load([*TEXT, 7], held=len(TEXT) - MIN_TOKENS)
+    assert found is not None
+    assert disk.load([*TEXT, 8]) is found  # whoever waits with it has no copy of its own
+    assert (
+        disk.states.load(TEXT, pays=lambda tokens, size: tokens > len(TEXT) or size < 999) is found
+    )
+    assert disk.load([9, *TEXT]) is None
+    assert disk.states.load(TEXT, exact=True) is None
+
+
+def test_anyones_text_is_found_by_what_it_says(disk: Disk) -> None:
+    other = [*TEXT[:100], *range(5000, 5300)]
+    disk.save(ANYONE)
+    disk.save(ANYONE, other)
+    reader = Disk(disk.folder)
+    for text in (TEXT, other):
+        found = reader.load([*text, 3, 4])
+        assert found is not None
+        assert list(found.tokens) == text
+    longer = [*TEXT, *range(6000, 6300)]
+    disk.save(ANYONE, longer)
+    assert len(disk.names()) == 2  # it took the place of its beginning
+    assert [len(each.tokens) for each in (disk.load(TEXT), disk.load(other)) if each] == [599, 400]
+    disk.save(ANYONE, TEXT)
+    assert len(disk.names()) == 2
+
+
+def test_what_is_forgotten_of_anyone_is_written_no_more_and_what_comes_later_is(disk: Disk) -> None:
+    disk.save(ANYONE)
+    disk.states.forget(None)
+    disk.save(ANYONE)
+    assert not disk.names()
+    assert disk.load() is None
+    disk.states.forgotten()
+    disk.states._writer.submit(int).result()
+    disk.save(ANYONE)
+    assert disk.names() == [ANYONE]
+    disk.states.forget("ab12")
+    assert disk.load() is not None
 
 
 def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
@@ -96,30 +135,32 @@ def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
     assert disk.file("ab12").stat().st_ino != before
     long = Disk(disk.folder.parent / "long")
     long.save("cd", TEXT * 20)
-    assert not long.states.wanted("cd", len(TEXT) * 22)
-    assert long.states.wanted("cd", len(TEXT) * 23)
+    assert not long.states.wanted("cd", TEXT * 22)
+    assert long.states.wanted("cd", TEXT * 23)
 
 
 def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
+    texts = {name: [at, *TEXT] for at, name in enumerate(("aa", "bb", "cc", "dd", "ee"))}
     for at, name in enumerate(("aa", "bb", "cc")):
-        disk.save(name, size=300_000)
+        disk.save(name, texts[name], size=300_000)
         os.utime(disk.file(name), (at, at)) if name != "cc" else None
     assert disk.names() == ["bb", "cc"]  # 375 000 bytes each, of 1 048 576
-    assert Disk(disk.folder).states.load("bb") is not None  # used now
+    assert Disk(disk.folder).load(texts["bb"]) is not None  # used now
     os.utime(disk.file("cc"), (5, 5))
-    disk.save("dd", size=300_000)
+    disk.save("dd", texts["dd"], size=300_000)
     assert disk.names() == ["bb", "dd"]
-    disk.save("ee", size=2 * MIB)
+    assert disk.load(texts["cc"]) is None
+    disk.save("ee", texts["ee"], size=2 * MIB)
     assert disk.names() == ["bb", "dd"]
 
 
 def test_other_files_or_settings_do_not_find_it(disk: Disk) -> None:
     disk.save("ab12")
-    assert Disk(disk.folder, "other").states.load("ab12") is None
+    assert Disk(disk.folder, "other").load() is None
     path = disk.file("ab12")
     path.rename(path.with_name("other.state"))
     other = Disk(disk.folder, "other")
-    assert other.states.load("ab12") is None
+    assert other.load() is None
     assert "other files or settings" in other.said[0]
 
 
@@ -128,10 +169,9 @@ def refused(disk: Disk, content: bytes) -> str:
     path = disk.file("ab12")
     path.write_bytes(content)
     reader = Disk(disk.folder)
-    assert reader.states.load("ab12") is None
+    assert reader.load() is None
     assert path.read_bytes() == content
-    [said] = reader.said
-    return said
+    return "".join(reader.said)
 
 
 def test_a_newer_file_is_refused_and_left_alone(disk: Disk) -> None:
@@ -153,7 +193,7 @@ def test_a_file_with_any_byte_changed_or_cut_off_is_refused(
         content[at] ^= data.draw(st.integers(1, 255))
     else:
         del content[at:]
-    assert refused(disk, bytes(content))
+    refused(disk, bytes(content))
 
 
 def test_a_link_is_not_followed(disk: Disk, tmp_path: Path) -> None:
@@ -161,7 +201,7 @@ def test_a_link_is_not_followed(disk: Disk, tmp_path: Path) -> None:
     path = disk.file("ab12")
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert Disk(disk.folder).states.load("ab12") is None
+    assert Disk(disk.folder).load() is None
 
 
 @pytest.mark.parametrize("place", ["folder", "file"])
@@ -175,8 +215,8 @@ def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
         path.unlink()
     os.mkfifo(path)
     reader = Disk(disk.folder)
-    assert reader.states.load("ab12") is None
-    assert reader.said
+    assert reader.load() is None
+    assert reader.said or place == "folder"
     gone = threading.Event()
     reader.states.forget(None, gone.set)
     assert gone.wait(30)
@@ -186,7 +226,7 @@ def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
 @pytest.mark.parametrize("name", ["", "..", "../../etc", "ab/cd", "AB", "a" * 65])
 def test_only_an_id_becomes_a_path(disk: Disk, name: str) -> None:
     disk.save(name)
-    assert disk.states.load(name) is None
+    assert disk.load() is None
     disk.states.forget(name)
     disk.states.close()
     assert not disk.folder.exists()
@@ -269,7 +309,7 @@ def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
     assert answer.done.speculation.accepted > 0
     anew = engine.ask(prompt, 24, cache_prompt=False).tokens
     assert_alike(contextual_files.target, prompt, answer.tokens, anew)
-    # Somebody else's prompt that begins alike gets what the slot holds, as ever; another text nothing.
+    # Another text gets nothing.
     assert engine.ask([400, *prompt], 4, conversation="ff").done.timings.cache_n == 0
 
 
@@ -298,7 +338,36 @@ def test_a_forgotten_conversation_is_nowhere(
     engine = kept_on(load, contextual_files, tmp_path)
     engine.ask(TEXT, 4, conversation="ab12")
     engine.pair.forget("ab12")
-    assert engine.ask(TEXT, 4).done.timings.cache_n == 0
+    assert engine.ask(TEXT, 4, private=True).done.timings.cache_n == 0
+    engine.pair.close()
+    assert not list(tmp_path.glob("*/*"))
+
+
+def test_a_prompt_of_anyones_is_not_read_again_after_a_restart(
+    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+) -> None:
+    """Nor is the next one that begins like it; of a private one, an editor's and one without a cache
+    there is nothing.
+    """
+    engine = kept_on(load, contextual_files, tmp_path, parallel=4)
+    engine.ask(TEXT, 4)
+    engine.ask([401, *TEXT[:-90]], 4, private=True)
+    engine.ask([402, *TEXT[:-90]], 4, priority="editor")
+    engine.ask([403, *TEXT[:-90]], 4, cache_prompt=False)
+    engine.pair.close()
+    assert len(list(tmp_path.glob("*/*"))) == 1
+
+    engine = kept_on(load, contextual_files, tmp_path, parallel=2)
+    longer = [*TEXT, 5, 6, 7]
+    started = [engine.start(prompt, 8) for prompt in (longer, [*TEXT, 8, 9])]
+    engine.finish()
+    for request in started:
+        answer = engine.answers[request]
+        assert answer.done.timings.cache_n >= len(TEXT)
+        prompt = answer.all_tokens[: answer.done.prompt_tokens]
+        anew = engine.ask(prompt, 8, cache_prompt=False).tokens
+        assert_alike(contextual_files.target, prompt, answer.tokens, anew)
+    engine.engine.forget(None)
     engine.pair.close()
     assert not list(tmp_path.glob("*/*"))
 
@@ -319,7 +388,7 @@ def test_what_waits_for_a_slow_disk_is_bounded(
     for number in range(20):
         body = np.zeros(2000, np.uint8)
         alive.append(weakref.ref(body))
-        disk.states.dropped(Prefix(TEXT, body, None, 0, 0, conversation=f"{number:04x}"))
+        disk.states.dropped(Prefix([number, *TEXT], body, None, 0, 0, conversation=f"{number:04x}"))
         del body
     assert sum(each() is not None for each in alive) <= 3
     slow.set()

@@ -176,6 +176,8 @@ class Talk:
                 request["localspec"]["title"] = self._titles[question][:1000]
         else:
             messages = [*self.messages, *messages]
+            if self.options["no_log"]:
+                request["localspec"] = {"private": True}
         told = kept and (not question or self.system == self._said_system)
         if self.system and not told:
             messages.insert(0, {"role": "system", "content": ask.clean(self.system)})

@@ -69,7 +69,7 @@ def answered(
         merged, question = templates.applied(given, text, known)
         try:
             request = ask.request_for(merged, question)
-            if "localspec" in request:
+            if ask.keeps(request):
                 kind = template.partition("-")[0]
                 request["localspec"]["kind"] = kind
                 request["localspec"]["title"] = f"{kind}: {about}" if about else kind

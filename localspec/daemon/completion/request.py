@@ -224,6 +224,7 @@ def per_choice(
         "exact": request.exact,
         "cache_prompt": request.cache_prompt,
         "n_cache_reuse": request.n_cache_reuse,
+        "private": request.localspec is not None and request.localspec.private,
         "reveal_draft": request.reveal_draft,
         "timings": request.timings_per_token,
         "progress": request.return_progress,

@@ -31,6 +31,7 @@ from localspec.protocol.conversations import (
     StoredMessage,
     Undone,
 )
+from localspec.protocol.frames import ANYONE
 from localspec.protocol.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -314,9 +315,9 @@ class Conversations:
 
     def collect(self, *, dry_run: bool) -> list[tuple[str, int]]:
         """Delete saved states of conversations that are gone; names and bytes."""
-        known = set()
+        known = {ANYONE}
         if self._file.exists():
-            known = {row[0] for row in self._db.execute("SELECT id FROM conversations")}
+            known |= {row[0] for row in self._db.execute("SELECT id FROM conversations")}
         found = []
         for path in sorted(self._states.glob("*/*")):
             if path.parent.name not in known:

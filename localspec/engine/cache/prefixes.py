@@ -21,15 +21,16 @@ RESERVE = 512 << 20  # bytes of memory left to everybody else
 _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Prefix:
     """What a target remembers after reading `tokens`, and a draft after the first `n_draft` of them.
 
     least: the fewest of them that it can be cut to; all of them where it cannot be cut at all.
     marks: places before that which it can be put back to.
-    exact: read by the exact lane; only that one may go on from it. conversation: whose text it is.
+    exact: read by the exact lane; only that one may go on from it. conversation: whose text it is;
+    None: nobody's, and nothing of it goes to the disk.
     editors: an editor's, who has jumped elsewhere; it goes before any chat's.
-    source: "memory", or "disk" where it comes from a saved conversation.
+    source: "memory", or "disk" where it comes from a file.
     """
 
     tokens: Sequence[int]
@@ -178,7 +179,7 @@ class Prefixes:
         for each in [*self, *also]:
             if each.exact == exact:
                 shared = common_prefix(each.tokens, tokens) // align * align
-                length = usable(shared, each.least, each.marks)
+                length = usable(shared, each.least, [mark.tokens for mark in each.marks])
                 if length > longest:
                     best, longest = each, length
         return best, longest

@@ -10,13 +10,13 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
 
-from localspec.engine.cache.prefixes import Prefix, free_memory
-from localspec.engine.cache.slot import Mark
+from localspec.engine.cache.prefixes import Prefix, common_prefix, free_memory
+from localspec.engine.cache.slot import Mark, usable
 from localspec.engine.llama import State
 from localspec.paths import open_file
 
@@ -32,6 +32,29 @@ class Unusable(Exception):
 
 class Stopped(Exception):
     """The time for writing is over, or what is written is forgotten."""
+
+
+class Kept(NamedTuple):
+    """What can be gone on from with a state, as `Prefix` has it; marks: after how many tokens."""
+
+    tokens: list[int]
+    least: int
+    marks: list[int]
+    exact: bool
+
+    @classmethod
+    def of(cls, prefix: Prefix) -> Kept:
+        marks = [mark.tokens for mark in prefix.marks]
+        return cls(list(prefix.tokens), prefix.least, marks, prefix.exact)
+
+    def usable(self, tokens: list[int]) -> int:
+        """How many of these tokens it can be cut to."""
+        return usable(common_prefix(self.tokens, tokens), self.least, self.marks)
+
+    def covers(self, other: Kept) -> bool:
+        """Can all that another one is for be gone on from with this one?"""
+        same = self.exact == other.exact and self.usable(other.tokens) == len(other.tokens)
+        return same and (self.least <= other.least or set(other.marks) <= set(self.marks))
 
 
 class _Header(msgspec.Struct):
@@ -50,14 +73,18 @@ class _Header(msgspec.Struct):
     marks: list[tuple[int, int]]
 
     @property
+    def kept(self) -> Kept:
+        return Kept(self.tokens, self.least, [at for at, _ in self.marks], self.exact)
+
+    @property
     def sizes(self) -> list[int]:
         return [self.target, self.draft, *(size for _, size in self.marks)]
 
-    def describes(self, body: State) -> bool:
-        """Can this be what stands in `body`?"""
+    def describes(self, size: int) -> bool:
+        """Can this be what stands in so many bytes?"""
         count = len(self.tokens)
         return (
-            len(body) == sum(self.sizes)
+            size == sum(self.sizes)
             and min(self.sizes) >= 0
             and 0 <= self.n_draft <= count
             and 0 <= self.least <= count
@@ -73,14 +100,7 @@ def read(path: Path, identity: str) -> Prefix:
         OSError: it cannot be read.
     """
     raw, body = _sound(path)
-    try:
-        header = msgspec.msgpack.decode(raw, type=_Header)
-    except msgspec.DecodeError as error:
-        raise Unusable("it is damaged") from error
-    if header.identity != identity:
-        raise Unusable("it belongs to other files or settings")
-    if not header.describes(body):
-        raise Unusable("it is damaged")
+    header = _header(raw, identity, len(body))
     target, draft, *marks = np.split(body, np.cumsum(header.sizes)[:-1])
     return Prefix(
         header.tokens,
@@ -93,26 +113,60 @@ def read(path: Path, identity: str) -> Prefix:
     )
 
 
+def head(path: Path, identity: str) -> Kept:
+    """What a file of this identity says of itself: to be looked for by, and not to be believed.
+
+    Raises:
+        Unusable, OSError: as `read`.
+    """
+    with _opened(path) as file:
+        raw, _ = _raw_header(file)
+        body = os.fstat(file.fileno()).st_size - file.tell()
+    return _header(raw, identity, body).kept
+
+
+def _header(raw: bytes, identity: str, body: int) -> _Header:
+    """The header of a file with so many bytes behind it. Raises Unusable."""
+    try:
+        header = msgspec.msgpack.decode(raw, type=_Header)
+    except msgspec.DecodeError as error:
+        raise Unusable("it is damaged") from error
+    if header.identity != identity:
+        raise Unusable("it belongs to other files or settings")
+    if not header.describes(body):
+        raise Unusable("it is damaged")
+    return header
+
+
+def _opened(path: Path) -> BinaryIO:
+    return os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
+
+
+def _raw_header(file: BinaryIO) -> tuple[bytes, bytes]:
+    """The header, and the hash that it and what follows should have. Raises Unusable, OSError."""
+    size = os.fstat(file.fileno()).st_size
+    start = file.read(_HEAD.size)
+    if len(start) < _HEAD.size:
+        raise Unusable("it is cut short")
+    magic, version, length, digest = _HEAD.unpack(start)
+    if magic != MAGIC:
+        raise Unusable("it is not a saved state")
+    if version > VERSION:
+        raise Unusable("a newer localspec wrote it")
+    if version < VERSION:
+        raise Unusable("an older localspec wrote it")
+    if length > size:
+        raise Unusable("it is damaged")
+    return file.read(length), digest
+
+
 def _sound(path: Path) -> tuple[bytes, State]:
     """Header and body of a file whose hash is right. Raises Unusable, OSError."""
-    with os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size:
-            raise Unusable("it is cut short")
-        magic, version, length, digest = _HEAD.unpack(head)
-        if magic != MAGIC:
-            raise Unusable("it is not a saved state")
-        if version > VERSION:
-            raise Unusable("a newer localspec wrote it")
-        if version < VERSION:
-            raise Unusable("an older localspec wrote it")
-        if length > size:
-            raise Unusable("it is damaged")
-        free = free_memory()
+    with _opened(path) as file:
+        raw, digest = _raw_header(file)
+        size, free = os.fstat(file.fileno()).st_size, free_memory()
         if free is not None and size > free // 2:
             raise Unusable("there is too little free memory for it")
-        raw = file.read(length)
         hashed = hashlib.sha256(raw)
         body: State = np.fromfile(file, np.uint8)
         hashed.update(body.data)

@@ -20,15 +20,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 
 from localspec import files
 from localspec.engine.cache import session_file
-from localspec.engine.cache.prefixes import Prefix, common_prefix
+from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.session_file import Kept, Stopped, Unusable
 from localspec.paths import remove_tree
+from localspec.protocol.frames import ANYONE
 
 # Fewer are read again within seconds on any machine, and a file costs the disk its wear.
 MIN_TOKENS = 256
@@ -38,12 +39,11 @@ GROWTH = 1 / 8
 # Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
 WAITING = 256 << 20
 RESERVE = 1 << 30  # bytes of the disk left to everybody else
-ANYONE = "clients"  # in place of a conversation: of nobody's that has a name
 _CONVERSATION = re.compile(rf"[0-9a-f]{{1,64}}|{ANYONE}")
 
 
 class SessionStore:
-    """The states of one pair's conversations. `load` may be called from any one thread beside the loop's.
+    """The states of one pair's texts. `load` may be called from any thread beside the loop's.
 
     folder None or limit 0: nothing is saved. notice: called with sentences for the log.
     """
@@ -56,46 +56,80 @@ class SessionStore:
         self._limit = limit
         self._notice = notice
         self._lock = threading.Lock()
-        self._held: dict[str, int] = {}  # conversations in memory, and their tokens on disk
         self._waiting = 0  # bytes of what is to be written and being written
         self._gone: set[str] = set()  # conversations of which nothing may be written any more
+        self._all_gone = False  # of anything that was here until now
+        self._loaded = weakref.WeakValueDictionary[Path, Prefix]()  # those who wait share it
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
+        self._saved: dict[Path, Kept] = {}  # what stands in our files, by their own word
         if self._folder is not None:
             for each in self._folder.glob("*"):
                 files.sweep(each)
+            self._saved = dict(self._read_heads(self._folder))
+
+    def _read_heads(self, folder: Path) -> Iterator[tuple[Path, Kept]]:
+        for path in folder.glob(f"*/{self._identity}*.state"):
+            try:
+                yield path, session_file.head(path, self._identity)
+            except (OSError, Unusable) as error:
+                self._notice(f"{_named(path)} is not used: {error}")
 
     # ------------------------------------------------------------------ reading
 
-    def load(self, conversation: str) -> Prefix | None:
-        """What is saved of a conversation, unless it is in memory."""
-        if self._folder is None or not _CONVERSATION.fullmatch(conversation):
-            return None
+    def load(
+        self,
+        tokens: Sequence[int],
+        held: int = 0,
+        *,
+        exact: bool = False,
+        pays: Callable[[int, int], bool] = lambda _tokens, _size: True,
+    ) -> Prefix | None:
+        """What is saved of a text's beginning, where that is more than the `held` tokens in memory.
+
+        pays: is reading so many tokens dearer than putting so many bytes back?
+        """
         with self._lock:
-            if conversation in self._held:
+            path, length = self._longest(list(tokens), exact)
+            if path is None or length - held < MIN_TOKENS:
                 return None
-            self._held[conversation] = 0
-        path = self._path(conversation)
+            if (known := self._loaded.get(path)) is not None:
+                return known
         try:
+            if not pays(length - held, path.stat().st_size):
+                return None
             prefix = session_file.read(path, self._identity)
-        except FileNotFoundError:
-            return None
         except (OSError, Unusable) as error:
-            self._notice(f"the saved state of conversation {conversation} is not used: {error}")
+            with self._lock:
+                self._saved.pop(path, None)
+            if not isinstance(error, FileNotFoundError):
+                self._notice(f"{_named(path)} is not used: {error}")
             return None
-        with self._lock:
-            self._held[conversation] = len(prefix.tokens)
         with contextlib.suppress(OSError):
             os.utime(path)  # the one used longest ago is given up first
-        return replace(prefix, conversation=conversation, source="disk")
+        prefix = replace(prefix, conversation=path.parent.name, source="disk")
+        with self._lock:
+            if self._is_gone(prefix.conversation):
+                return None
+            self._loaded[path] = prefix
+        return prefix
+
+    def _longest(self, tokens: list[int], exact: bool) -> tuple[Path | None, int]:
+        """The file that most of a text can be gone on from with, and how much; the lock is held."""
+        found = (
+            (path, each.usable(tokens))
+            for path, each in self._saved.items()
+            if each.exact == exact and not self._is_gone(path.parent.name)
+        )
+        return max(found, key=lambda one: one[1], default=(None, 0))
 
     # ------------------------------------------------------------------ writing
 
     def dropped(self, prefix: Prefix) -> None:
-        """A prefix is no longer in memory: save it, beside the loop, if it is a conversation's.
+        """A prefix is no longer in memory: save it, beside the loop, unless it is nobody's.
 
-        Where the disk is slower than conversations come, it is given up: what waits is in memory, too.
+        Where the disk is slower than texts come, it is given up: what waits is in memory, too.
         """
-        if prefix.conversation is None:
+        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact):
             return
         with self._lock:
             fits = not self._waiting or self._waiting + prefix.size <= WAITING
@@ -103,7 +137,6 @@ class SessionStore:
                 self._waiting += prefix.size
         if fits:
             self._writer.submit(self._write_waiting, prefix)
-        self._writer.submit(self._let_go, prefix.conversation)
 
     def _write_waiting(self, prefix: Prefix) -> None:
         try:
@@ -112,21 +145,17 @@ class SessionStore:
             with self._lock:
                 self._waiting -= prefix.size
 
-    def _let_go(self, conversation: str) -> None:
-        with self._lock:
-            self._held.pop(conversation, None)
-
-    def wanted(self, conversation: str | None, tokens: int) -> bool:
-        """Is writing so many tokens of it worth the disk?"""
+    def wanted(self, conversation: str | None, tokens: Sequence[int], exact: bool = False) -> bool:
+        """Is writing a conversation's text, or ANYONE's, worth the disk?"""
         if self._folder is None or conversation is None:
             return False
         if not _CONVERSATION.fullmatch(conversation):
             return False
         with self._lock:
-            if conversation in self._gone:
+            if self._is_gone(conversation):
                 return False
-            saved = self._held.get(conversation, 0)
-        return tokens - saved >= max(MIN_TOKENS, saved * GROWTH)
+            _, saved = self._longest(list(tokens), exact)
+        return len(tokens) - saved >= max(MIN_TOKENS, saved * GROWTH)
 
     def save_all(self, prefixes: Iterable[Callable[[], Prefix]], seconds: float) -> None:
         """Save each in turn, the most wanted first, until the time is over."""
@@ -137,10 +166,9 @@ class SessionStore:
             self._writer.submit(self._write, make(), deadline).result()
 
     def _write(self, prefix: Prefix, deadline: float | None) -> None:
-        conversation = prefix.conversation
-        if conversation is None or not self.wanted(conversation, len(prefix.tokens)):
+        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact):
             return
-        path = self._path(conversation)
+        path = self._path(prefix)
         try:
             if not self._make_room(prefix.size, path):
                 return
@@ -154,18 +182,29 @@ class SessionStore:
         except Stopped:
             return
         except OSError as error:
-            self._notice(f"the state of conversation {conversation} is not saved: {error}")
+            self._notice(f"{_named(path)} is not saved: {error}")
             return
+        new = Kept.of(prefix)
         with self._lock:
-            self._held[conversation] = len(prefix.tokens)
+            self._loaded.pop(path, None)
+            self._saved[path] = new
+            covered = [
+                other
+                for other, each in self._saved.items()
+                if other != path
+                and other.parent.name == ANYONE == prefix.conversation
+                and new.covers(each)
+            ]
+        for other in covered:
+            self._drop(other)
 
     def _fill(self, file: BinaryIO, prefix: Prefix, deadline: float | None) -> None:
         def over() -> bool:
             late = deadline is not None and time.monotonic() > deadline
-            return late or prefix.conversation in self._gone
+            return late or self._is_gone(prefix.conversation)
 
         session_file.write(file, prefix, self._identity, over)
-        if prefix.conversation in self._gone:
+        if self._is_gone(prefix.conversation):
             raise Stopped
 
     def _make_room(self, size: int, path: Path) -> bool:
@@ -180,27 +219,48 @@ class SessionStore:
         for each, info in kept:
             if used + size <= self._limit:
                 break
-            each.unlink(missing_ok=True)
+            self._drop(each)
             used -= info.st_size
         return shutil.disk_usage(self._folder).free - size >= RESERVE
+
+    def _drop(self, path: Path) -> None:
+        with self._lock:
+            self._saved.pop(path, None)
+        path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ forgetting
 
     def forget(self, conversation: str | None, then: Callable[[], None] = lambda: None) -> None:
-        """Delete what is saved of a conversation, with None of all, and write nothing of it again.
+        """Delete what is saved of a conversation, and write nothing of it again; with None of all, until
+        `forgotten`.
 
         From any thread, also while or after `close`. What is being written of it is broken off;
         `then` is called, in any thread, when it is gone.
         """
         with self._lock:
-            gone = set(self._held) if conversation is None else {conversation}
-            self._gone |= gone
-            for each in gone:
-                self._held.pop(each, None)
+            if conversation is None:
+                self._all_gone = True
+            else:
+                self._gone.add(conversation)
+            for known in (self._saved, self._loaded):
+                for path in [path for path in known if self._is_gone(path.parent.name)]:
+                    known.pop(path, None)
         try:
             self._writer.submit(self._delete, conversation, then)
         except RuntimeError:  # closed: nobody writes any more
             self._delete(conversation, then)
+
+    def forgotten(self) -> None:
+        """Memory has nothing either of what was forgotten: what comes now may be saved."""
+
+        def again() -> None:
+            self._all_gone = False
+
+        with contextlib.suppress(RuntimeError):
+            self._writer.submit(again)
+
+    def _is_gone(self, conversation: str | None) -> bool:
+        return self._all_gone or conversation in self._gone
 
     def _delete(self, conversation: str | None, then: Callable[[], None]) -> None:
         if self._folder is None:
@@ -216,6 +276,18 @@ class SessionStore:
         """Wait for what is being written."""
         self._writer.shutdown()
 
-    def _path(self, conversation: str) -> Path:
+    def _path(self, prefix: Prefix) -> Path:
         assert self._folder is not None
-        return self._folder / conversation / f"{self._identity}.state"
+        assert prefix.conversation is not None
+        name = self._identity
+        if prefix.conversation == ANYONE:
+            text = np.array(prefix.tokens, np.int32).tobytes()
+            name += f"-{hashlib.sha256(text).hexdigest()[:16]}"
+        return self._folder / prefix.conversation / f"{name}.state"
+
+
+def _named(path: Path) -> str:
+    """A file's name in a sentence of the log."""
+    if path.parent.name == ANYONE:
+        return "the saved state of a prompt"
+    return f"the saved state of conversation {path.parent.name}"

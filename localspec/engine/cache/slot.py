@@ -29,11 +29,11 @@ class Mark:
     state: State
 
 
-def usable(shared: int, least: int, marks: Iterable[Mark]) -> int:
+def usable(shared: int, least: int, marks: Iterable[int]) -> int:
     """How many of `shared` tokens can be gone on from: all, back to the last mark, or none."""
     if shared >= least:
         return shared
-    return max((mark.tokens for mark in marks if mark.tokens <= shared), default=0)
+    return max((mark for mark in marks if mark <= shared), default=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +86,11 @@ class Slot:
     def unread(self) -> list[int]:
         """What the target has not read yet."""
         return self.tokens[self.n_past :]
+
+    @property
+    def places(self) -> list[int]:
+        """After how many tokens its marks are."""
+        return [mark.tokens for mark in self.marks]
 
     @property
     def last_mark(self) -> int:

@@ -100,7 +100,7 @@ class Slots:
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
         if not move or slot.moves >= MOST_MOVES:
             shared = slot.exact_part(shared)
-        return usable(shared, self._memory.least(slot), slot.marks)
+        return usable(shared, self._memory.least(slot), slot.places)
 
     def _chunks(
         self, idle: list[Slot], prompt: list[int], shared: dict[int, int], least: int
@@ -166,6 +166,18 @@ class Slots:
 
     # ------------------------------------------------------------------ prefixes without a slot
 
+    def about(self, tokens: list[int]) -> int:
+        """About how many of these tokens some slot can be gone on from with; from any thread."""
+        least = 0 if self.cuttable else len(tokens) + 1
+        return max(
+            usable(common_prefix(slot.cached, tokens), min(least, slot.n_past), slot.places)
+            for slot in self._slots
+        )
+
+    def savable(self, slot: Slot) -> bool:
+        """Is what a slot holds what its text says, and somebody's?"""
+        return slot.conversation is not None and slot.exact_part(slot.n_past) == slot.n_past
+
     def snapshot(self, slot: Slot, left: int = 0) -> Prefix:
         """A copy of what both memories hold for a slot, whose target may be cut to `left` for it."""
         start = time.perf_counter()
@@ -197,7 +209,7 @@ class Slots:
         kept, lost = self._prefixes, slot.lasting - left
         if kept is None or lost <= 0 or kept.limit <= 0 or not self._restores:
             return
-        if slot.exact is not None and slot.exact < slot.n_past:
+        if slot.exact_part(slot.n_past) < slot.n_past:
             return  # what was moved is for the next key, and for nobody else
         size = self._target.state_size(slot.id)
         worth = self._worth_keeping(lost, size) and kept.has_room(size, slot.passing is not None)

@@ -90,16 +90,24 @@ class Model(Freed):
         self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
         self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
         self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
-        architecture = self.metadata("general.architecture")
-        self._chunked = architecture in _CHUNKED
-        # Whether one context may hold several texts.
-        self.takes_company = self.cuttable or architecture in _STATES_TOGETHER
+        self.architecture = self.metadata("general.architecture") or ""
         self.vocab = Vocab(self)
 
     @property
     def cuttable(self) -> bool:
         """Can its memory be cut to fewer tokens? A recurrent state can only be gone on with whole."""
         return not (self.recurrent or self.hybrid)
+
+    @property
+    def takes_company(self) -> bool:
+        """Whether one context may hold several texts."""
+        return self.cuttable or self.architecture in _STATES_TOGETHER
+
+    @property
+    def turns_by_context(self) -> bool:
+        """Whether what is cached of a text may hang on how long the context is (llama.cpp's LongRoPE)."""
+        stretched = f"{self.architecture}.rope.scaling.original_context_length"
+        return self.metadata(stretched) is not None
 
     def can_go_on_from(self, first: int) -> int:
         """The shortest text that can be gone on with where the cache begins at position `first`.
@@ -109,7 +117,7 @@ class Model(Freed):
         """
         if first <= 0:
             return 0
-        if self._chunked:
+        if self.architecture in _CHUNKED:
             return -(-first // self.n_swa) * self.n_swa
         return first + self.n_swa - 1
 

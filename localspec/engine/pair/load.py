@@ -6,7 +6,7 @@ Again, and smaller, where memory does not hold it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -122,10 +122,9 @@ class _Load:
         no_rollback = _why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
         self._progress("profile", 0.0)
-        key = _key(self._files, models, chooses)
-        profile = self._profile(key)
+        profile = self._profile(_key(self._files, models, measured={"choose_on_device": chooses}))
         costs = self._target_costs(context, batch)
-        prefixes, sessions = self._prefixes(costs, key, notice)
+        prefixes, sessions = self._prefixes(costs, _key(self._files, models), notice)
         drafter, steps = self._drafter(
             models,
             draft if no_rollback is None else None,
@@ -289,20 +288,25 @@ def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
     return None
 
 
-def _key(files: PairFiles, models: Models, chooses: bool) -> str:
-    """A hash of what measurements and saved states depend on: files, settings, machine, build."""
+def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None = None) -> str:
+    """A hash of what saved states depend on, or what is `measured`: files, settings, machine, build."""
     s = models.settings
     settings = {
         "threads": models.threads,
-        "n_ctx": models.n_ctx,
-        "batch": s.n_batch,
         "gpus": gpus(),
         "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
         "flash_attention": s.flash_attention,
-        "choose_on_device": chooses,
         "kv": s.type_kv,
         "extra_buffers": s.extra_buffers,
-        "parallel": models.parallel,
     }
+    if measured is not None:
+        settings |= {
+            "n_ctx": models.n_ctx,
+            "batch": s.n_batch,
+            "parallel": models.parallel,
+            **measured,
+        }
+    elif models.target.turns_by_context:
+        settings["n_ctx"] = models.n_ctx
     paths = [files.target] + ([files.draft] if files.draft else [])
     return identity(paths, settings, llama_version())

@@ -17,7 +17,7 @@ from localspec.engine.sampling.settings import model_defaults, unasked
 from localspec.engine.speculation.drafters.model import DraftModel
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
-SAVING_S = 6.0  # for saving conversations at the end; the daemon waits a little longer
+SAVING_S = 6.0  # for saving texts' states at the end; the daemon waits a little longer
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,29 +102,38 @@ class Pair:
         """Keep what was measured and learned for the next load."""
         self.profile.write({**self.learned.as_dict(), "exact_width": self.exact.width})
 
+    def saved(self, tokens: list[int], exact: bool) -> Prefix | None:
+        """What a file has of a text's beginning, where that is more than memory has; from any thread."""
+        held = [lane.slots.about(tokens) for lane in self.lanes if lane.exact == exact]
+        held.append(self.prefixes.find(tokens, exact=exact)[1])
+        pays = self.prefixes.copy_cost.pays
+        return self.sessions.load(tokens, max(held), exact=exact, pays=pays)
+
     def forget(self, conversation: str | None) -> None:
         """Drop what is kept of a conversation, with None of all, in memory and on disk."""
         for lane in self.lanes:
             lane.slots.forget_conversation(conversation)
         self.prefixes.forget(conversation)
         self.sessions.forget(conversation)
+        self.sessions.forgotten()
 
-    def _save_conversations(self) -> None:
-        """Those in memory, the ones in slots first; of each what was used last."""
-        found: dict[str | None, Callable[[], Prefix]] = {}
+    def _save_texts(self) -> None:
+        """Those in memory, the ones in slots first, each where it was used last."""
+        found: list[Callable[[], Prefix]] = []
+        wanted = self.sessions.wanted
         for lane in self.lanes:
             for slot in sorted(lane.slots, key=lambda s: -s.last_used):
-                if self.sessions.wanted(slot.conversation, slot.n_past):
-                    found.setdefault(slot.conversation, partial(lane.slots.snapshot, slot))
+                if lane.slots.savable(slot) and wanted(slot.conversation, slot.cached, lane.exact):
+                    found.append(partial(lane.slots.snapshot, slot))
         for prefix in self.prefixes:
-            if self.sessions.wanted(prefix.conversation, len(prefix.tokens)):
-                found.setdefault(prefix.conversation, partial(_same, prefix))
-        self.sessions.save_all(found.values(), SAVING_S)
+            if wanted(prefix.conversation, prefix.tokens, prefix.exact):
+                found.append(partial(_same, prefix))
+        self.sessions.save_all(found, SAVING_S)
         self.sessions.close()
 
     def close(self) -> None:
         """Save what is to be saved and free everything, contexts before models."""
-        self._save_conversations()
+        self._save_texts()
         self.save()
         self.models.opened.close()
 

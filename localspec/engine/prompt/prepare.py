@@ -106,7 +106,7 @@ class Preparer:
             self._ngram_index(request.speculative, tokens),
             shown,
             tail,
-            self._saved(request),
+            self._saved(request, tokens),
             note,
         )
 
@@ -171,11 +171,12 @@ class Preparer:
         vocab = self._pair.vocab
         return partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
 
-    def _saved(self, request: Generate) -> Prefix | None:
-        """What an earlier run of the daemon left on disk of this conversation."""
-        if request.conversation is None or not request.cache_prompt:
+    def _saved(self, request: Generate, tokens: list[int]) -> Prefix | None:
+        """What was left on disk of its beginning; the last token is always read."""
+        if not request.cache_prompt or request.priority == "editor":
             return None
-        return self._pair.sessions.load(request.conversation)
+        exact = self._pair.settings.exact if request.exact is None else request.exact
+        return self._pair.saved(tokens[:-1], exact)
 
     def _control(self, texts: Sequence[str]) -> Iterator[int]:
         """Those of `texts` that are one token of this vocabulary."""
