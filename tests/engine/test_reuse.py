@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from localspec.engine.cache.slot import OPENING
+from localspec.engine.cache.borders import OPENING
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.protocol.frames import Failed, PairFiles, Sampling

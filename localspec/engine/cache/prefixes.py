@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.engine.cache.slot import MIN_TOKENS, Mark, usable
+from localspec.engine.cache.borders import MIN_TOKENS
+from localspec.engine.cache.slot import Mark, usable
 from localspec.engine.llama import State
 
 # How often a text that lost its slot is asked for again; a guess, and a wrong one costs a copy.

@@ -6,19 +6,14 @@ nowhere, so on the way it is marked what to put back instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from localspec.engine.cache.borders import MIN_TOKENS, least_missed
 from localspec.engine.llama import Context, State
 
-# Shorter texts are read again within a pass or two of a prompt.
-MIN_TOKENS = 64
-# A next turn shares the prompt but for its last tokens: they open an answer, or thoughts that templates
-# drop later ("<think>\n\n</think>\n\n" is four).
-OPENING = 4
-MARK_EVERY = 1024  # tokens of a long prompt: an edit in it costs reading so many again
-MARKS = 8  # of one slot; all slots' together take at most a quarter of the memory for prefixes
+MARKS = 10  # of one slot; all slots' together take at most a quarter of the memory for prefixes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +46,7 @@ class Slot:
     n_past: int = 0
     n_past_draft: int = 0
     marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
-    turns: list[int] = field(default_factory=list)  # where answers began and ended
+    turns: list[int] = field(default_factory=list)  # where a mark may be worth its copy
     draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
     snapshots: int = (
         0  # after how many tokens the first one is that the target's last pass has left
@@ -104,15 +99,20 @@ class Slot:
 
 class TargetMemory:
     """The target's. worth: is a copy of so many tokens, of such a size in bytes, worth the chance that
-    they need not be read again? mark_bytes: what the marks of one slot may take.
+    they need not be read again? mark_bytes: what the marks of all `slots` may take.
     """
 
     def __init__(
-        self, context: Context, worth: Callable[[int, int], bool], mark_bytes: int
+        self,
+        context: Context,
+        worth: Callable[[int, int], bool],
+        mark_bytes: int,
+        slots: Sequence[Slot],
     ) -> None:
         self._context = context
         self._worth = worth
         self._mark_bytes = mark_bytes
+        self._slots = slots
         self._cuttable = context.model.cuttable
 
     def least(self, slot: Slot) -> int:
@@ -155,12 +155,10 @@ class TargetMemory:
         """
         if not self._loses(slot) or self._mark_bytes <= 0:
             return count
-        opening = len(slot.tokens) - OPENING
-        if slot.n_past == opening or slot.n_past - slot.last_mark >= MARK_EVERY:
+        if slot.n_past in slot.turns:
             self.mark(slot)
-        if opening - slot.last_mark >= MIN_TOKENS and slot.n_past < opening:
-            return min(count, opening - slot.n_past)
-        return count
+        least = max(slot.n_past + 1, slot.last_mark + MIN_TOKENS)
+        return min([count, *(turn - slot.n_past for turn in slot.turns if turn >= least)])
 
     def _loses(self, slot: Slot) -> bool:
         """Is what a cut would need lost as the text grows? Of a window, once its beginning is gone."""
@@ -195,14 +193,16 @@ class TargetMemory:
         marks = {mark.tokens: mark for mark in slot.marks}
         marks[tokens] = Mark(tokens, self._context.save(slot.id, partial=True))
         slot.marks = [marks[at] for at in sorted(marks)]
+        if len(slot.marks) > MARKS:
+            del slot.marks[least_missed(slot.places)]
         while (
-            len(slot.marks) > MARKS
-            or sum(mark.state.nbytes for mark in slot.marks) > self._mark_bytes
+            sum(mark.state.nbytes for each in self._slots for mark in each.marks) > self._mark_bytes
         ):
-            # The one without which those left stand closest, but never the last.
-            places = [0, *(mark.tokens for mark in slot.marks)]
-            gaps = [after - before for before, after in zip(places, places[2:], strict=False)]
-            del slot.marks[gaps.index(min(gaps))]
+            having = [each for each in self._slots if len(each.marks) > (each is slot)]
+            if not having:
+                break
+            richest = max(having, key=lambda s: (len(s.marks), not s.busy, -s.last_used))
+            del richest.marks[least_missed(richest.places)]
 
 
 class DraftMemory:

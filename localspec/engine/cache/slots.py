@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from localspec.engine.cache.borders import places
 from localspec.engine.cache.prefixes import Prefix, Prefixes, common_prefix
 from localspec.engine.cache.shift import MOST_MOVES, Chunk, Parking, find_chunks
-from localspec.engine.cache.slot import OPENING, DraftMemory, Slot, TargetMemory, usable
+from localspec.engine.cache.slot import DraftMemory, Slot, TargetMemory, usable
 from localspec.engine.llama import Context
 
 
@@ -34,10 +35,10 @@ class Slots:
         # A state put back lies in other cells than one that was read, so its sums have another order.
         self._restores = not (exact and target.model.n_swa)
         limit = prefixes.limit if prefixes is not None and self._restores else 0
-        self._memory = TargetMemory(target, self._worth_keeping, limit // (4 * count))
+        self._slots = [Slot(i, first_draft + i) for i in range(count)]
+        self._memory = TargetMemory(target, self._worth_keeping, limit // 4, self._slots)
         self._draft_memory = DraftMemory(draft)
         self._parking = Parking(target, spare)
-        self._slots = [Slot(i, first_draft + i) for i in range(count)]
         self._clock = 0
 
     def __iter__(self) -> Iterator[Slot]:
@@ -82,7 +83,7 @@ class Slots:
         source = max(self._slots, key=lambda s: shared[s.id])
         keep = shared[best.id]
         # A slot whose cache would mostly be lost is left alone where another is free to take a copy.
-        wasteful = keep * 2 < best.lasting
+        wasteful = keep * 2 < best.lasting and self.cuttable
         if shared[source.id] > keep or wasteful:
             best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
             keep = shared[best.id]
@@ -152,7 +153,8 @@ class Slots:
             slot.moves = moves + 1
             slot.source = "shift"
             slot.n_past = self._parking.attach(slot)
-        slot.turns.append(max(len(prompt) - OPENING, 0))
+        if not self.cuttable or self._target.model.n_swa:
+            slot.turns += places(prompt, self._target.model.vocab.is_control, keep)
         slot.n_past_draft = min(slot.n_past_draft, keep)
         slot.conversation = slot.passing = None
 

@@ -82,6 +82,7 @@ class Vocab:
         self._callback: Any = None  # llguidance's way to `tokenize`
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
+        self._control: dict[int, bool] = {}
 
     @property
     def handle(self) -> Any:
@@ -195,6 +196,15 @@ class Vocab:
         if known is None:
             known = bool(C.llama_vocab_is_eog(self._handle, self.check(token)))
             self._eog[token] = known
+        return known
+
+    def is_control(self, token: int) -> bool:
+        """Does it stand for no text, but say what the text around it is?"""
+        known = self._control.get(token)
+        if known is None:
+            attributes = int(C.llama_vocab_get_attr(self._handle, self.check(token)))
+            known = bool(attributes & C.LLAMA_TOKEN_ATTR_CONTROL)
+            self._control[token] = known
         return known
 
     @cached_property
