@@ -20,6 +20,8 @@ import yaml
 from localspec.daemon import routes
 from localspec.protocol import answers, conversations, disk, pairs, requests, statistics
 from localspec.protocol.clients import anthropic, ollama
+from localspec.protocol.clients.responses import events, items
+from localspec.protocol.clients.responses.requests import ResponsesRequest
 from localspec.registry.pulls.state import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
@@ -57,6 +59,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     ollama.OllamaChatRequest,
     ollama.OllamaGenerateRequest,
     ollama.OllamaModelRequest,
+    ResponsesRequest,
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatCompletion", "chat.completion", answers.ChatChoice),
@@ -93,6 +96,11 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     ollama.OllamaProgress,
     ollama.OllamaShown,
     ollama.OllamaVersion,
+    items.ResponseObject,
+    items.ItemList,
+    items.DeletedResponse,
+    items.InputTokens,
+    *get_args(events.AnyEvent),
 )
 
 

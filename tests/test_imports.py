@@ -101,6 +101,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/state": (
         {
             "daemon/completion",
+            "daemon/completion/responses",
             "daemon/history",
             "daemon/http",
             "daemon/pairs",
@@ -128,6 +129,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "daemon/completion/anthropic",
             "daemon/completion/ollama",
             "daemon/completion/reply",
+            "daemon/completion/responses",
             "daemon/handlers",
             "daemon/history",
             "daemon/http",
@@ -153,6 +155,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         {"daemon/completion", "daemon/completion/reply", "daemon/http", "daemon/worker"},
         "a request of theirs is made one of ours, and our answer one of theirs",
     ),
+    "daemon/completion/responses": (
+        {"daemon/completion", "daemon/completion/reply", "daemon/http", "daemon/worker"},
+        "a request of theirs is made one of ours, and our answer one of theirs",
+    ),
     "daemon/completion/reply": (set(), "a parser of text: no request, no worker, no connection"),
     "daemon/pairs": ({"daemon/http", "daemon/worker"}, "what there is to load, and no use of it"),
     "daemon/http": ({"daemon/threads"}, "it carries bytes, whatever they say"),
@@ -161,6 +167,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/threads": (set(), "as logs"),
     "protocol": (set(), "what both ends of ours have, and frames"),
     "protocol/clients": ({"protocol"}, "what others' clients send, with our names for sampling"),
+    "protocol/clients/responses": ({"protocol"}, "as clients"),
     "engine": ({"*"}, "the step and the worker's loop join the rooms"),
     "engine/sequence": (
         {

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from localspec.config import Config
+from localspec.daemon.completion.responses.running import Running
 from localspec.daemon.completion.takeover import Editors
 from localspec.daemon.history.store import Conversations
 from localspec.daemon.http import tcp
@@ -39,6 +40,7 @@ class State:
     stop: Callable[[], None]
     configure: Callable[[], Awaitable[None]]
     editors: Editors = field(default_factory=Editors)
+    responses: Running = field(default_factory=Running)
     # Pairs that are looked at before a load: one that changed is hashed, which takes its time.
     looks: Shared[PairFiles] = field(default_factory=lambda: Shared(Threads("look", _LOOKS)))
     # What a person asked for and watches: files made pairs, verified, measured.

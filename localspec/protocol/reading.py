@@ -122,7 +122,7 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
         raise _malformed(body, error) from None
     if weight.nul:
         raise _with_nul(body)
-    if tools := getattr(request, "tools", None):
+    if (tools := getattr(request, "tools", None)) and isinstance(tools[0], Struct):
         _keep_own(tools, body)
     return request
 

@@ -227,7 +227,7 @@ def test_an_older_file_is_read_and_nothing_of_it_is_lost(home: Home, daemon: Run
     ask(home, "say more", "last")
     assert len(said(home)) == 7
     with sqlite3.connect(file) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (3,)
+        assert db.execute("PRAGMA user_version").fetchone() == (4,)
     db.close()
 
 

@@ -92,9 +92,10 @@ def check_events(operation: dict[str, Any], text: str) -> None:
         response = DESCRIPTION["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
     event = validator(response["content"]["text/event-stream"]["x-event"])
     assert text.endswith("\n\n")
-    for lines in text.split("\n\n")[:-1]:
-        line = lines.split("\n")[-1]  # some events have a name, too
-        assert line.startswith("data: "), lines
+    for each in text.split("\n\n")[:-1]:
+        name, _, line = each.rpartition("\n")
+        assert line.startswith("data: "), line
+        assert not name or name == f"event: {json.loads(line[6:])['type']}"
         if (data := line.removeprefix("data: ")) != "[DONE]":
             value = json.loads(data)
             (event if "error" not in value else error_of(operation)).validate(value)

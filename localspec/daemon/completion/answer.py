@@ -61,6 +61,7 @@ class Choice:
     processed: int = 0  # tokens of the prompt that are read, the cached ones among them
     reading_ms: float = 0.0  # since it was begun
     note: str = ""  # what of the request could not be had
+    reasoning_tokens: int = 0
     begun: bool = False  # something of it, be it the end, has come
     over: bool = False
     failed: bool = False
@@ -86,6 +87,8 @@ class Choice:
                 self.tokens += event.ids
                 text = Text("content", event.text)
                 pieces = [text] if self.parser is None else self.parser.push(event.text)
+                if self.parser is not None and self.parser.thinking:
+                    self.reasoning_tokens += event.tokens
                 self._add(pieces)
             case frames.Done():
                 self.begun, self.done = True, event

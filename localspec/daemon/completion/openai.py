@@ -128,12 +128,12 @@ class OpenAIShape(ABC):
             news=self._news() or UNSET,
             conversation=self.conversation,
             not_kept=not_kept or UNSET,
-            limit=_limit(done),
+            limit=limit(done),
         )
         return completion
 
 
-def _limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
+def limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
     """What cut an answer off, if anything did."""
     cut = [end for end in done if end.finish_reason == "length"]
     if not cut:

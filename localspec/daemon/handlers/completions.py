@@ -27,8 +27,6 @@ from localspec.protocol.requests import ChatRequest, CompletionRequest
 async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
     daemon = state_of(request)
-    if body.tools or body.tool_choice:
-        tools.check(body)
     turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
     pair, wanted, answer = await ready(request, body, turn)
     shape = ChatShape(
@@ -52,9 +50,11 @@ async def ready(
     answer that is to come. `turn`: where it is kept.
 
     Raises:
-        InvalidRequest: as `chat_frames`. As State.pair: the pair.
+        InvalidRequest: as `tools.check` and `chat_frames`. As State.pair: the pair.
     """
     daemon = state_of(request)
+    if body.tools or body.tool_choice:
+        tools.check(body)
     pair, template = None, None
     if uses_tools(body):  # how a call is written is the model's own matter
         pair = await daemon.pair(body.model, request.receive)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.daemon.completion.reply.parser import split_thoughts
-from localspec.daemon.history import statistics
+from localspec.daemon.history import responses, statistics
 from localspec.errors import Conflict, UnsafePath
 from localspec.paths import open_file
 
 if TYPE_CHECKING:
     import sqlite3
 
-VERSION = 3
+VERSION = 4
 # The file's application_id while no page of it holds remains of what was deleted.
 _CLEAN = 0x4C535043
 _TABLES = f"""
@@ -32,7 +32,7 @@ CREATE TABLE messages (
     name TEXT, kind TEXT, seconds REAL,
     PRIMARY KEY (conversation, position)
 ) STRICT;
-{statistics.TABLE}"""
+{statistics.TABLE}{responses.TABLE}"""
 
 
 def opened(file: Path) -> sqlite3.Connection:
@@ -68,6 +68,8 @@ def opened(file: Path) -> sqlite3.Connection:
             _split_thoughts(db)
         if version in (1, 2):
             _add_figures(db)
+        if version in (1, 2, 3):
+            _add_responses(db)
         if db.execute("PRAGMA application_id").fetchone() != (_CLEAN,):
             with contextlib.suppress(Conflict):
                 clean(db, file)
@@ -121,4 +123,9 @@ def _add_figures(db: sqlite3.Connection) -> None:
             " WHERE tokens > 0 AND tokens_per_second > 0"
         )
         db.execute(statistics.TABLE)
-        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("PRAGMA user_version = 3")
+
+
+def _add_responses(db: sqlite3.Connection) -> None:
+    """From version 3, which kept no responses."""
+    db.executescript(f"BEGIN IMMEDIATE;{responses.TABLE}PRAGMA user_version = {VERSION};COMMIT;")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from localspec.daemon import logs
-from localspec.daemon.history import database, matches, statistics, typed
+from localspec.daemon.history import database, matches, responses, statistics, typed
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
 from localspec.files import write_whole
 from localspec.paths import read_file, remove_tree
@@ -103,14 +103,19 @@ class Conversations:
             self._thread.submit(logged)
 
     def keep(
-        self, said: Conversation, *, new: bool, cut: StoredMessage | None = None
+        self,
+        said: Conversation,
+        *,
+        new: bool,
+        cut: StoredMessage | None = None,
+        response: responses.Response | None = None,
     ) -> Future[str]:
         """As `add`, with nobody who has to wait: why it could not be done, else nothing."""
 
         def kept() -> str:
             lost = ""
             try:
-                self._safely(lambda each: each.add(said, new=new, cut=cut))
+                self._safely(lambda each: each.add(said, new=new, cut=cut, response=response))
             except NotFound as error:  # its owner did not want it
                 log.info("an answer was not stored: %s", error.message)
             except LocalspecError as error:
@@ -228,6 +233,22 @@ class Conversations:
             raise InvalidRequest(f"More than one conversation ID starts with '{name}'.")
         return ConversationEntry(*rows[0])
 
+    def response(self, name: str) -> responses.Kept:
+        """A kept response by its id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        _, conversation, *_ = where = self._place(name)
+        found = self.get(conversation)
+        return responses.kept(self._db, where, found.model, found.messages)
+
+    def _place(self, name: str) -> tuple[str, str, int, int]:
+        where = responses.place(self._db, name) if self._file.exists() else None
+        if where is None:
+            raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
+        return where
+
     def statistics(self, days: int, pair: str) -> Statistics:
         """Kept answers of the `days` that end today added up; with `pair` of that pair alone."""
         return statistics.statistics(self._db if self._file.exists() else None, days, pair)
@@ -245,9 +266,16 @@ class Conversations:
                 ),
             )
 
-    def add(self, said: Conversation, *, new: bool, cut: StoredMessage | None = None) -> None:
+    def add(
+        self,
+        said: Conversation,
+        *,
+        new: bool,
+        cut: StoredMessage | None = None,
+        response: responses.Response | None = None,
+    ) -> None:
         """Store messages of a conversation, whose model is from now on that of `said`. They take the
-        place of `cut`, its last message.
+        place of `cut`, its last message. `response`: what the last of them answers.
 
         Raises:
             NotFound: the conversation was removed, or `cut` was, while its answer was being written.
@@ -278,6 +306,8 @@ class Conversations:
                 values = _to_row(message)
                 marks = ", ".join("?" * (len(values) + 2))
                 db.execute(f"INSERT INTO messages VALUES ({marks})", (said.id, place, *values))
+            if response is not None:
+                responses.insert(db, said.id, last + len(said.messages), response)
 
     def remove(self, name: str) -> str:
         """Forget one, with all that was written of it; its id. The engine is told apart.
@@ -294,6 +324,28 @@ class Conversations:
             with self._deleting() as db:
                 db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
         return entry.id
+
+    def remove_response(self, name: str) -> str:
+        """Forget a kept response with what was asked for it; the id of its conversation, which goes too
+        where nothing else is in it. The engine is told apart.
+
+        Raises:
+            NotFound: there is none.
+        """
+        _, conversation, first, last = self._place(name)
+        turn = (conversation, first, last)
+        (others,) = self._db.execute(
+            "SELECT count(*) FROM messages WHERE conversation = ? AND position NOT BETWEEN ? AND ?",
+            turn,
+        ).fetchone()
+        if not others:
+            return self.remove(conversation)
+        self.remove_states(conversation)
+        with self._deleting() as db:
+            db.execute(
+                "DELETE FROM messages WHERE conversation = ? AND position BETWEEN ? AND ?", turn
+            )
+        return conversation
 
     def remove_all(self) -> int:
         """Forget everything; how many there were. The engine is told apart."""

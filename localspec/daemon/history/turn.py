@@ -18,6 +18,7 @@ import msgspec
 
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.completion.request import continued
+from localspec.daemon.history.responses import Kept, Response
 from localspec.daemon.history.store import Conversations
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import Conversation, StoredMessage
@@ -77,8 +78,10 @@ class Turn:
         """Why the answer could not be stored; nothing where it was, or is about to be."""
         return next((each.result() for each in self.stored if each.done()), "")
 
-    def keep(self, choice: Choice) -> None:
-        """Store what was asked and what the client got of the answer, which has ended somehow."""
+    def keep(self, choice: Choice, response: Response | None = None) -> None:
+        """Store what was asked and what the client got of the answer, which has ended somehow.
+        `response`: what the turn is of OpenAI's Responses.
+        """
         if not choice.begun:  # a request that was refused leaves nothing
             return
         asked = [_stored(each, self.began) for each in self.asked]
@@ -93,7 +96,8 @@ class Turn:
         added = Conversation(
             self.id, self.title, self.model, self.began, answer.created, [*asked, answer]
         )
-        self.stored.append(self.store.keep(added, new=not self.continues, cut=self.cut))
+        new = not self.continues
+        self.stored.append(self.store.keep(added, new=new, cut=self.cut, response=response))
 
 
 def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
@@ -187,12 +191,29 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     await store.settled(wanted)
     found = await store.run(lambda each: each.get(wanted))
     request.model = request.model or found.model
-    kept = [_to_send(each) for each in found.messages]
+    kept = [one_to_send(each) for each in found.messages]
     turn = Turn(store, found.id, request.model, kind, asked, kept, continues=True, begun=goes_on)
     if goes_on_kept:
         turn = dataclasses.replace(turn, cut=_cut_off(found))
     request.messages = turn.messages
     return turn
+
+
+def of_response(
+    store: Conversations, asked: list[ChatMessage], before: Kept | None, *, model: str, kind: Kind
+) -> Turn:
+    """The turn of a response that goes on from `before`: in its conversation, or, where that has gone on
+    without this one, in a new one that begins like it.
+    """
+    kept = to_send(before)
+    if before is not None and before.newest:
+        return Turn(store, before.conversation, model, kind, asked, kept, continues=True)
+    return Turn(store, secrets.token_hex(4), model, kind, [*kept, *asked])
+
+
+def to_send(before: Kept | None) -> list[ChatMessage]:
+    """What was said up to a kept response."""
+    return [one_to_send(each) for each in before.messages] if before else []
 
 
 def _cut_off(found: Conversation) -> StoredMessage:
@@ -247,7 +268,7 @@ def _stored(message: ChatMessage, when: float) -> StoredMessage:
     )
 
 
-def _to_send(message: StoredMessage) -> ChatMessage:
+def one_to_send(message: StoredMessage) -> ChatMessage:
     """As the client would send it back; a call that was cut off in the middle is none."""
     calls = [each for each in message.tool_calls or [] if _whole(each)]
     return ChatMessage(

@@ -2,4 +2,5 @@
 
 anthropic: Messages
 ollama: chats, texts and models
+responses: OpenAI's Responses, in a room of its own
 """

@@ -63,6 +63,11 @@ class AnswerParser:
             if tail.rstrip().endswith(opening.rstrip()):
                 self._state, self._closing, self._blank = "thinking", closing, True
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what came last was thought."""
+        return self._state == "thinking"
+
     def push(self, text: str) -> list[Piece]:
         self._held += text
         return self._run(final=False)

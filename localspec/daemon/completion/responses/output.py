@@ -1,0 +1,232 @@
+"""The items of an answer as they come: what adds to one, and what ends it, each with its events.
+
+Whole answers are made in the same way, of the same pieces, and their events are not sent.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import UNSET
+
+from localspec.daemon.completion.reply.calls import Arguments, Call
+from localspec.daemon.completion.reply.parser import Piece, Text
+from localspec.daemon.completion.responses.items import opaque
+from localspec.daemon.completion.responses.tools import INPUT, Kind, Tools
+from localspec.protocol.answers import ToolCall
+from localspec.protocol.clients.responses import events
+from localspec.protocol.clients.responses.items import (
+    CustomCall,
+    FunctionCall,
+    Message,
+    OutputItem,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Status,
+    SummaryText,
+    TokenLogprob,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How items are written: their ids end in `key`; thoughts as a `summary`, or brought back `opaque`."""
+
+    key: str
+    tools: Tools
+    summary: bool = False
+    opaque: bool = False
+
+
+class _Open(ABC):
+    """The item that is being written, the `index`th."""
+
+    def __init__(self, style: Style, index: int) -> None:
+        self.style = style
+        self.index = index
+        self.text = ""
+
+    @property
+    def at(self) -> dict[str, Any]:
+        return {"item_id": self.item("in_progress").id, "output_index": self.index}
+
+    @abstractmethod
+    def item(self, status: Status) -> OutputItem:
+        """As far as it is written; nothing but its frame is in one that is in progress."""
+
+    def begin(self) -> Iterator[events.Event]:
+        yield events.ItemAdded(output_index=self.index, item=self.item("in_progress"))
+
+    @abstractmethod
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[events.Event]: ...
+
+    def end(self, status: Status) -> Iterator[events.Event]:
+        yield events.ItemDone(output_index=self.index, item=self.item(status))
+
+
+class _Said(_Open):
+    def __init__(self, style: Style, index: int) -> None:
+        super().__init__(style, index)
+        self.logprobs: list[TokenLogprob] = []
+
+    def item(self, status: Status) -> Message:
+        parts = [] if status == "in_progress" else [OutputText(self.text, [], self.logprobs)]
+        return Message(f"msg_{self.style.key}", "assistant", [*parts], status)
+
+    def begin(self) -> Iterator[events.Event]:
+        yield from super().begin()
+        yield events.PartAdded(part=OutputText(""), **self.at)
+
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
+        self.text += text
+        self.logprobs += logprobs
+        yield events.TextDelta(delta=text, logprobs=logprobs, **self.at)
+
+    def end(self, status: Status) -> Iterator[events.Event]:
+        yield events.TextDone(text=self.text, logprobs=self.logprobs, **self.at)
+        yield events.PartDone(part=OutputText(self.text, [], self.logprobs), **self.at)
+        yield from super().end(status)
+
+
+class _Thought(_Open):
+    def item(self, status: Status) -> Reasoning:
+        item = Reasoning(f"rs_{self.style.key}", [], status=status)
+        if self.style.opaque:
+            item.encrypted_content = opaque(self.text)
+        if status != "in_progress" and self.style.summary:
+            item.summary = [SummaryText(self.text)]
+        elif status != "in_progress":
+            item.content = [ReasoningText(self.text)]
+        return item
+
+    def begin(self) -> Iterator[events.Event]:
+        yield from super().begin()
+        if self.style.summary:
+            yield events.SummaryAdded(part=SummaryText(""), **self.at)
+        else:
+            yield events.PartAdded(part=ReasoningText(""), **self.at)
+
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
+        self.text += text
+        delta = events.SummaryDelta if self.style.summary else events.ReasoningDelta
+        yield delta(delta=text, **self.at)
+
+    def end(self, status: Status) -> Iterator[events.Event]:
+        if self.style.summary:
+            yield events.SummaryDone(text=self.text, **self.at)
+            yield events.SummaryPartDone(part=SummaryText(self.text), **self.at)
+        else:
+            yield events.ReasoningDone(text=self.text, **self.at)
+            yield events.PartDone(part=ReasoningText(self.text), **self.at)
+        yield from super().end(status)
+
+
+class _Called(_Open):
+    def __init__(self, style: Style, index: int, call: Call) -> None:
+        super().__init__(style, index)
+        self.call = call
+        self.kind: Kind = style.tools.kind(call.name)
+
+    def item(self, status: Status) -> FunctionCall | CustomCall:
+        key, space = f"{self.style.key}_{self.call.index}", self.kind.namespace or UNSET
+        if self.kind.custom:
+            return CustomCall(
+                f"ctc_{key}", self.call.id, self.kind.name, self._input(), status, space
+            )
+        return FunctionCall(f"fc_{key}", self.call.id, self.kind.name, self.text, status, space)
+
+    def _input(self) -> str:
+        """The text of a custom tool; of arguments that were cut off all there is."""
+        try:
+            found = json.loads(self.text)
+        except ValueError:
+            return self.text
+        value = found.get(INPUT) if isinstance(found, dict) else None
+        return value if isinstance(value, str) else self.text
+
+    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
+        self.text += text
+        if not self.kind.custom:  # a text within JSON is read when it is whole
+            yield events.ArgumentsDelta(delta=text, **self.at)
+
+    def end(self, status: Status) -> Iterator[events.Event]:
+        if self.kind.custom:
+            yield events.InputDelta(delta=self._input(), **self.at)
+            yield events.InputDone(input=self._input(), **self.at)
+        else:
+            name = self.kind.name
+            yield events.ArgumentsDone(name=name, arguments=self.text, **self.at)
+        yield from super().end(status)
+
+
+def written(
+    style: Style,
+    reasoning: str,
+    content: str,
+    calls: Sequence[ToolCall],
+    *,
+    cut: bool,
+    logprobs: Sequence[TokenLogprob] = (),
+) -> list[OutputItem]:
+    """The items of a whole answer; `logprobs` are those of its text."""
+    output = Output(style)
+    pieces: list[Piece] = [Text("reasoning", reasoning)] if reasoning else []
+    pieces += [Text("content", content)] if content else []
+    for index, call in enumerate(calls):
+        pieces += [Call(call.id, call.function.name, index), Arguments(call.function.arguments)]
+    for piece in pieces:
+        said = isinstance(piece, Text) and piece.kind == "content"
+        deque(output.take(piece, [*logprobs] if said else []), 0)
+    deque(output.end(cut=cut), 0)
+    return output.items
+
+
+@dataclass(slots=True)
+class Output:
+    """The items so far; each method gives the events of what it does."""
+
+    style: Style
+    items: list[OutputItem] = field(default_factory=list)
+    _open: _Open | None = None
+
+    def take(self, piece: Piece, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
+        match piece:
+            case Text("content"):
+                yield from self._in(_Said)
+            case Text():
+                yield from self._in(_Thought)
+            case Call():
+                yield from self._begin(_Called(self.style, 0, piece))
+                return
+            case Arguments():
+                pass
+        if self._open is not None:
+            yield from self._open.add(piece.text, logprobs)
+
+    def end(self, *, cut: bool) -> Iterator[events.Event]:
+        """No more comes; `cut`: the last item is not complete. An answer is one item at least."""
+        if not self.items and self._open is None:
+            yield from self._in(_Said)
+        yield from self._close("incomplete" if cut else "completed")
+
+    def _in(self, kind: Callable[[Style, int], _Open]) -> Iterator[events.Event]:
+        if type(self._open) is not kind:
+            yield from self._begin(kind(self.style, 0))
+
+    def _begin(self, item: _Open) -> Iterator[events.Event]:
+        yield from self._close("completed")
+        item.index = len(self.items)
+        self._open = item
+        yield from item.begin()
+
+    def _close(self, status: Status) -> Iterator[events.Event]:
+        if self._open is not None:
+            yield from self._open.end(status)
+            self.items.append(self._open.item(status))
+            self._open = None

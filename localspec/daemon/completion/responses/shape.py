@@ -1,0 +1,187 @@
+"""A response, streamed or whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import UNSET, structs
+
+from localspec.daemon.completion.answer import Answer, Choice, text_of
+from localspec.daemon.completion.openai import limit
+from localspec.daemon.completion.reply.parser import Piece, Text
+from localspec.daemon.completion.responses.output import Output, Style, written
+from localspec.daemon.http.sse import Named
+from localspec.daemon.worker.process import Event
+from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
+from localspec.protocol import frames
+from localspec.protocol.answers import TopLogprob
+from localspec.protocol.clients.responses import events
+from localspec.protocol.clients.responses.items import (
+    Incomplete,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseExtra,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+    TokenLogprob,
+)
+
+
+class ResponsesShape:
+    """`opening`: the response before anything of it has come. `note`, `news` and `not_kept` as in a chat."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        opening: ResponseObject,
+        style: Style,
+        *,
+        note: Callable[[], str | None],
+        news: Callable[[], str],
+        not_kept: Callable[[], str] = str,
+    ) -> None:
+        self.answer = answer
+        self.response = opening
+        self._output = Output(style)
+        self._note = note
+        self._news = news
+        self._not_kept = not_kept
+        self._sent = 0
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
+
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        if isinstance(event, frames.Started):
+            now = self.response
+            return self._named([events.Created(response=now), events.InProgress(response=now)])
+        if isinstance(event, frames.Delta) and self.answer.wants_logprobs:
+            self._logprobs += map(_logprob, event.logprobs)
+        found: list[events.Event] = []
+        for piece in pieces:
+            said = isinstance(piece, Text) and piece.kind == "content"
+            found += self._output.take(piece, self._logprobs if said else [])
+            self._logprobs = []
+        return self._named(found)
+
+    def end(self) -> Sequence[object]:
+        choice = self.answer.choices[0]
+        found = [*self._output.end(cut=choice.finish == "length")]
+        self._end(choice)
+        last = (events.Completed if self.response.status == "completed" else events.Incompleted)(
+            response=self.response
+        )
+        return self._named([*found, last])
+
+    def failed(self, error: LocalspecError) -> Sequence[object]:
+        """What was said so far stays."""
+        choice = self.answer.choices[0]
+        found = [*self._output.end(cut=True)]
+        self._end(choice)
+        if isinstance(error, Cancelled):
+            return self._named([*found, events.Incompleted(response=self.response)])
+        self.response.status = "failed"
+        self.response.error = ResponseError(_published(error), error.message, error.code)
+        said = events.ErrorEvent(code=error.code, message=error.message, param=error.param)
+        return self._named([*found, said, events.Failed(response=self.response)])
+
+    def whole(self) -> ResponseObject:
+        choice = self.answer.choices[0]
+        self._output.items = written(
+            self._output.style,
+            choice.reasoning,
+            choice.content,
+            choice.calls,
+            cut=choice.finish == "length",
+            logprobs=self._said(choice),
+        )
+        self._end(choice)
+        return self.response
+
+    def _end(self, choice: Choice) -> None:
+        self.response = self.ended(choice)
+        self.response.output = list(self._output.items)
+        self.response.localspec = self._extra(choice)
+
+    def now(self, status: Status = "in_progress") -> ResponseObject:
+        """As far as it is, with the items that are complete."""
+        return structs.replace(self.response, status=status, output=list(self._output.items))
+
+    def ended(self, choice: Choice) -> ResponseObject:
+        """The response as `choice` ended, without its items and without what is said once."""
+        done = choice.done
+        status: Status = "completed"
+        if done is None or done.finish_reason == "cancelled":
+            status = "failed" if choice.failed else "cancelled"
+        elif choice.finish == "length":
+            status = "incomplete"
+        ended = structs.replace(
+            self.response,
+            status=status,
+            completed_at=int(time.time()) if status == "completed" else None,
+            incomplete_details=Incomplete("max_output_tokens") if status == "incomplete" else None,
+            usage=self._usage(choice),
+        )
+        if done is not None:
+            ended.timings = done.timings
+        return ended
+
+    def _usage(self, choice: Choice) -> ResponseUsage | None:
+        if choice.done is None:
+            return None
+        usage = self.answer.usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(cached, usage.prompt_tokens - cached),
+            usage.completion_tokens,
+            OutputDetails(choice.reasoning_tokens),
+            usage.total_tokens,
+        )
+
+    def _extra(self, choice: Choice) -> ResponseExtra:
+        before = self.response.localspec or ResponseExtra()
+        assert isinstance(before, ResponseExtra)
+        done = [choice.done] if choice.done else []
+        return structs.replace(
+            before,
+            speculation=done[0].speculation if done else UNSET,
+            note=self._note() or UNSET,
+            news=self._news() or UNSET,
+            not_kept=self._not_kept() or UNSET,
+            limit=limit(done),
+        )
+
+    def _said(self, choice: Choice) -> list[TokenLogprob]:
+        """Of all tokens those that the text consists of."""
+        if not self.answer.wants_logprobs:
+            return []
+        texts = [text_of(token.piece) for token in choice.logprobs]
+        begin = max("".join(texts).rfind(choice.content), 0)
+        end, at, found = begin + len(choice.content), 0, []
+        for text, token in zip(texts, choice.logprobs, strict=True):
+            if at < end and at + len(text) > begin:
+                found.append(_logprob(token))
+            at += len(text)
+        return found
+
+    def _named(self, found: Iterable[events.Event]) -> list[object]:
+        named: list[object] = []
+        for event in found:
+            event.sequence_number = self._sent
+            self._sent += 1
+            named.append(Named(str(event.__struct_config__.tag), event))
+        return named
+
+
+def _logprob(token: frames.TokenLogprob) -> TokenLogprob:
+    top = [TopLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top]
+    return TokenLogprob(text_of(token.piece), token.logprob, list(token.piece), top)
+
+
+def _published(error: LocalspecError) -> str:
+    """The nearest of the codes that are published."""
+    if isinstance(error, Unavailable):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
