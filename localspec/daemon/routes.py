@@ -34,6 +34,7 @@ ROUTES = (
     ("GET", "/v1/responses/{name}", "protocols.responses.show"),
     ("DELETE", "/v1/responses/{name}", "protocols.responses.remove"),
     ("GET", "/v1/models", "models.models"),
+    ("GET", "/v1/models/{name}", "models.model"),
     ("POST", "/infill", "native.infill"),
     ("POST", "/completion", "native.complete"),
     ("GET", "/health", "models.health"),
@@ -100,7 +101,18 @@ def _route(method: str, path: str, name: str) -> Route:
     return Route(path.replace("{name}", "{name:path}"), handler(name), methods=[method])
 
 
+# Paths by which some clients, and llama-server, call the same.
+ALSO = {
+    "/v1/chat/completions": "/chat/completions",
+    "/v1/completions": "/completions",
+    "/v1/models": "/models",
+    "/v1/responses": "/responses",
+    "/v1/responses/input_tokens": "/responses/input_tokens",
+    "/v1/embeddings": "/embeddings",
+    "/health": "/v1/health",
+}
 _ROUTES = [_route(*each) for each in ROUTES]
+_ROUTES += [_route(method, ALSO[path], name) for method, path, name in ROUTES if path in ALSO]
 
 
 def application(state: State) -> ASGIApp:

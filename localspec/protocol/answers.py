@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from localspec.protocol.frames import Speculation, Timings
+from localspec.protocol.pairs import Capability
 
 
 class PromptTokensDetails(Struct):
@@ -208,11 +209,25 @@ class OllamaError(Struct):
     error: str
 
 
+class ModelMeta(Struct):
+    """llama-server's: the context that is served and the one that was trained for, in tokens; bytes."""
+
+    n_ctx: int
+    n_ctx_train: int
+    n_params: int
+    size: int
+
+
 class Model(Struct):
+    """`context_length`, in tokens, and `capabilities` are told of pairs whose files can be read."""
+
     id: str
     created: int
     object: Literal["model"] = "model"
     owned_by: str = "localspec"
+    context_length: int | UnsetType = UNSET
+    capabilities: list[Capability] | UnsetType = UNSET
+    meta: ModelMeta | UnsetType = UNSET
 
 
 class ModelList(Struct):

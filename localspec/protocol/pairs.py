@@ -192,6 +192,10 @@ class FitView(Struct):
     free: int
 
 
+# In Ollama's words.
+Capability = Literal["completion", "insert", "tools", "thinking"]
+
+
 class PairView(Struct):
     """Everything about one pair. `fit` None: it does not fit, and `fit_notes` says why.
 
@@ -219,6 +223,19 @@ class PairView(Struct):
     kind: Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
     contexts: list[ContextView]
     problem: str
+
+    @property
+    def capabilities(self) -> list[Capability]:
+        """What it can be asked for."""
+        found: list[Capability] = ["completion"]
+        template = self.target.template
+        if self.target.fim:
+            found.append("insert")
+        if template:
+            found.append("tools")  # a template that knows none is told of them in the question
+            if "think" in template.text or "reasoning" in template.text:
+                found.append("thinking")
+        return found
 
 
 class RemovedView(Struct):

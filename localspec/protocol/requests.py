@@ -154,6 +154,7 @@ class GenerationRequest(Sampled, Request):
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     n_predict: TokenLimit | None = None  # llama-server's
+    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None  # `n`, for llama-server
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
     logit_bias: dict[str, Bias | bool] | list[tuple[int | str, Bias | bool]] | None = None
     ignore_eos: OrDefault[bool] = False
@@ -175,6 +176,10 @@ class GenerationRequest(Sampled, Request):
     adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
     lora: list[Any] | None = None
     localspec: LocalspecOptions | None = None
+
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)
+        self.n = self.n or self.n_cmpl
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -222,8 +227,8 @@ Prompts = (
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """`prompt`: a text, token ids, texts and ids mixed, or several of these. `echo` may be false only,
-    as in llama-server, and `best_of` no more than `n`: other values are refused."""
+    """`prompt`: a text, token ids, texts and ids mixed, or several of these. With `echo` the answer
+    begins with the prompt, which `logprobs` cannot be had of. `best_of` may be no more than `n`."""
 
     prompt: Prompts
     suffix: str | None = None

@@ -398,6 +398,20 @@ def test_a_schema_is_obeyed_and_parsed(client: openai.OpenAI) -> None:
     assert json.loads(json.loads(echo.output_text)["constraint"]["source"]) == SCHEMA
 
 
+@pytest.mark.parametrize(("effort", "budget"), [("low", 1024), ("none", 0), ("most", None)])
+def test_an_effort_limits_the_thoughts(
+    client: openai.OpenAI, effort: Any, budget: int | None
+) -> None:
+    found = client.responses.create(
+        input="echo", model="", reasoning={"effort": effort}, store=False
+    )
+    limit = json.loads(found.output_text).get("thinking")
+    assert (limit and limit.get("tokens", 0)) == budget
+    extra: Any = found.model_extra
+    said = extra["localspec"].get("ignored", [])
+    assert any("'reasoning.effort'" in each for each in said) == (budget is None)
+
+
 def test_the_asynchronous_client(home: Home) -> None:
     async def use() -> tuple[str, str, list[Any]]:
         transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)

@@ -267,6 +267,7 @@ def _delta(piece: Piece) -> ChatDelta:
 class TextShape(OpenAIShape):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
+    echo: Sequence[str] = ()  # the prompts, where answers begin with them
 
     def reading(self, index: int, now: PromptProgress) -> Completion:
         chunk = self.chunk([TextChoice(index, "")])
@@ -275,6 +276,8 @@ class TextShape(OpenAIShape):
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
+            case frames.Started() if self.echo:
+                return [self.chunk([TextChoice(index, self._echoed(index))])]
             case frames.Delta() if event.text or event.logprobs:
                 offset = len(self.answer.choices[index].content) - len(event.text)
                 logprobs = self._logprobs(event.logprobs, offset)
@@ -287,9 +290,17 @@ class TextShape(OpenAIShape):
 
     def choices(self) -> Choices:
         return [
-            TextChoice(index, each.content, each.finish, self._logprobs(each.logprobs, 0))
+            TextChoice(
+                index,
+                self._echoed(index) + each.content,
+                each.finish,
+                self._logprobs(each.logprobs, 0),
+            )
             for index, each in enumerate(self.answer.choices)
         ]
+
+    def _echoed(self, index: int) -> str:
+        return self.echo[self.answer.choices[index].prompt] if self.echo else ""
 
     def _logprobs(self, tokens: list[frames.TokenLogprob], offset: int) -> TextLogprobs | None:
         """`offset`: of the first token, in characters of the choice's text."""

@@ -113,9 +113,9 @@ def completion_frames(request: CompletionRequest) -> list[frames.Generate]:
     Raises:
         InvalidRequest: what is asked for would change the answer, and is not to be had here.
     """
-    if request.echo:
+    if request.echo and request.logprobs is not None:
         raise InvalidRequest(
-            "'echo' must be false; echoing the prompt is not supported.", param="echo"
+            "'echo' cannot be used with 'logprobs': the prompt's are not computed.", param="echo"
         )
     if (request.best_of or 1) > (request.n or 1):
         raise InvalidRequest(

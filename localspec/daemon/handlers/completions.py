@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from itertools import groupby
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +21,8 @@ from localspec.daemon.completion.request import (
 from localspec.daemon.history.turn import Turn, begin, figures
 from localspec.daemon.http.requests import read, unless_gone
 from localspec.daemon.state import state_of
+from localspec.daemon.worker.supervisor import Supervisor
+from localspec.protocol import frames
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.requests import ChatRequest, CompletionRequest
 
@@ -79,5 +82,32 @@ async def complete(request: Request) -> Response:
         note=daemon.supervisor.loaded.note,
         news=partial(daemon.news, pair.name),
     )
+    if body.echo:
+        asked = [each.prompt for each in wanted[:: body.n or 1]]
+        shape.echo = [await _text(daemon.supervisor, pair, each) for each in asked]
     run = Run(daemon.supervisor, pair, wanted, shape, **waiting(body, shape))
     return await run.respond(request, body.stream)
+
+
+async def _text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) -> str:
+    """What a prompt says, token ids and all; of one with a suffix what comes before."""
+    match prompt:
+        case frames.TextPrompt():
+            return prompt.text
+        case frames.InfillPrompt():
+            return prompt.prefix
+        case frames.TokenPrompt():
+            parts: list[str | int] = [*prompt.tokens]
+        case frames.MixedPrompt():
+            parts = prompt.parts
+        case frames.ChatPrompt():
+            parts = []
+    text = ""
+    for kind, found in groupby(parts, type):
+        if kind is str:
+            text += "".join(map(str, found))
+        else:
+            tokens = [each for each in found if isinstance(each, int)]
+            reply = await supervisor.ask(pair, frames.Detokenize(0, tokens))
+            text += reply.value["content"]
+    return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
@@ -11,11 +12,11 @@ from starlette.responses import Response
 
 from localspec.daemon.completion.anthropic import answer as anthropic
 from localspec.daemon.http.requests import answer
-from localspec.daemon.pairs import names
+from localspec.daemon.pairs import names, views
 from localspec.daemon.pairs.names import BUILTIN
-from localspec.daemon.state import state_of
-from localspec.errors import InvalidRequest, NotOffered, Unavailable
-from localspec.protocol.answers import Model, ModelList
+from localspec.daemon.state import State, state_of
+from localspec.errors import InvalidRequest, LocalspecError, NotOffered, Unavailable
+from localspec.protocol.answers import Model, ModelList, ModelMeta
 
 
 async def models(request: Request) -> Response:
@@ -24,15 +25,56 @@ async def models(request: Request) -> Response:
     In Anthropic's shape for its clients, who ask by this path, too.
     """
     daemon = state_of(request)
+    created = await asyncio.to_thread(_created, daemon)
+    if _is_anthropics(request):
+        return answer(anthropic.models(created))
+
+    def look() -> list[Model]:
+        return [_model(daemon, name, when) for name, when in created.items()]
+
+    return answer(ModelList(await asyncio.to_thread(look)))
+
+
+async def model(request: Request) -> Response:
+    """One of them, or a pair by another of its names.
+
+    Raises:
+        ModelNotFound: there is none.
+    """
+    daemon, name = state_of(request), request.path_params["name"]
+    created = await asyncio.to_thread(_created, daemon)
+    if name not in created:  # says what there is instead
+        created[name] = await asyncio.to_thread(
+            lambda: int(views.details(daemon.registry, name, 0, daemon.config).created)
+        )
+    if _is_anthropics(request):
+        return answer(anthropic.models({name: created[name]}).data[0])
+    return answer(await asyncio.to_thread(_model, daemon, name, created[name]))
+
+
+def _is_anthropics(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def _created(daemon: State) -> dict[str, int]:
+    """Names of pairs, each with the time since when it is here."""
     began = int(time.time() - (time.monotonic() - daemon.started))
     info = daemon.supervisor.loaded.info
-    listing = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
-    created = dict.fromkeys(listing, began)
-    listed = await asyncio.to_thread(lambda: daemon.registry.store.listing())
-    created |= {record.name: int(record.created) for record in listed.records}
-    if "anthropic-version" in request.headers:
-        return answer(anthropic.models(created))
-    return answer(ModelList([Model(name, when) for name, when in created.items()]))
+    first = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
+    listed = daemon.registry.store.listing().records
+    return dict.fromkeys(first, began) | {each.name: int(each.created) for each in listed}
+
+
+def _model(daemon: State, name: str, created: int) -> Model:
+    found = Model(name, created)
+    with suppress(LocalspecError):  # `localspec list` says what is wrong with it
+        view = views.details(daemon.registry, name, 0, daemon.config)
+        loaded = daemon.supervisor.loaded
+        served = loaded.info.n_ctx if loaded.info and loaded.holds(view.name) else 0
+        served = served or (view.fit.context if view.fit else view.context)
+        found.context_length, found.capabilities = served, view.capabilities
+        found.meta = ModelMeta(served, view.target.context, view.target.parameters, view.size)
+    return found
 
 
 async def health(request: Request) -> Response:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from localspec.protocol.answers import Extra
+from localspec.protocol.pairs import Capability
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import MAX_LOGPROBS, MAX_STOPS, MAX_TOOLS, Tool
 from localspec.protocol.sampling import Count, Sampled, TokenLimit
@@ -196,7 +197,7 @@ class OllamaShown(Struct):
     template: str
     details: Details
     model_info: dict[str, Any]
-    capabilities: list[Literal["completion", "insert", "tools", "thinking"]]
+    capabilities: list[Capability]
     modified_at: str
     license: str | UnsetType = UNSET
 

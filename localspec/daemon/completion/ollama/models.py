@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import localspec
 from localspec.daemon.completion.ollama.answer import moment
@@ -75,7 +75,7 @@ def shown(view: PairView, n_ctx: int, defaults: dict[str, float]) -> OllamaShown
         template=target.template.text if target.template else "",
         details=_details(view),
         model_info=known,
-        capabilities=_capabilities(view),
+        capabilities=view.capabilities,
         modified_at=moment(view.created),
         license=view.licence,
     )
@@ -96,18 +96,6 @@ def progress(state: PullState) -> list[OllamaProgress]:
         case "done":
             return [OllamaProgress("success")]
     return []
-
-
-def _capabilities(view: PairView) -> list[Literal["completion", "insert", "tools", "thinking"]]:
-    found: list[Literal["completion", "insert", "tools", "thinking"]] = ["completion"]
-    template = view.target.template
-    if view.target.fim:
-        found.append("insert")
-    if template:
-        found.append("tools")  # a template that knows none is told of them in the question
-        if "think" in template.text or "reasoning" in template.text:
-            found.append("thinking")
-    return found
 
 
 def _details(view: PairView) -> Details:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -21,6 +21,7 @@ from localspec.protocol.clients.responses.requests import (
 from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
+    Effort,
     GenerationRequest,
     JsonSchema,
     ResponseFormat,
@@ -77,6 +78,9 @@ def _ignored(request: ResponsesRequest) -> list[str]:
         found.append("'truncation': nothing is dropped; an input that is too long is refused.")
     if request.text and request.text.verbosity not in (None, "medium"):
         found.append("'text.verbosity': this model does not know it.")
+    effort = request.reasoning and request.reasoning.effort
+    if effort and effort not in get_args(Effort):
+        found.append(f"'reasoning.effort': {effort[:80]!r} is not known here.")
     if _summary(request):
         found.append("'reasoning.summary': the summary is the reasoning itself, uncut.")
     return found
@@ -98,7 +102,7 @@ def chat_request(
     same: dict[str, Any] = {
         name: getattr(request, name) for name in GenerationRequest.__struct_fields__
     }
-    same |= {"n": None, "localspec": None, "stream_options": None}
+    same |= {"n": None, "n_cmpl": None, "localspec": None, "stream_options": None}
     chat = ChatRequest(**same, messages=messages, continue_final_message=False)
     if request.max_output_tokens is not None:
         chat.max_tokens, chat.max_completion_tokens = request.max_output_tokens, None
@@ -108,6 +112,9 @@ def chat_request(
     chat.chat_template_kwargs = request.chat_template_kwargs
     if request.top_logprobs is not None or _LOGPROBS in (request.include or []):
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs
+    effort = request.reasoning and request.reasoning.effort
+    if effort in get_args(Effort):
+        chat.reasoning_effort = effort  # type: ignore[assignment] # one of these
     if form := _format(request):
         chat.response_format = form
     return chat

@@ -1,0 +1,62 @@
+"""What clients ask before they ask a question, and names under which some ask it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import Home
+
+
+@pytest.mark.parametrize(
+    ("path", "also"),
+    [
+        ("/v1/chat/completions", "/chat/completions"),
+        ("/v1/completions", "/completions"),
+        ("/v1/responses", "/responses"),
+    ],
+)
+def test_the_same_is_served_without_the_prefix(api: Home, path: str, also: str) -> None:
+    body = {"messages": [{"role": "user", "content": "say x"}]} if "chat" in path else {}
+    body |= {"prompt": "say x", "input": "say x", "max_tokens": 1}
+    one, other = (api.request("POST", each, body) for each in (path, also))
+    assert one.status == other.status == 200
+    assert one.json.keys() == other.json.keys()
+    for known, probed in (("/v1/models", "/models"), ("/health", "/v1/health")):
+        assert api.request("GET", known).json == api.request("GET", probed).json
+
+
+def test_a_model_is_told_alone_with_its_context_and_what_it_can_do(api: Home) -> None:
+    listed = api.request("GET", "/v1/models").json["data"]
+    assert [api.request("GET", f"/v1/models/{each['id']}").json for each in listed] == listed
+    builtin = next(each for each in listed if each["id"] == "builtin")
+    assert builtin["context_length"] == builtin["meta"]["n_ctx"] <= builtin["meta"]["n_ctx_train"]
+    assert "completion" in builtin["capabilities"]
+    missing = api.request("GET", "/v1/models/no-such-pair")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [("say x", "say xx"), ([115, 97, 121], "say115 97 121"), (["say x", "say y"], "say xx")],
+)
+def test_an_answer_may_begin_with_its_prompt(api: Home, prompt: Any, text: str) -> None:
+    answer = api.request("POST", "/v1/completions", {"prompt": prompt, "echo": True})
+    assert answer.json["choices"][0]["text"] == text
+    stream = api.request(
+        "POST", "/v1/completions", {"prompt": prompt, "echo": True, "stream": True}
+    )
+    chunks = [json.loads(each) for each in stream.events[:-1]]
+    said = [each["text"] for c in chunks for each in c["choices"] if each["index"] == 0]
+    assert "".join(said) == text
+    refused = api.request(
+        "POST", "/v1/completions", {"prompt": prompt, "echo": True, "logprobs": 1}
+    )
+    assert (refused.status, refused.error["param"]) == (400, "echo")
+
+
+def test_several_completions_by_llama_servers_name(api: Home) -> None:
+    found = api.request("POST", "/completion", {"prompt": "say x", "n_cmpl": 3}).json
+    assert [each["content"] for each in found] == ["x"] * 3
