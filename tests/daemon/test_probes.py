@@ -19,7 +19,9 @@ from tests.support.daemons import Home
     ],
 )
 def test_the_same_is_served_without_the_prefix(api: Home, path: str, also: str) -> None:
-    body = {"messages": [{"role": "user", "content": "say x"}]} if "chat" in path else {}
+    body: dict[str, Any] = {}
+    if "chat" in path:
+        body["messages"] = [{"role": "user", "content": "say x"}]
     body |= {"prompt": "say x", "input": "say x", "max_tokens": 1}
     one, other = (api.request("POST", each, body) for each in (path, also))
     assert one.status == other.status == 200

@@ -489,6 +489,24 @@ def test_two_that_go_on_from_one_do_not_read_each_other(client: openai.OpenAI) -
     assert len(prompt(last)["messages"]) == 5
 
 
+def test_two_that_go_on_from_one_at_once_do_not_read_each_other(
+    home: Home, client: openai.OpenAI
+) -> None:
+    one = client.responses.create(input="say one", model="")
+    with client.responses.stream(input="slow 20", model="", previous_response_id=one.id) as stream:
+        next(iter(stream))
+        other = client.responses.create(input="say x", model="", previous_response_id=one.id)
+        slow = stream.get_final_response()
+    for each in (slow, other):
+        last = client.responses.create(input="echo", model="", previous_response_id=each.id)
+        asked = [message["content"] for message in prompt(last)["messages"]]
+        assert asked[::2] == ["say one", "slow 20" if each is slow else "say x", "echo"]
+    days = home.request("GET", "/localspec/statistics").json
+    client.responses.create(input="say y", model="", previous_response_id=one.id)
+    after = home.request("GET", "/localspec/statistics").json
+    assert after["total"]["answers"] == days["total"]["answers"] + 1
+
+
 def test_items_are_meant_by_their_ids(client: openai.OpenAI) -> None:
     text = "raw <think>so so</think>well: " + call("weather", {"city": "Oslo"})
     first = client.responses.create(input=text, model="", tools=[WEATHER])

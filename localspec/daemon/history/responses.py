@@ -6,6 +6,7 @@ store does that calls it.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,19 +29,22 @@ CREATE INDEX responses_of ON responses (conversation, position);
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`id` as clients know it; `body` is JSON; `asked`: how many messages it adds before its answer."""
+    """`id` as clients know it; `body` is JSON; `asked`: how many messages it adds before its answer.
+    `follows`: the position of the answer that it goes on from, if any.
+    """
 
     id: str
     body: str
     asked: int
+    follows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A kept response in its conversation.
 
-    `messages` are those up to its answer, the last of them, and `ids` the responses that they answer, by
-    their index. `first`: the index of the first that is its own. `newest`: nothing follows it.
+    `messages` are those up to its answer, the last of them, which stands at `position`; `ids` are the
+    responses that they answer, by their index.
     """
 
     body: str
@@ -48,8 +52,7 @@ class Kept:
     model: str
     messages: list[StoredMessage]
     ids: dict[int, str]
-    first: int
-    newest: bool
+    position: int
 
 
 def insert(db: sqlite3.Connection, conversation: str, position: int, response: Response) -> None:
@@ -75,7 +78,7 @@ def kept(
     messages: Sequence[StoredMessage],
 ) -> Kept:
     """`messages`: all of its conversation, whose model is `model`."""
-    body, conversation, first, position = where
+    body, conversation, _, position = where
     rows = db.execute(
         "SELECT position FROM messages WHERE conversation = ? ORDER BY position", (conversation,)
     )
@@ -87,8 +90,24 @@ def kept(
             (conversation, position),
         )
     }
-    end = index[position] + 1
-    begin = next((at for each, at in index.items() if each >= first), end)
-    return Kept(
-        *(body, conversation, model, list(messages[:end]), ids, begin, end == len(messages))
+    said = list(messages[: index[position] + 1])
+    return Kept(body, conversation, model, said, ids, position)
+
+
+def branched(db: sqlite3.Connection, conversation: str, position: int) -> str:
+    """A new conversation that is the other one as far as `position`: its id. No answer is counted twice."""
+    name = secrets.token_hex(4)
+    db.execute(
+        "INSERT INTO conversations SELECT ?, created, updated, model, title FROM conversations"
+        " WHERE id = ?",
+        (name, conversation),
     )
+    db.execute(
+        "INSERT INTO messages (conversation, position, role, content, created, model, kind,"
+        " reasoning_content, tool_calls, tool_call_id, name)"
+        " SELECT ?, position, role, content, created, model, kind,"
+        " reasoning_content, tool_calls, tool_call_id, name"
+        " FROM messages WHERE conversation = ? AND position <= ?",
+        (name, conversation, position),
+    )
+    return name

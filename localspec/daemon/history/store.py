@@ -275,7 +275,8 @@ class Conversations:
         response: responses.Response | None = None,
     ) -> None:
         """Store messages of a conversation, whose model is from now on that of `said`. They take the
-        place of `cut`, its last message. `response`: what the last of them answers.
+        place of `cut`, its last message. `response`: what the last of them answers; where the conversation
+        has gone on without that, they go into one that begins like it.
 
         Raises:
             NotFound: the conversation was removed, or `cut` was, while its answer was being written.
@@ -286,6 +287,9 @@ class Conversations:
                 logs.forget_prompts(said.id)
                 self.removed_meanwhile(said.id)
                 raise NotFound(f"Conversation {said.id} was removed in the meantime.")
+            if response and response.follows not in (None, _last(db, said.id)):
+                branch = responses.branched(db, said.id, response.follows or 0)
+                said = msgspec.structs.replace(said, id=branch)
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
@@ -297,9 +301,7 @@ class Conversations:
                 )
             if cut is not None and not db.execute(_DELETE_LAST, (said.id, cut.content)).rowcount:
                 raise NotFound(f"the answer to be continued in {said.id} was removed meanwhile.")
-            (last,) = db.execute(
-                "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (said.id,)
-            ).fetchone()
+            last = _last(db, said.id)
             for position, message in enumerate(said.messages, last + 1):
                 # The system message comes first, whenever it was said.
                 place = 0 if message.role == "system" else position
@@ -431,6 +433,14 @@ class Conversations:
         if self._opened is None:
             self._opened = database.opened(self._file)
         return self._opened
+
+
+def _last(db: sqlite3.Connection, name: str) -> int:
+    """The position of a conversation's last message."""
+    (last,) = db.execute(
+        "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (name,)
+    ).fetchone()
+    return int(last)
 
 
 def _to_row(message: StoredMessage) -> list[Any]:

@@ -202,13 +202,10 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
 def of_response(
     store: Conversations, asked: list[ChatMessage], before: Kept | None, *, model: str, kind: Kind
 ) -> Turn:
-    """The turn of a response that goes on from `before`: in its conversation, or, where that has gone on
-    without this one, in a new one that begins like it.
-    """
+    """The turn of a response that goes on from `before`."""
+    name = before.conversation if before else secrets.token_hex(4)
     kept = to_send(before)
-    if before is not None and before.newest:
-        return Turn(store, before.conversation, model, kind, asked, kept, continues=True)
-    return Turn(store, secrets.token_hex(4), model, kind, [*kept, *asked])
+    return Turn(store, name, model, kind, asked, kept, continues=before is not None)
 
 
 def to_send(before: Kept | None) -> list[ChatMessage]:

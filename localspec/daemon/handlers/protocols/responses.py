@@ -10,7 +10,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import Run
+from localspec.daemon.completion.answer import Choice, Run
 from localspec.daemon.completion.responses import kept
 from localspec.daemon.completion.responses.request import (
     OPAQUE,
@@ -64,7 +64,7 @@ async def create(request: Request) -> Response:
         not_kept=(lambda: turn.not_kept) if turn else str,
     )
     if turn:
-        _keep(turn, shape, asked=len(found.messages))
+        _keep(turn, shape, before)
     during = _under_way(daemon, shape, turn)
     run = Run(daemon.supervisor, pair, wanted, shape, during)
     with _in_its_words():
@@ -139,13 +139,15 @@ def _in_its_words() -> Iterator[None]:
         raise
 
 
-def _keep(turn: Turn, shape: ResponsesShape, *, asked: int) -> None:
-    """The answer is kept with its response."""
-    name = shape.response.id
-    choice = shape.answer.choices[0]
-    choice.ended = lambda choice: turn.keep(
-        choice, KeptResponse(name, kept.body(shape.ended(choice)), asked)
-    )
+def _keep(turn: Turn, shape: ResponsesShape, before: Kept | None) -> None:
+    """The answer is kept with its response, which goes on from `before`."""
+    name, follows = shape.response.id, before.position if before else None
+
+    def keep(choice: Choice) -> None:
+        body = kept.body(shape.ended(choice))
+        turn.keep(choice, KeptResponse(name, body, len(turn.asked), follows))
+
+    shape.answer.choices[0].ended = keep
 
 
 @contextlib.asynccontextmanager
