@@ -170,6 +170,13 @@ def test_streamed_and_whole_say_the_same(
     assert response.output[0].status == whole.output[0].status == status  # type: ignore[union-attr]
 
 
+def test_how_much_of_the_prompt_is_read_is_said_as_llama_server_does(home: Home) -> None:
+    events = streamed(home, "say x", return_progress=True)
+    told = [each for each in events if "prompt_progress" in each]
+    assert {each["type"] for each in told} == {"response.in_progress"}
+    assert told[-1]["prompt_progress"]["total"] > 0
+
+
 def test_an_engine_that_dies_fails_the_response_and_keeps_what_was_said(home: Home) -> None:
     events = streamed(home, "die SIGKILL")
     assert told_apart(events)[-2:] == ["error", "failed"]
@@ -478,6 +485,26 @@ def test_it_is_forgotten_with_its_conversation_and_taken_back_with_its_question(
         client.responses.retrieve(first.id)
     remains = (home.root / "data").rglob("*") if (home.root / "data").exists() else ()
     assert not any(first.id.encode() in each.read_bytes() for each in remains if each.is_file())
+
+
+def test_who_sends_everything_again_goes_on_in_one_conversation(
+    home: Home, client: openai.OpenAI
+) -> None:
+    before = home.request("GET", "/localspec/conversations").json["conversations"]
+    items: list[Any] = [{"role": "user", "content": "raw " + call("weather", {"city": "x"})}]
+    first = client.responses.create(input=items, model="", tools=[WEATHER])
+    result: Any = {"type": "function_call_output", "output": "say so"}
+    result["call_id"] = first.output[0].to_dict()["call_id"]
+    items += [*(each.to_dict() for each in first.output), result]
+    second = client.responses.create(input=items, model="", tools=[WEATHER])
+    items += [*(each.to_dict() for each in second.output), {"role": "user", "content": "say z"}]
+    client.responses.create(input=items, model="", tools=[WEATHER])
+    newest, *others = home.request("GET", "/localspec/conversations").json["conversations"]
+    assert (others, newest["messages"]) == (before, 6)
+    items[0]["content"] += " or another"  # is another conversation, whatever ids are in it
+    client.responses.create(input=items, model="", tools=[WEATHER])
+    after = home.request("GET", "/localspec/conversations").json["conversations"]
+    assert len(after) == len(before) + 2
 
 
 def test_two_that_go_on_from_one_do_not_read_each_other(client: openai.OpenAI) -> None:

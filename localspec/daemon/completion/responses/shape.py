@@ -15,7 +15,7 @@ from localspec.daemon.http.sse import Named
 from localspec.daemon.worker.process import Event
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol import frames
-from localspec.protocol.answers import TopLogprob
+from localspec.protocol.answers import PromptProgress, TopLogprob
 from localspec.protocol.clients.responses import events
 from localspec.protocol.clients.responses.items import (
     Incomplete,
@@ -64,6 +64,10 @@ class ResponsesShape:
             found += self._output.take(piece, self._logprobs if said else [])
             self._logprobs = []
         return self._named(found)
+
+    def reading(self, index: int, now: PromptProgress) -> object:
+        event = events.InProgress(response=self.response, prompt_progress=now)
+        return self._named([event])[0]
 
     def end(self) -> Sequence[object]:
         choice = self.answer.choices[0]

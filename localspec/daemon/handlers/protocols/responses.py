@@ -10,7 +10,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import Choice, Run
+from localspec.daemon.completion.answer import Choice, Run, waiting
 from localspec.daemon.completion.responses import kept
 from localspec.daemon.completion.responses.request import (
     OPAQUE,
@@ -53,7 +53,10 @@ async def create(request: Request) -> Response:
         chat = chat_request(body, found, to_send(before))
         if body.store is not False:
             model, kind = body.model or daemon.config.pair, kind_of(chat)
-            turn = of_response(daemon.conversations, found.messages, before, model=model, kind=kind)
+            added = found.messages
+            if before is None and (before := await _repeated(daemon, body, added)):
+                added = added[len(before.messages) :]
+            turn = of_response(daemon.conversations, added, before, model=model, kind=kind)
         pair, wanted, made = await ready(request, chat, turn)
     shape = ResponsesShape(
         made,
@@ -66,7 +69,7 @@ async def create(request: Request) -> Response:
     if turn:
         _keep(turn, shape, before)
     during = _under_way(daemon, shape, turn)
-    run = Run(daemon.supervisor, pair, wanted, shape, during)
+    run = Run(daemon.supervisor, pair, wanted, shape, during, **waiting(body, shape))
     with _in_its_words():
         return await run.respond(request, body.stream)
 
@@ -83,6 +86,29 @@ async def _asked(daemon: State, body: ResponsesRequest) -> tuple[Kept | None, As
             with _at(f"input[{index}].id"):
                 meant[item.id] = await _meant(daemon, item.id)
     return before, asked(body, meant.__getitem__)
+
+
+async def _repeated(
+    daemon: State, body: ResponsesRequest, messages: list[ChatMessage]
+) -> Kept | None:
+    """The kept response that a request goes on from that sends everything again, as agents do: its items
+    say which, and it is their beginning. Else each turn of an agent would be a conversation.
+    """
+    items = body.input if isinstance(body.input, list) else []
+    for name in (each.id for each in reversed(items) if each.id):
+        with contextlib.suppress(ValueError, NotFound):
+            if response := kept.Reference(name).response:
+                found = await _kept(daemon, response)
+                begin = [_same(each) for each in to_send(found)]
+                again = [_same(each) for each in messages[: len(begin)]]
+                return found if again == begin and len(messages) > len(begin) else None
+    return None
+
+
+def _same(message: ChatMessage) -> tuple[object, ...]:
+    """What two messages have in common that say the same; thoughts may have been left out."""
+    calls = [each.get("id") for each in message.tool_calls or []]
+    return message.role, message.content or "", calls, message.tool_call_id
 
 
 async def _kept(daemon: State, name: str) -> Kept:

@@ -6,8 +6,9 @@ incomplete or failed. Of a text: content_part.added, its deltas, its done, conte
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
+from localspec.protocol.answers import PromptProgress
 from localspec.protocol.clients.responses.items import (
     OutputItem,
     OutputText,
@@ -31,7 +32,9 @@ class Created(OfResponse, tag="response.created"):
 
 
 class InProgress(OfResponse, tag="response.in_progress"):
-    pass
+    """`prompt_progress` is llama-server's: how much of the prompt is read."""
+
+    prompt_progress: PromptProgress | UnsetType = UNSET
 
 
 class Completed(OfResponse, tag="response.completed"):
