@@ -11,19 +11,15 @@ from tests.support.daemons import Home
 
 
 @pytest.mark.parametrize(
-    ("path", "also"),
+    ("path", "body"),
     [
-        ("/v1/chat/completions", "/chat/completions"),
-        ("/v1/completions", "/completions"),
-        ("/v1/responses", "/responses"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "say x"}]}),
+        ("completions", {"prompt": "say x"}),
+        ("responses", {"input": "say x"}),
     ],
 )
-def test_the_same_is_served_without_the_prefix(api: Home, path: str, also: str) -> None:
-    body: dict[str, Any] = {}
-    if "chat" in path:
-        body["messages"] = [{"role": "user", "content": "say x"}]
-    body |= {"prompt": "say x", "input": "say x", "max_tokens": 1}
-    one, other = (api.request("POST", each, body) for each in (path, also))
+def test_the_same_is_served_without_the_prefix(api: Home, path: str, body: Any) -> None:
+    one, other = (api.request("POST", each, body) for each in (f"/v1/{path}", f"/{path}"))
     assert one.status == other.status == 200
     assert one.json.keys() == other.json.keys()
     for known, probed in (("/v1/models", "/models"), ("/health", "/v1/health")):
@@ -62,3 +58,11 @@ def test_an_answer_may_begin_with_its_prompt(api: Home, prompt: Any, text: str) 
 def test_several_completions_by_llama_servers_name(api: Home) -> None:
     found = api.request("POST", "/completion", {"prompt": "say x", "n_cmpl": 3}).json
     assert [each["content"] for each in found] == ["x"] * 3
+    body = {
+        "input_prefix": "!echo",
+        "prompt": "!echo",
+        "samplers": ["top_k", "infill"],
+        "n_cmpl": 3,
+    }
+    sent = [json.loads(each["content"]) for each in api.request("POST", "/infill", body).json]
+    assert [each["sampling"]["temperature"] for each in sent] == [0.0, 1.0, 1.0]

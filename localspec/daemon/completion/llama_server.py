@@ -53,7 +53,7 @@ def infill(request: InfillRequest) -> list[frames.Generate]:
     wanted = per_choice(
         request, [prompt], _logprobs(request), priority="editor", **_limits(request)
     )
-    return _ending_early(request, wanted)
+    return _ending_early(request, _others_drawn(request, wanted))
 
 
 def _limits(request: NativeRequest) -> dict[str, Any]:
@@ -82,7 +82,8 @@ def _use_samplers(request: NativeRequest) -> None:
     """Switch off what `samplers` leaves out.
 
     Where "infill" comes without a temperature, as editors send it, llama-server draws from the few
-    tokens it leaves. The likeliest of them says the same thing again while somebody types.
+    tokens it leaves. The likeliest of them says the same thing again while somebody types; of several
+    choices the others are drawn (see _others_drawn).
     """
     named = _named(request)
     if named is None:
@@ -90,8 +91,24 @@ def _use_samplers(request: NativeRequest) -> None:
     for name, _, also in parameters():
         if also.sampler and also.sampler not in named and also.off is not None:
             setattr(request, name, also.off)
-    if "infill" in named and "temperature" not in named:
+    if _likeliest(named):
         request.temperature = 0.0
+
+
+def _likeliest(named: set[str] | None) -> bool:
+    return named is not None and "infill" in named and "temperature" not in named
+
+
+def _others_drawn(request: NativeRequest, wanted: list[frames.Generate]) -> list[frames.Generate]:
+    """The same where each choice but the first may be another one."""
+    if not _likeliest(_named(request)):
+        return wanted
+    first, *others = wanted
+    replace = msgspec.structs.replace
+    return [
+        first,
+        *(replace(each, sampling=replace(each.sampling, temperature=1.0)) for each in others),
+    ]
 
 
 def _ending_early(request: NativeRequest, wanted: list[frames.Generate]) -> list[frames.Generate]:

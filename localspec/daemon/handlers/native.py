@@ -26,7 +26,7 @@ async def complete(request: Request) -> Response:
 async def infill(request: Request) -> Response:
     body = await read(request, InfillRequest)
     # A warm-up takes over from nobody, and a completion waits behind no warm-up.
-    editor = None if body.n_predict == 0 or (body.n or 1) > 1 else place_of(request, body)
+    editor = None if body.n_predict == 0 else place_of(request, body)
     return await _respond(request, body, llama_server.infill(body), editor)
 
 

@@ -151,7 +151,7 @@ class ResponsesShape:
         return structs.replace(
             before,
             speculation=done[0].speculation if done else UNSET,
-            note=self._note() or UNSET,
+            note=" ".join(filter(None, [self._note(), choice.note])) or UNSET,
             news=self._news() or UNSET,
             not_kept=self._not_kept() or UNSET,
             limit=limit(done),
