@@ -96,7 +96,9 @@ class Config:
     gpu_layers: Annotated[Layers, About("layers of the target on the GPU", -1, "all")] = -1
     split_mode: Annotated[SplitMode, About("how several GPUs share the target")] = "layer"
     main_gpu: Annotated[Gpu, About("GPU for the draft and for what is not split")] = 0
-    kv_type: Annotated[KvType, About("data type of the KV cache")] = "f16"
+    kv_type: Annotated[
+        KvType, About("data type of the KV cache; smaller ones hold more tokens")
+    ] = "f16"
     flash_attention: Annotated[FlashAttention, About("flash attention")] = "auto"
     exact: Annotated[bool, About("make every answer byte-identical with and without a draft")] = (
         False
@@ -330,8 +332,8 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "encrypted: use 127.0.0.1, or set listen_anywhere (--listen-anywhere) if that is "
                 "what you want",
             )
-    if config.kv_type == "q8_0" and config.flash_attention == "off":
-        yield "kv_type", "'kv_type' q8_0 needs 'flash_attention' auto or on"
+    if config.kv_type != "f16" and config.flash_attention == "off":
+        yield "kv_type", f"'kv_type' {config.kv_type} needs 'flash_attention' auto or on"
 
 
 # ---------------------------------------------------------------------------- the file

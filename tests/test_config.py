@@ -56,7 +56,7 @@ def test_flags_win_over_variables_over_the_file(file: Path) -> None:
         ("queue = 1\nqueue = 2", ", line 2: 'queue' is set twice", "unset queue"),
         ("hello", ", line 1: Expected '='", "config edit"),
         ('listen = "0.0.0.0:80"', "can be reached from other machines", "unset listen"),
-        ('kv_type = "q8_0"\nflash_attention = "off"', "needs 'flash_attention'", "unset kv_type"),
+        ('kv_type = "q4_0"\nflash_attention = "off"', "needs 'flash_attention'", "unset kv_type"),
         ("[engine]\ncontext = 512", "no setting 'engine'", "unset engine"),
     ],
 )

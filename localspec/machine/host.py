@@ -213,11 +213,3 @@ def install_hint(host: Host, need: Need) -> str:
         if host.which(manager):
             return f"Run `{packages[need]}`" if need in packages else ANYWHERE[need]
     return ANYWHERE[need]
-
-
-def memory_bytes() -> int:
-    """The machine's memory; 0 where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        return 0

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import UNSET, Struct, UnsetType, field
 
 from localspec.protocol.frames import Speculation, Timings
-from localspec.protocol.pairs import Capability
+from localspec.protocol.pairs import Capability, FitView
 
 
 class PromptTokensDetails(Struct):
@@ -236,7 +236,9 @@ class ModelList(Struct):
 
 
 class PairStatus(Struct):
-    """`state`: unloaded, loading, ready or set_aside; `progress` 0…1 while loading."""
+    """`state`: unloaded, loading, ready or set_aside; `progress` 0…1 while loading. `plan`: the memory
+    that was free at the load, and what of it the pair is to use.
+    """
 
     name: str
     state: Literal["unloaded", "loading", "ready", "set_aside"]
@@ -247,6 +249,7 @@ class PairStatus(Struct):
     n_ctx: int | None = None
     backend: str | None = None
     note: str | None = None
+    plan: FitView | None = None
 
 
 class Counts(Struct):

@@ -182,14 +182,30 @@ class ContextView(Struct):
     fits: Literal["yes", "partly", "no"]
 
 
+class NeedView(Struct):
+    """Memory of one model: its weights, its cache, and what a pass needs."""
+
+    weights: int = 0
+    cache: int = 0
+    compute: int = 0
+
+
 class FitView(Struct):
-    """What this machine's free memory allows. `gpu_layers` −1: all."""
+    """What this machine's free memory allows, and the plan of a load. `gpu_layers` −1: all.
+
+    `needed` is all of it: of both models, `prefixes` for prompts that have no slot, and the engine's own.
+    `others`: the context by types of cache that would allow a longer one.
+    """
 
     context: int
     draft: bool
     gpu_layers: int
     needed: int
     free: int
+    target: NeedView
+    drafting: NeedView
+    prefixes: int
+    others: dict[str, int]
 
 
 # In Ollama's words.

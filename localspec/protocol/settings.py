@@ -27,7 +27,8 @@ Drafted = Annotated[int, Meta(ge=0, le=MAX_DRAFTED)]  # tokens drafted at once
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 24)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 SplitMode = Literal["layer", "row", "none"]
-KvType = Literal["f16", "q8_0"]
+KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
+KV_BLOCK = 32  # numbers of a cache that share a scale, but for f16
 FlashAttention = Literal["auto", "on", "off"]
 
 

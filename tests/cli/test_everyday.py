@@ -79,7 +79,7 @@ def test_config_shows_every_value_and_its_origin(home: Home) -> None:
         ("parallel", "0", "must be between 1 and 64"),
         ("parallel", "many", "must be a whole number"),
         ("exact", "perhaps", "must be true or false"),
-        ("kv_type", "f32", "must be one of f16, q8_0"),
+        ("kv_type", "f32", "must be one of f16, q8_0, q5_1, q4_0"),
     ],
 )
 def test_a_wrong_value_is_refused_and_nothing_changes(

@@ -412,7 +412,7 @@ def test_values_are_completed(free: Home) -> None:
             del free.environment[name]
         return [each.partition(",")[2] for each in shown]
 
-    assert offered("kv_type") == ["f16", "q8_0"]
+    assert offered("kv_type") == ["f16", "q8_0", "q5_1", "q4_0"]
     assert offered("exact") == ["true", "false"]
     assert offered("depth") == ["auto"]
     assert offered("nonsense") == []

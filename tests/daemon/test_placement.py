@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
-from localspec.daemon.worker.placement import MIB, free_memory, plan
+from localspec.daemon.worker.placement import MIB, free_memory, load_of, plan
 from localspec.machine import Host, Ran
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.registry.header import fit
+from localspec.registry.header import fit, need
 from localspec.registry.header.model import read_local_model
 
 TARGET = Shape(8, 256, 512, 4, 2048, n_ctx=16384)
 DRAFT = Shape(1, 64, 128, 2, 2048, n_ctx=16384)
-PLENTY = 64 << 30
+GIB = 1 << 30
+PLENTY = 64 * GIB
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +27,15 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
     return PairFiles(name="p", target=str(target), draft=str(draft))
 
 
-def weight(path: str | None) -> int:
-    """Bytes one model needs in all, with the usual context."""
-    assert path
-    return fit.need(read_local_model(Path(path)), 8192).total
+ASKED = EngineSettings(n_ctx=8192)
+
+
+def weights(pair: PairFiles, context: int = 8192) -> tuple[int, int]:
+    """Bytes each model needs in all with so much context."""
+    assert pair.draft
+    load = replace(load_of(ASKED), context=context)
+    target, draft = (read_local_model(Path(each)) for each in (pair.target, pair.draft))
+    return need.need_of_target(target, load).total, need.need_of_draft(draft, load).total
 
 
 def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
@@ -39,8 +46,8 @@ def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
 
 
 def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) -> None:
-    vram = weight(pair.draft) + weight(pair.target) - 30 * MIB
-    planned = plan(pair, EngineSettings(), fit.Memory(PLENTY, vram), "cuda")
+    vram = sum(weights(pair)) - 30 * MIB
+    planned = plan(pair, ASKED, fit.Memory(PLENTY, vram), "cuda")
     assert planned.settings.draft_gpu_layers == -1
     assert 0 < planned.settings.n_gpu_layers < 8
     assert "layers of the target go to the GPU" in planned.notes[0]
@@ -61,18 +68,32 @@ def test_layers_are_left_alone(pair: PairFiles, built: str, settings: EngineSett
 
 
 def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles) -> None:
-    both = weight(pair.target) + weight(pair.draft) + fit.RUNTIME
-    planned = plan(pair, EngineSettings(), fit.Memory(both - MIB, 0), "cpu")
-    assert planned.settings.n_ctx == 4096
+    both = sum(weights(pair)) + need.RUNTIME
+    planned = plan(pair, ASKED, fit.Memory(both - MIB, 0), "cpu")
+    assert planned.settings.n_ctx == 7168
     assert planned.pair.draft == pair.draft
-    assert "4096 tokens of context instead of 8192" in planned.notes[0]
-    assert pair.draft
-    least = fit.need(read_local_model(Path(pair.target)), 2048).total + fit.RUNTIME
-    planned = plan(pair, EngineSettings(), fit.Memory(least, 0), "cpu")
+    assert "7168 tokens of context instead of 8192" in planned.notes[0]
+    least = weights(pair, 2048)[0] + need.RUNTIME
+    planned = plan(pair, ASKED, fit.Memory(least, 0), "cpu")
     assert planned.pair.draft is None
     assert (
         "There is not enough memory for the draft model; decoding will be plain." in planned.notes
     )
+
+
+def test_without_a_number_the_context_is_what_the_target_was_trained_for(pair: PairFiles) -> None:
+    planned = plan(pair, EngineSettings(prefix_bytes=GIB), fit.Memory(PLENTY), "cpu")
+    assert planned.settings.n_ctx == 16384
+    assert planned.settings.prefix_bytes == GIB
+    assert planned.plan
+    assert planned.plan.context == 16384
+    assert planned.plan.needed <= planned.plan.free == PLENTY
+    short = plan(pair, EngineSettings(prefix_bytes=GIB), fit.Memory(600 * MIB), "cpu")
+    assert 2048 <= short.settings.n_ctx < 16384
+    assert short.settings.prefix_bytes < GIB
+    assert short.plan
+    assert short.plan.others["q8_0"] > short.settings.n_ctx
+    assert 'With kv_type = "' in short.notes[0]
 
 
 def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
@@ -84,8 +105,6 @@ def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
 
 
 # ---------------------------------------------------------------- how much is free
-
-GIB = 1 << 30
 
 
 def host(files: dict[str, str], gpu: dict[str, str] | None = None, system: str = "Linux") -> Host:
@@ -110,6 +129,34 @@ MEMINFO = {"/proc/meminfo": "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable:
 
 def test_without_a_gpu() -> None:
     assert free_memory(host(MEMINFO)) == fit.Memory(16 * GIB, 0)
+
+
+def test_in_a_container_its_limit_counts() -> None:
+    """Both versions of control groups, and of nested ones the tightest; unread files do not count."""
+    container = {
+        "/proc/self/cgroup": "0::/\n",
+        "/sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
+        "/sys/fs/cgroup/memory.current": f"{3 * GIB}\n",
+        "/sys/fs/cgroup/memory.stat": f"anon 7\ninactive_file {2 * GIB}\n",
+    }
+    assert free_memory(host(MEMINFO | container)).ram == 3 * GIB
+    service = {
+        "/proc/self/cgroup": "0::/user.slice/app.service\n",
+        "/sys/fs/cgroup/user.slice/memory.max": f"{2 * GIB}\n",
+        "/sys/fs/cgroup/user.slice/memory.current": f"{GIB}\n",
+        "/sys/fs/cgroup/user.slice/app.service/memory.max": "max\n",
+        "/sys/fs/cgroup/user.slice/app.service/memory.current": "5\n",
+    }
+    assert free_memory(host(MEMINFO | service)).ram == GIB
+    old = {
+        "/proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/docker/7\n0::/\n",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes": f"{8 * GIB}\n",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes": f"{9 * GIB}\n",
+        "/sys/fs/cgroup/memory/memory.stat": f"total_inactive_file {2 * GIB}\n",
+    }
+    assert free_memory(host(MEMINFO | old)).ram == GIB
+    unlimited = old | {"/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}
+    assert free_memory(host(MEMINFO | unlimited)).ram == 16 * GIB
 
 
 def test_gpus_are_added_up() -> None:

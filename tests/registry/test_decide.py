@@ -11,6 +11,7 @@ from benchmarks.synthetic import Shape, target_cycle, write_model
 from localspec.errors import ModelNotFound
 from localspec.registry.catalogue import Catalogue, Pair, Weights
 from localspec.registry.header import fit
+from localspec.registry.header.need import Load
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.decide import decide
 from localspec.registry.pulls.pull import Puller
@@ -56,8 +57,8 @@ def test_the_header_says_what_fits(files: TestHub, puller: Puller, quant: str) -
         for each in ("Q8_0", "Q4_K_M", "Q2_K")
     }
     like = puller.look(Weights(repo=REPO, file="Tiny-8B-Q8_0.gguf")).model
-    need = fit.need(like, like.context)
-    room = offered.get(quant, 0) + need.cache + need.compute + fit.RUNTIME
+    beside = fit.needed(like, None, Load(context=like.context)) - like.weights
+    room = offered.get(quant, 0) + beside
     puller.memory = lambda: fit.Memory(room)
     found = decide(puller, wanted(no_draft=True), catalogue())
     taken = quant if quant in offered else "Q2_K"

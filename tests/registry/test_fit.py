@@ -1,91 +1,208 @@
-"""Memory arithmetic: known sizes, and what gives way first."""
+"""Memory arithmetic: known sizes, what gives way first, and what holds for every model and machine."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localspec.errors import DoesNotFit
-from localspec.registry.header import fit
-from localspec.registry.header.fit import Memory
+from localspec.protocol.settings import KvType
+from localspec.registry.header import fit, need
+from localspec.registry.header.fit import Fit, Memory
+from localspec.registry.header.kept import Kept
 from localspec.registry.header.model import Model, read_local_model
+from localspec.registry.header.need import Load
 from tests.support.gguf_files import model
 
 GIB = 1 << 30
+TYPES: list[KvType] = ["f16", "q8_0", "q5_1", "q4_0"]
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Model:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return read_local_model(model().write(tmp_path_factory.mktemp("fit") / "t.gguf"))
+
+
+@pytest.fixture(scope="module")
+def target(small: Model) -> Model:
     """Numbers of Qwen2.5-14B at Q4_K_M."""
     return replace(
-        read_local_model(model().write(tmp_path / "t.gguf")),
-        layers=48, kv_heads=(8,) * 48, key_length=128, value_length=128, width=5120,
+        small, layers=48, kept=Kept(48 * 8 * 256, (128,), 0, 0), width=5120, heads=40,
         feed_forward=13824, vocabulary=152064, context=131072, weights=int(8.4 * GIB),
     )  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def draft(target: Model) -> Model:
     """Numbers of Qwen2.5-0.5B at Q8_0."""
     return replace(
-        target, layers=24, kv_heads=(2,) * 24, key_length=64, value_length=64, width=896,
+        target, layers=24, kept=Kept(24 * 2 * 128, (64,), 0, 0), width=896, heads=14,
         feed_forward=4864, vocabulary=151936, context=32768, weights=int(0.5 * GIB),
     )  # fmt: skip
 
 
 def test_the_cache_is_what_llama_cpp_reports(target: Model, draft: Model) -> None:
     """llama.cpp: 192 KiB per token for 48 layers of 8 heads of 128 + 128; 12 KiB for the 0.5B."""
-    assert fit.cache_per_token(target) == 192 * 1024
-    assert fit.cache_per_token(draft) == 12 * 1024
-    assert fit.cache_per_token(target, "q8_0") == 192 * 1024 * 34 / 64
-    assert fit.need(target, 8192).cache == 8192 * 192 * 1024
-    assert fit.need(target, 8192, parallel=4).cache == 4 * 8192 * 192 * 1024
+    assert need.cache_per_token(target) == 192 * 1024
+    assert need.cache_per_token(draft) == 12 * 1024
+    assert need.cache_per_token(target, "q8_0") == 192 * 1024 * 34 / 64
+    assert need.cache_per_token(target, "q4_0") == 192 * 1024 * 18 / 64
+    assert need.need_of_target(target, Load(8192)).cache == 8192 * 192 * 1024
+    assert need.need_of_target(target, Load(8192, exact=True)).cache == 2 * 8192 * 192 * 1024
 
 
-def test_hybrid_models_cache_every_nth_layer(target: Model) -> None:
-    hybrid = replace(target, attention_interval=4)
-    assert fit.cache_per_token(hybrid) == 48 * 1024
+# What agents need is chosen where memory allows it; elsewhere it is said what would help.
+@pytest.mark.parametrize(
+    ("gib", "context", "draft_fits", "says"),
+    [
+        (12, 4096, False, 'agents usually need 65536. With kv_type = "q4_0" it would be 8192.'),
+        (16, 8192, True, 'agents usually need 65536. With kv_type = "q4_0" it would be 23552.'),
+        (24, 35840, True, 'agents usually need 65536. With kv_type = "q8_0" it would be 66560.'),
+        (48, 124928, True, ""),
+    ],
+)
+def test_a_14b_on_machines_of_usual_sizes(
+    target: Model, draft: Model, gib: int, context: int, draft_fits: bool, says: str
+) -> None:
+    free = Memory(int(gib * 0.85) * GIB)  # the system has some
+    chosen = fit.fit(target, draft, free, Load(prefixes=GIB))
+    assert (chosen.context, chosen.draft) == (context, draft_fits)
+    assert says in " ".join(chosen.notes)
+    assert bool(says) == bool(chosen.notes)
+
+
+@pytest.mark.parametrize("gib", [4, 8])
+def test_what_does_not_fit_at_all_is_said_in_numbers(target: Model, draft: Model, gib: int) -> None:
+    with pytest.raises(DoesNotFit, match=rf"needs \d+ MiB with 2048 .* {gib * 1024} MiB are free"):
+        fit.fit(target, draft, Memory(gib * GIB), Load())
+
+
+def test_a_small_model_has_what_it_was_trained_for_on_the_smallest_machine(draft: Model) -> None:
+    chosen = fit.fit(draft, None, Memory(3 * GIB), Load(prefixes=GIB))
+    assert (chosen.context, chosen.notes) == (32768, ())
+    assert chosen.prefixes > GIB // 4
 
 
 def test_enough_gpu_takes_everything(target: Model, draft: Model) -> None:
-    chosen = fit.fit(target, draft, Memory(ram=16 * GIB, vram=24 * GIB))
-    assert (chosen.context, chosen.draft) == (32768, True)
+    chosen = fit.fit(target, draft, Memory(ram=16 * GIB, vram=48 * GIB), Load())
+    assert (chosen.context, chosen.draft) == (131072, True)
     assert (chosen.gpu_layers, chosen.draft_gpu_layers) == (-1, -1)
     assert chosen.notes == ()
 
 
-def test_a_smaller_gpu_shares_with_main_memory(target: Model, draft: Model) -> None:
-    chosen = fit.fit(target, draft, Memory(ram=16 * GIB, vram=8 * GIB), context=8192)
-    assert chosen.draft
-    assert chosen.draft_gpu_layers == -1
+def test_on_a_gpu_the_layers_come_before_more_context_than_usual(
+    target: Model, draft: Model
+) -> None:
+    chosen = fit.fit(target, draft, Memory(ram=64 * GIB, vram=16 * GIB), Load())
+    assert chosen.gpu_layers == -1
+    assert 8192 < chosen.context < 65536
+    assert f"{chosen.context} tokens of context" in chosen.notes[0]
+    chosen = fit.fit(target, draft, Memory(ram=64 * GIB, vram=8 * GIB), Load())
+    assert (chosen.context, chosen.draft_gpu_layers) == (8192, -1)
     assert 10 < chosen.gpu_layers < 48
     assert "layers of the target go to the GPU" in chosen.notes[-1]
 
 
-def test_first_the_context_gives_way_then_the_draft(target: Model, draft: Model) -> None:
-    chosen = fit.fit(target, draft, Memory(ram=12 * GIB))
+def test_of_a_context_that_was_asked_for_memory_has_what_it_can(
+    target: Model, draft: Model
+) -> None:
+    chosen = fit.fit(target, draft, Memory(ram=12 * GIB), Load(32768))
     assert chosen.draft
     assert 2048 <= chosen.context < 32768
     assert "tokens of context instead of 32768" in chosen.notes[0]
-    chosen = fit.fit(target, draft, Memory(ram=int(9.6 * GIB)))
+    chosen = fit.fit(target, draft, Memory(ram=int(9.6 * GIB)), Load(32768))
     assert not chosen.draft
     assert "There is not enough memory for the draft model" in " ".join(chosen.notes)
-    with pytest.raises(DoesNotFit, match=r"needs \d+ MiB .* 8192 MiB are free"):
-        fit.fit(target, draft, Memory(ram=8 * GIB))
 
 
-def test_no_more_context_than_both_models_know(target: Model, draft: Model) -> None:
-    chosen = fit.fit(target, draft, Memory(ram=128 * GIB), context=131072)
+def test_no_more_context_than_the_target_knows(target: Model, draft: Model) -> None:
+    chosen = fit.fit(draft, None, Memory(ram=128 * GIB), Load(131072))
     assert chosen.context == 32768
-    assert "support at most 32768 tokens" in chosen.beyond
-    assert fit.fit(target, None, Memory(ram=128 * GIB), context=131072).context == 131072
+    assert "supports at most 32768 tokens" in chosen.beyond
+    assert fit.fit(target, draft, Memory(ram=128 * GIB), Load(131072)).context == 131072
 
 
-def test_what_was_chosen_fits(target: Model, draft: Model) -> None:
-    for ram in range(10, 40, 3):
-        for vram in (0, 2, 6, 12, 24):
-            chosen = fit.fit(target, draft, Memory(ram * GIB, vram * GIB))
-            assert chosen.needed <= (ram + vram) * GIB
-            assert -1 <= chosen.gpu_layers <= 48
+def test_a_cache_that_the_target_does_not_take_is_not_proposed(target: Model) -> None:
+    odd = replace(target, kept=Kept(48 * 8 * 160, (80,), 0, 0))
+    chosen = fit.fit(odd, None, Memory(12 * GIB), Load())
+    assert chosen.context < 65536
+    assert chosen.others == ()
+    assert "kv_type" not in chosen.notes[0]
+
+
+MODELS: st.SearchStrategy[dict[str, Any]] = st.builds(
+    dict,
+    weights=st.integers(1 << 20, 80 * GIB),
+    layers=st.integers(1, 100),
+    width=st.integers(64, 16384),
+    heads=st.integers(1, 128),
+    feed_forward=st.integers(64, 65536),
+    vocabulary=st.integers(300, 300_000),
+    context=st.integers(256, 1 << 20),
+    rollback=st.sampled_from(["full", "short", "snapshots", "none"]),
+    kept=st.builds(
+        Kept,
+        st.integers(0, 1 << 20),
+        st.sampled_from([(64,), (80,), (128, 512)]),
+        st.integers(0, 64 << 20),
+        st.integers(0, 1 << 14),
+    ),
+)
+LOADS = st.builds(
+    Load,
+    context=st.just(0) | st.integers(256, 1 << 20),
+    kv_type=st.sampled_from(TYPES),
+    parallel=st.integers(1, 16),
+    flash_attention=st.booleans(),
+    exact=st.booleans(),
+    prefixes=st.integers(0, 8 * GIB),
+)
+BYTES = st.integers(0, 200 * GIB)
+
+
+def planned(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit | None:
+    try:
+        return fit.fit(target, draft, free, load)
+    except DoesNotFit:
+        return None
+
+
+def worth(found: Fit | None) -> tuple[bool, bool, int]:
+    """What more memory can only make greater, the first the most."""
+    return (found is not None, found.draft, found.context) if found else (False, False, 0)
+
+
+@given(MODELS, st.none() | MODELS, BYTES, st.just(0) | BYTES, LOADS, st.integers(1, 64 * GIB))
+def test_a_plan_never_exceeds_memory_and_grows_with_it(
+    small: Model,
+    ours: dict[str, Any],
+    theirs: dict[str, Any] | None,
+    ram: int,
+    vram: int,
+    load: Load,
+    more: int,
+) -> None:
+    target = replace(small, **ours)
+    draft = replace(small, **theirs) if theirs else None
+    chosen = planned(target, draft, Memory(ram, vram), load)
+    if chosen:
+        assert chosen.needed <= ram + vram
+        parts = (chosen.target.total, chosen.drafting.total, chosen.prefixes, need.RUNTIME)
+        assert chosen.needed == sum(parts)
+        assert 0 <= chosen.prefixes <= load.prefixes
+        assert chosen.context <= min(load.context or target.context, target.context)
+        assert chosen.context >= min(load.context or target.context, target.context, 2048)
+        assert -1 <= chosen.gpu_layers <= target.layers
+        if not vram:
+            assert chosen.gpu_layers == chosen.draft_gpu_layers == 0
+        assert all(context > chosen.context for _, context in chosen.others)
+    larger = planned(target, draft, Memory(ram + more, vram), load)
+    assert worth(larger) >= worth(chosen)
+    small_cache = replace(load, kv_type="f16")
+    if need.takes(target, load.kv_type):
+        plain = planned(target, draft, Memory(ram, vram), small_cache)
+        assert worth(chosen) >= worth(plain)

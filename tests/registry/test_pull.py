@@ -147,6 +147,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
 ) -> None:
     """No socket is opened."""
     from localspec.registry.header.fit import Memory
+    from localspec.registry.header.need import Load
     from localspec.registry.store.details import describe
 
     puller.pull("p", pair)
@@ -158,7 +159,7 @@ def test_offline_pairs_work_and_pull_says_why_not(
     with pytest.raises(Offline):
         puller.preflight("q", pair)
     assert [record.name for record in store.listing().records] == ["p"]
-    assert describe(store, store.get("p"), Memory(1 << 40)).matched is not None
+    assert describe(store, store.get("p"), Memory(1 << 40), Load()).matched is not None
     assert_whole(store)
     assert not [report.problem for report in integrity.verify(store, "p") if report.problem]
     assert len(hub.requests) == asked

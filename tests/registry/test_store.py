@@ -29,6 +29,7 @@ from localspec.protocol.pairs import CollectedView, TemplateView
 from localspec.registry.header.fit import Memory
 from localspec.registry.header.gguf import read_header
 from localspec.registry.header.model import read_local_model
+from localspec.registry.header.need import Load
 from localspec.registry.header.source import FileSource
 from localspec.registry.header.traits import Traits, traits
 from localspec.registry.store import files, garbage, integrity
@@ -99,7 +100,7 @@ def test_a_name_is_no_path(store: Store, name: str) -> None:
 
 
 def test_show_tells_everything(store: Store, record: Record) -> None:
-    details = describe(store, store.get("p"), FREE, 1024)
+    details = describe(store, store.get("p"), FREE, Load(1024))
     assert details.target.architecture == "llama"
     assert details.target.layers == 4
     assert details.draft is not None
@@ -107,7 +108,9 @@ def test_show_tells_everything(store: Store, record: Record) -> None:
     assert details.matched
     both = (details.target, details.draft)
     assert details.needed > sum(each.weights + each.cache + each.compute for each in both)
-    assert describe(store, store.get("p"), FREE, 10**6).context == 4096, "what the models know"
+    assert describe(store, store.get("p"), FREE, Load(10**6)).context == 4096, (
+        "what the target knows"
+    )
 
 
 def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> None:
@@ -133,10 +136,12 @@ def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> 
     assert found.template == template_of(template, tools=True, system=True)
     add(store, "mine", tmp_path / "m.gguf")
     mine = store.get("mine")
-    by_context = {each.context: each.needed for each in describe(store, mine, FREE).contexts}
+    by_context = {
+        each.context: each.needed for each in describe(store, mine, FREE, Load()).contexts
+    }
     assert list(by_context) == [4096, 8192, 10_000]
     assert list(by_context.values()) == sorted(set(by_context.values()))
-    assert by_context[8192] == describe(store, mine, FREE, 8192).needed
+    assert by_context[8192] == describe(store, mine, FREE, Load(8192)).needed
     bare = file_traits(model(), tmp_path)
     assert (bare.quantization, bare.licence, bare.template, bare.fim) == ("F16", "", None, False)
 

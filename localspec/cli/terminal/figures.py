@@ -99,6 +99,7 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("pair", _pair(pair)),
         ("target", pair.get("target")),
         ("draft", pair.get("draft")),
+        ("memory", _memory(pair.get("plan"))),
         ("note", pair.get("note")),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
         ("queue", _queue(value.get("ahead") or {})),
@@ -149,6 +150,14 @@ def _pair(pair: dict[str, Any]) -> str:
     if pair["state"] == "ready":
         state += f", context {pair['n_ctx']}, {pair['backend']}"
     return f"{pair['name']}: {state}"
+
+
+def _memory(plan: dict[str, Any] | None) -> str:
+    if plan is None:
+        return ""
+    from localspec.cli.terminal import pairs  # which `ask` has no use for
+
+    return f"{pairs.plan(plan)}; {pairs.size(plan['free'])} were free"
 
 
 def _counts(counts: dict[str, Any]) -> str:

@@ -105,6 +105,8 @@ def pair(view: dict[str, Any]) -> None:
     if len(view["contexts"]) > 1:
         rows += [("", _context(each)) for each in view["contexts"]]
     rows.append(("here", _fit(view["fit"])))
+    if view["fit"]:
+        rows.append(("", plan(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
     render.fields([(name, text) for name, text in rows if text])
 
@@ -178,6 +180,18 @@ def _fit(fit: dict[str, Any] | None) -> str:
     return (
         f"fits with {fit['context']} tokens of context, {layers}{draft} ({size(fit['free'])} free)"
     )
+
+
+def plan(fit: dict[str, Any]) -> str:
+    """What a loaded pair's memory goes to."""
+    ours, theirs = fit["target"], fit["drafting"]
+    parts = [
+        f"{size(ours[each] + theirs[each])} {name}"
+        for each, name in (("weights", "weights"), ("cache", "KV cache"), ("compute", "buffers"))
+    ]
+    if fit["prefixes"]:
+        parts.append(f"{size(fit['prefixes'])} for cached prompts")
+    return f"{size(fit['needed'])} in all: {', '.join(parts)}"
 
 
 def add_line(name: str, target: str, draft: str | None) -> str:

@@ -49,7 +49,7 @@ class Registry:
 
         `checks` False: an engine of somebody else's decides itself what it can read.
         """
-        self._paths = paths
+        self.paths = paths
         self.in_use = in_use
         self._worker = worker
         self._host = host
@@ -70,13 +70,13 @@ class Registry:
     def store(self) -> Store:
         from localspec.registry.store.store import Store
 
-        return Store(self._paths.store, self._known_hashes(), self._unfinished().files)
+        return Store(self.paths.store, self._known_hashes(), self._unfinished().files)
 
     def _unfinished(self) -> Unfinished:
         from localspec.registry.pulls.wanted import Unfinished
 
         with self._lock:
-            self._kept = self._kept or Unfinished(self._paths.unfinished_pulls)
+            self._kept = self._kept or Unfinished(self.paths.unfinished_pulls)
             return self._kept
 
     def _known_hashes(self) -> Hashes:
@@ -95,7 +95,7 @@ class Registry:
 
         with self._lock:
             if self._catalogue is None:
-                self._catalogue = LiveCatalogue(self._paths.user_catalogue)
+                self._catalogue = LiveCatalogue(self.paths.user_catalogue)
             return self._catalogue
 
     @property
@@ -148,7 +148,7 @@ class Registry:
 
     def resume(self) -> None:
         """Go on with the pulls that the last daemon did not finish."""
-        if self._paths.unfinished_pulls.exists():
+        if self.paths.unfinished_pulls.exists():
             log.info("pulls of the last daemon go on: %d", len(self.pulls.states()))
 
     def stop(self) -> None:

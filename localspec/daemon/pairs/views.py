@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from localspec.daemon.pairs.names import (
     unseen,
 )
 from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.worker import placement
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.disk import Drafts
 from localspec.protocol.pairs import PairEntry, PairList, PairView
@@ -141,8 +143,9 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
             record = local.describe_files(name, Path(files.target), draft)
     else:
         record = registry.pulled(name)
-    free = registry.memory()
-    view = describe(registry.store, record, free, context, kv_type=config.kv_type)
+    settings = placement.settings(config, registry.paths)
+    load = replace(placement.load_of(settings), context=context or config.context)
+    view = describe(registry.store, record, registry.memory(), load)
     if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
     view.loaded = registry.in_use(record.name)

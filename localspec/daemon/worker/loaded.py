@@ -45,7 +45,7 @@ class Engine:
     pair: frames.PairFiles  # as it was asked for
     config: Config  # as it was then
     mapped: Mapped  # the files as they were at the load
-    notes: tuple[str, ...]  # what had to give so that it fits
+    planned: placement.Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,8 @@ class LoadedPair:
                     draft=info.draft_description,
                     n_ctx=info.n_ctx,
                     backend=info.backend,
-                    note=note or " ".join((*engine.notes, *info.notes)) or info.speculation,
+                    plan=engine.planned.plan,
+                    note=note or " ".join((*engine.planned.notes, *info.notes)) or info.speculation,
                 )
 
     def waits_for(self, pair: frames.PairFiles) -> Progress:
@@ -279,7 +280,7 @@ class LoadedPair:
             worker = await spawn(self._command, self, config.watchdog)
         except OSError as error:
             raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
-        loading.engine = engine = Engine(worker, pair, config, mapped, planned.notes)
+        loading.engine = engine = Engine(worker, pair, config, mapped, planned)
         self._counts.worker_starts += 1
         self._admission.parallel = config.parallel
         log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode.on)

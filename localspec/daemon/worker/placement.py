@@ -16,30 +16,30 @@ from localspec.config import Config
 from localspec.daemon.worker.admission import EDITOR_PLACES
 from localspec.paths import Paths
 from localspec.protocol.frames import EngineSettings, PairFiles
+from localspec.protocol.pairs import FitView
 
 if TYPE_CHECKING:
     from localspec.machine import Host
     from localspec.registry.header.fit import Fit, Memory
-    from localspec.registry.header.model import Model
+    from localspec.registry.header.need import Load
 
 MIB = 1 << 20
 # Of the watchdog's time: what a pass of a slow engine may take by its measured costs.
 PASS_SHARE = 0.25
-# What the engine takes where nothing is asked (engine.pair.load.DEFAULT_CONTEXT).
-USUAL_CONTEXT = 8192
 # Of a Mac's memory its GPU may take about this share (Metal's recommended working set).
 MAC_SHARE = 0.7
 
 
 class Planned(NamedTuple):
     """What to hand to the engine; `notes` say in sentences what had to give, and `beyond` where more was
-    asked for than there can be.
+    asked for than there can be. plan: what is expected to be used; None where that cannot be told.
     """
 
     pair: PairFiles
     settings: EngineSettings
     notes: tuple[str, ...] = ()
     beyond: str = ""
+    plan: FitView | None = None
 
 
 def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
@@ -96,47 +96,49 @@ def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | N
     try:
         target = read_local_model(Path(pair.target))
         draft = read_local_model(Path(pair.draft)) if pair.draft else None
-        wanted = settings.n_ctx or USUAL_CONTEXT
-        chosen = fit.fit(target, draft, memory, context=wanted, kv_type=settings.type_kv)
+        chosen = fit.fit(target, draft, memory, load_of(settings))
     except errors.DoesNotFit as error:
         return Planned(pair, settings, beyond=error.message)
     except errors.LocalspecError:
         return Planned(pair, settings)
-    return _applied(pair, settings, chosen, counted, _trained(target, draft))
+    return _applied(pair, settings, chosen, counted)
 
 
-def _trained(target: Model, draft: Model | None) -> int:
-    from localspec.registry.header.fit import longest_context
+def load_of(settings: EngineSettings) -> Load:
+    """What of the settings costs memory."""
+    from localspec.registry.header.need import Load
 
-    return longest_context(target, draft)
+    return Load(
+        context=settings.n_ctx,
+        kv_type=settings.type_kv,
+        parallel=settings.parallel,
+        flash_attention=settings.flash_attention != "off",
+        exact=settings.exact,
+        prefixes=settings.prefix_bytes,
+    )
 
 
-def _applied(
-    pair: PairFiles, settings: EngineSettings, chosen: Fit, counted: bool, trained: int
-) -> Planned:
-    changes: dict[str, int] = {}
-    if chosen.context < min(settings.n_ctx or USUAL_CONTEXT, trained):
-        changes["n_ctx"] = chosen.context
+def _applied(pair: PairFiles, settings: EngineSettings, chosen: Fit, counted: bool) -> Planned:
+    from localspec.registry.store.details import fit_view
+
+    changes = {"n_ctx": chosen.context, "prefix_bytes": chosen.prefixes}
     if counted:
         changes["n_gpu_layers"] = chosen.gpu_layers
         changes["draft_gpu_layers"] = chosen.draft_gpu_layers
     if not chosen.draft:
         pair = msgspec.structs.replace(pair, draft=None)
-    # A context longer than the models know is cut by the engine as ever.
     changed = msgspec.structs.replace(settings, **changes)
-    # Where nobody asked for a number, none was too large.
-    return Planned(pair, changed, chosen.notes, chosen.beyond if settings.n_ctx else "")
+    return Planned(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen))
 
 
 def free_memory(host: Host, worker: int | None = None) -> Memory:
     """What is free, counting what the engine worker of this pid holds: it would be unloaded first."""
-    from localspec.machine import memory_bytes
+    from localspec.machine import available_bytes, memory_bytes
     from localspec.registry.header.fit import Memory
 
     if host.system == "Darwin":
         return Memory(int(memory_bytes() * MAC_SHARE), 0)
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
-    ram = int(found[1]) << 10 if found else memory_bytes()
+    ram = available_bytes(host)
     return Memory(ram + (_held(host, worker) if worker else 0), _vram(host, worker))
 
 

@@ -116,7 +116,12 @@ _FLASH = {
     "on": C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
-_KV_TYPES = {"f16": C.GGML_TYPE_F16, "q8_0": C.GGML_TYPE_Q8_0}
+_KV_TYPES = {
+    "f16": C.GGML_TYPE_F16,
+    "q8_0": C.GGML_TYPE_Q8_0,
+    "q5_1": C.GGML_TYPE_Q5_1,
+    "q4_0": C.GGML_TYPE_Q4_0,
+}
 
 
 # llama.cpp rounds up to as many, but bounds a pass by what was asked for, and ends the process where

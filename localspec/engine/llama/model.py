@@ -136,6 +136,25 @@ class Model(Freed):
         raw = C.llama_model_chat_template(self.handle, None)
         return raw.decode("utf-8", "replace") if raw else None
 
+    @property
+    def head_lengths(self) -> tuple[int, int]:
+        """How many numbers the key and the value of one head have."""
+        each = int(C.llama_model_n_embd(self.handle)) // max(
+            int(C.llama_model_n_head(self.handle)), 1
+        )
+        return self._number("attention.key_length", each), self._number(
+            "attention.value_length", each
+        )
+
+    def stretches(self, n_ctx: int) -> bool:
+        """Whether a context of so many tokens has positions of its own, which no shorter one has."""
+        first = self._number("rope.scaling.original_context_length", 0)
+        return 0 < first < n_ctx
+
+    def _number(self, key: str, default: int) -> int:
+        found = self.metadata(f"{self.metadata('general.architecture')}.{key}") or ""
+        return int(found) if found.isdecimal() else default
+
     def metadata(self, key: str) -> str | None:
         """A metadata value as text, None where the file has no such key."""
         buffer = ctypes.create_string_buffer(1024)

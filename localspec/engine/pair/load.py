@@ -37,6 +37,7 @@ from localspec.engine.pair.models import (
     open_model,
     physical_cores,
     runner,
+    takes_not,
     usable_cores,
 )
 from localspec.engine.pair.pair import Pair
@@ -173,6 +174,11 @@ class _Load:
             threads = cores
         target = self._model("target", files.target, settings)
         self.layers = target.n_layer
+        if reason := takes_not(target, settings.type_kv):
+            raise LoadFailed(
+                f"{files.target} does not take `kv_type` {settings.type_kv}: {reason}. To use f16: "
+                "localspec config unset kv_type"
+            )
         # The draft on one GPU, whole: its steps are too short to be shared.
         placed = msgspec.structs.replace(
             settings, n_gpu_layers=settings.draft_gpu_layers, split_mode="none"
@@ -190,6 +196,8 @@ class _Load:
     def _draft_context(self, models: Models) -> Context | None:
         if models.draft is None:
             return None
+        if reason := takes_not(models.draft, self._settings.type_kv):
+            self._notes.append(f"The draft's KV cache is f16: {reason}.")
         sequences = models.parallel + 2  # one for the exact lane, one to look in with
         outputs = max(models.parallel + 1, 16)
         return models.context(models.draft, sequences=sequences, outputs=outputs)
@@ -293,6 +301,7 @@ def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None =
     s = models.settings
     settings = {
         "threads": models.threads,
+        "stretched": models.target.stretches(models.n_ctx),
         "gpus": gpus(),
         "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
         "flash_attention": s.flash_attention,

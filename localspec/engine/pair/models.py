@@ -19,6 +19,7 @@ from localspec.engine.llama import (
 )
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
+from localspec.protocol.settings import KV_BLOCK, KvType
 from localspec.purpose import no_writer
 
 SMALL_MODEL = 4_000_000  # parameters
@@ -45,14 +46,19 @@ class Models:
     def context(
         self, model: Model, *, sequences: int, outputs: int, chooses: bool = False
     ) -> Context:
-        """A context of one of the two. Raises OutOfMemory, LoadFailed."""
+        """A context of one of the two; a draft that does not take the cache's type has f16.
+
+        Raises:
+            OutOfMemory, LoadFailed
+        """
+        odd = model is self.draft and takes_not(model, self.settings.type_kv)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
             n_batch=self.settings.n_batch,
             n_seq=sequences,
             n_outputs=outputs,
             n_threads=threads_for(model, self.threads),
-            type_kv=self.settings.type_kv,
+            type_kv="f16" if odd else self.settings.type_kv,
             n_rollback=0 if model.cuttable else ROLLBACK,
             flash_attention=self.settings.flash_attention,
             chooses=chooses,
@@ -111,6 +117,16 @@ def _why_no_writer(model: Model) -> str:
         pooling=int(pooling) if pooling.isdecimal() else 0,
     )
     return reason or ("it has an encoder" if model.has_encoder else "")
+
+
+def takes_not(model: Model, kv_type: KvType) -> str:
+    """Why the model's cache cannot be of this type, as a clause; empty where it can."""
+    odd = next((each for each in model.head_lengths if each % KV_BLOCK), 0)
+    if kv_type == "f16" or not odd:
+        return ""
+    return (
+        f"its attention heads have {odd} numbers, and {kv_type} keeps them in blocks of {KV_BLOCK}"
+    )
 
 
 def check_vocabularies(target: Model, draft: Model) -> Compatibility:

@@ -8,5 +8,7 @@ weights.py        the tensors, and those that would end llama.cpp
 model.py          the numbers of a model, and those that would end llama.cpp
 traits.py         quantization, licence, chat template, abilities
 pairing.py        may two models be a pair?
-fit.py            memory a pair needs, and the context and layers that fit
+kept.py           what a model keeps of the texts it reads
+need.py           memory a pair needs
+fit.py            the context and the layers that fit
 """

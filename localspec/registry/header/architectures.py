@@ -52,6 +52,12 @@ _SNAPSHOTS = frozenset(
         "nemotron_h_moe", "lfm2", "lfm2moe", "bailingmoe3",
     }
 )  # fmt: skip
+# Of a hybrid's layers every n-th attends, n as its code has it where the file says nothing.
+_INTERVALS = {
+    "minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4,
+}  # fmt: skip
+_DELTA_HEADS = frozenset({"bailingmoe3", "glm5-next", "kimi-k3", "kimi-linear"})
+_BOTH_IN_EACH_LAYER = frozenset({"falcon-h1"})
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 # They keep only a window of the cache, when the file states one; phi3 reads it and ignores it.
 _SLIDING = frozenset(
@@ -70,6 +76,26 @@ def is_known(architecture: str) -> bool:
 def is_hybrid(architecture: str) -> bool:
     """Recurrent layers, all or some: state of a fixed size instead of a growing cache."""
     return architecture in _RECURRENT or architecture in _HYBRID
+
+
+def is_recurrent(architecture: str) -> bool:
+    """Recurrent layers alone: no cache at all."""
+    return architecture in _RECURRENT
+
+
+def attends_everywhere(architecture: str) -> bool:
+    """Whether each layer has a cache and a state."""
+    return architecture in _BOTH_IN_EACH_LAYER
+
+
+def has_delta_heads(architecture: str) -> bool:
+    """Whether its states are Kimi's, of heads of their own (KDA)."""
+    return architecture in _DELTA_HEADS
+
+
+def attention_interval(architecture: str) -> int:
+    """Every which layer attends, where the file says nothing; 0: it has no such rule."""
+    return _INTERVALS.get(architecture, 0)
 
 
 def rollback(architecture: str, sliding_window: int) -> Rollback:

@@ -1,43 +1,37 @@
-"""Does a pair fit in memory? Arithmetic on headers; how much is free is passed in.
-
-    memory = weights + cache + compute buffers, of both models
-
-Cache per token: Σ over layers of kv_heads · (key_length + value_length) · bytes. Sliding windows
-are counted whole, because they are kept whole (`swa_full`). The compute buffer is what
-llama.cpp reserves for its widest batch: mostly one row of logits per token of it.
-"""
+"""Does a pair fit in memory, and with how much context? How much memory is free is passed in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from localspec.errors import DoesNotFit
+from localspec.protocol.settings import KvType
 from localspec.registry.header.model import Model
+from localspec.registry.header.need import (
+    KV_BYTES,
+    NOTHING,
+    RUNTIME,
+    Load,
+    Need,
+    need_of_draft,
+    need_of_target,
+    takes,
+)
 
-# Bytes per cached number; q8_0 keeps 32 numbers in 34 bytes.
-KV_BYTES = {"f16": 2.0, "q8_0": 34 / 32}
-UBATCH = 512  # llama.cpp's default physical batch
 SMALLEST_CONTEXT = 2048
-# More than most conversations need, and the caches of larger ones crowd out the weights.
-USUAL_CONTEXT = 32_768
-RUNTIME = 128 << 20  # a worker's own memory, backends loaded
+USUAL_CONTEXT = 8192  # more of it goes before layers on the GPU and a draft, and less does not
+AGENTS_CONTEXT = 65_536  # what programs that call tools are made for
+_STEP = 1024  # tokens: a context that is chosen is a multiple of it
+# Of free memory, the part that a chosen context leaves to other programs, and the least of it.
+_MARGIN_SHARE = 8
+_LEAST_MARGIN = 256 << 20
+_MOST_OF_GPU = 1 << 30  # on a GPU there are few others
+_PREFIX_SHARE = 4  # of what is left beside weights and buffers, prompts without a slot get one part
 MIB = 1 << 20
 
 Fits = Literal["yes", "partly", "no"]
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Bytes one model needs at one context length."""
-
-    weights: int
-    cache: int
-    compute: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.cache + self.compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +41,24 @@ class Memory:
     ram: int
     vram: int = 0
 
+    @property
+    def shared(self) -> Memory:
+        """What of it a context that we choose may have: other programs need some, too."""
+        vram = self.vram - min(_margin(self.vram), _MOST_OF_GPU)
+        return Memory(max(self.ram - _margin(self.ram), 0), max(vram, 0))
+
+
+def _margin(free: int) -> int:
+    return max(_LEAST_MARGIN, free // _MARGIN_SHARE)
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What was chosen. `gpu_layers` −1 means all; `notes` say in sentences what memory made give way, and
-    `beyond` where more context was asked for than the models know.
+    """What was chosen. `gpu_layers` −1 means all.
+
+    target, drafting: what each model needs; prefixes: bytes for prompts without a slot; needed: all of it,
+    and the worker's own. others: the context by other types of cache, where it would be longer. `notes` say
+    in sentences what memory made give way, `beyond` where more context was asked for than the target knows.
     """
 
     context: int
@@ -60,6 +67,10 @@ class Fit:
     draft_gpu_layers: int
     needed: int
     free: int
+    target: Need = NOTHING
+    drafting: Need = NOTHING
+    prefixes: int = 0
+    others: tuple[tuple[KvType, int], ...] = ()
     notes: tuple[str, ...] = ()
     beyond: str = ""
 
@@ -71,113 +82,155 @@ def fits(needed: int, free: Memory) -> Fits:
     return "partly" if needed <= free.vram + free.ram else "no"
 
 
-def cached_layers(model: Model) -> int:
-    """Layers that keep a cache; in hybrid models every n-th."""
-    return max(1, model.layers // model.attention_interval)
+def needed(target: Model, draft: Model | None, load: Load) -> int:
+    """Bytes in all with `load.context` tokens, but for prompts without a slot."""
+    theirs = need_of_draft(draft, load).total if draft else 0
+    return need_of_target(target, load).total + theirs + RUNTIME
 
 
-def cache_per_token(model: Model, kv_type: str = "f16") -> float:
-    """Bytes of cache per token of context."""
-    per_head = (model.key_length + model.value_length) * KV_BYTES[kv_type]
-    return sum(model.kv_heads) * per_head * cached_layers(model) / model.layers
-
-
-def need(model: Model, context: int, *, kv_type: str = "f16", parallel: int = 1) -> Need:
-    """Bytes for `parallel` sequences of `context` tokens each."""
-    logits = UBATCH * model.vocabulary * 4
-    activations = UBATCH * (8 * model.width + 3 * model.feed_forward) * 4
-    mask = UBATCH * context * 4
-    return Need(
-        weights=model.weights,
-        cache=int(cache_per_token(model, kv_type) * context * parallel),
-        compute=logits + activations + mask,
-    )
-
-
-def longest_context(target: Model, draft: Model | None) -> int:
-    """The smaller of the two trained contexts."""
-    return min(target.context, draft.context) if draft else target.context
-
-
-def fit(
-    target: Model,
-    draft: Model | None,
-    free: Memory,
-    *,
-    context: int = 0,
-    kv_type: str = "f16",
-    parallel: int = 1,
-) -> Fit:
+def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
     """Choose context, GPU layers and whether the draft is loaded.
 
-    `context` 0 chooses one: the trained one, at most USUAL_CONTEXT. First the context is halved,
-    down to SMALLEST_CONTEXT, then the draft is left out.
+    A context that was asked for gives way first where memory does not hold it, down to SMALLEST_CONTEXT,
+    then the draft. Otherwise the context is as long as fits, up to what the target was trained for, and
+    leaves memory to other programs; a draft and layers on the GPU go before more than USUAL_CONTEXT.
 
     Raises:
         DoesNotFit: not even the target with the smallest context fits.
     """
-    longest = longest_context(target, draft)
-    wanted = min(context or USUAL_CONTEXT, longest)
+    longest = target.context  # what a draft says beyond its own is not accepted, and costs little
+    chosen = _chosen(target, draft, free, load)
+    if chosen is None:
+        least = min(load.context or longest, longest, SMALLEST_CONTEXT)
+        required = needed(target, None, replace(load, context=least))
+        raise DoesNotFit(
+            f"{target.name} needs {required // MIB} MiB with {least} "
+            f"tokens of context, but only {(free.ram + free.vram) // MIB} MiB are free; "
+            "choose a smaller pair (localspec catalogue --fits)."
+        )
+    others = []
+    for kv_type in KV_BYTES:
+        smaller = KV_BYTES[kv_type] < KV_BYTES[load.kv_type] and load.flash_attention
+        if smaller and takes(target, kv_type):
+            other = _chosen(target, draft, free, replace(load, kv_type=kv_type))
+            if other and other.context > chosen.context:
+                others.append((kv_type, other.context))
     beyond = ""
-    if context > longest:
-        beyond = (
-            f"The models support at most {longest} tokens of context; {context} were requested."
-        )
-    for with_draft in (draft, None) if draft else (None,):
-        size = wanted
-        while True:
-            chosen = _place(target, with_draft, free, size, kv_type, parallel)
-            if chosen is not None:
-                notes = _what_gave(chosen, wanted, draft is not None)
-                return replace(chosen, notes=tuple(notes), beyond=beyond)
-            if size <= SMALLEST_CONTEXT:
-                break
-            size = max(SMALLEST_CONTEXT, size // 2)
-    least = need(target, min(wanted, SMALLEST_CONTEXT), kv_type=kv_type).total + RUNTIME
-    raise DoesNotFit(
-        f"{target.name} needs {least // MIB} MiB with {min(wanted, SMALLEST_CONTEXT)} "
-        f"tokens of context, but only {(free.ram + free.vram) // MIB} MiB are free; "
-        "choose a smaller pair (localspec catalogue --fits)."
-    )
+    if load.context > longest:
+        beyond = f"The model supports at most {longest} tokens of context; {load.context} were requested."
+    chosen = replace(chosen, others=tuple(others), beyond=beyond)
+    wanted = min(load.context or AGENTS_CONTEXT, longest)
+    return replace(chosen, notes=tuple(_notes(chosen, wanted, load, draft is not None)))
 
 
-def _place(
-    target: Model, draft: Model | None, free: Memory, context: int, kv_type: str, parallel: int
-) -> Fit | None:
-    """Both on the GPU as far as they go, the rest in main memory; None: does not fit."""
-    ours = need(target, context, kv_type=kv_type, parallel=parallel)
-    theirs = need(draft, context, kv_type=kv_type, parallel=parallel) if draft else Need(0, 0, 0)
-    total = ours.total + theirs.total + RUNTIME
-    both = Fit(context, draft is not None, -1, -1 if draft else 0, total, free.ram + free.vram)
-    if free.vram >= total - RUNTIME and free.ram >= RUNTIME:
-        return both
-    if total > free.ram + free.vram:
-        return None
-    if not free.vram:
-        return replace(both, gpu_layers=0, draft_gpu_layers=0)
-    # The draft goes first: each of its steps is on the path of every token.
-    draft_layers = -1 if draft and theirs.total + ours.compute < free.vram else 0
-    left = free.vram - ours.compute - (theirs.total if draft_layers else 0)
-    per_layer = (ours.weights + ours.cache) / (target.layers + 1)  # output counts as one
-    layers = max(0, min(target.layers, int(left / per_layer)))
-    on_gpu = int(layers * per_layer) + (ours.compute if layers else 0)
-    on_gpu += theirs.total if draft_layers else 0
-    if total - on_gpu > free.ram:
-        return None
-    return replace(both, gpu_layers=layers, draft_gpu_layers=draft_layers)
-
-
-def _what_gave(chosen: Fit, wanted: int, had_draft: bool) -> list[str]:
-    notes = []
+def _notes(chosen: Fit, wanted: int, load: Load, had_draft: bool) -> Iterator[str]:
     if chosen.context < wanted:
-        notes.append(
-            f"Memory allows {chosen.context} tokens of context instead of {wanted} "
-            f"({chosen.needed // MIB} MiB of {chosen.free // MIB} MiB free)."
-        )
+        free = f"({chosen.needed // MIB} MiB of {chosen.free // MIB} MiB free)"
+        by_type = next((each for each in chosen.others if each[1] >= wanted), None)
+        by_type = by_type or (chosen.others[-1] if chosen.others else None)
+        hint = f' With kv_type = "{by_type[0]}" it would be {by_type[1]}.' if by_type else ""
+        if load.context:
+            yield (
+                f"Memory allows {chosen.context} tokens of context instead of {wanted} {free}.{hint}"
+            )
+        else:
+            more = "agents usually need" if wanted == AGENTS_CONTEXT else "the model supports"
+            yield f"Memory allows {chosen.context} tokens of context {free}; {more} {wanted}.{hint}"
     if had_draft and not chosen.draft:
-        notes.append("There is not enough memory for the draft model; decoding will be plain.")
+        yield "There is not enough memory for the draft model; decoding will be plain."
     if chosen.gpu_layers > 0:
-        notes.append(
-            f"{chosen.gpu_layers} layers of the target go to the GPU, the rest to main memory."
-        )
-    return notes
+        yield f"{chosen.gpu_layers} layers of the target go to the GPU, the rest to main memory."
+
+
+class _Try(NamedTuple):
+    """A draft or none, the contexts to look among, and where all of it must lie."""
+
+    draft: Model | None
+    least: int
+    most: int
+    room: Memory
+    on_gpu: bool = False
+
+
+def _chosen(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit | None:
+    most = min(load.context or target.context, target.context)
+    for tried in _tries(draft, free, load, most):
+        if found := _largest(target, tried, load):
+            return replace(found, free=free.ram + free.vram)
+    return None
+
+
+def _tries(draft: Model | None, free: Memory, load: Load, most: int) -> Iterator[_Try]:
+    """In the order of preference."""
+    usual, least = min(most, USUAL_CONTEXT), min(most, SMALLEST_CONTEXT)
+    for each in (draft, None) if draft else (None,):
+        if load.context:
+            yield _Try(each, least, most, free)
+            continue
+        if free.vram:
+            yield _Try(each, usual, most, free.shared, on_gpu=True)
+        enough = usual if each else least
+        yield _Try(each, enough, usual if free.vram else most, free.shared)
+        yield _Try(each, enough, usual, free)
+
+
+def _largest(target: Model, tried: _Try, load: Load) -> Fit | None:
+    """With the longest context that fits."""
+
+    def placed(context: int) -> Fit | None:
+        return _place(target, tried, replace(load, context=context), kept_free)
+
+    kept_free = 0 if load.context else _for_prefixes(target, tried, load)
+    if found := placed(tried.most):
+        return found
+    found = placed(tried.least)
+    fitting, too_long = tried.least // _STEP, -(-tried.most // _STEP)
+    while found and too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        if better := placed(middle * _STEP):
+            fitting, found = middle, better
+        else:
+            too_long = middle
+    return found
+
+
+def _for_prefixes(target: Model, tried: _Try, load: Load) -> int:
+    """What prompts without a slot get of the memory that is shared by caches."""
+    weights = target.weights + (tried.draft.weights if tried.draft else 0)
+    room = min(tried.room.ram, tried.room.ram + tried.room.vram - weights)
+    return max(min(load.prefixes, room // _PREFIX_SHARE), 0)
+
+
+def _place(target: Model, tried: _Try, load: Load, kept_free: int) -> Fit | None:
+    """Both on the GPU as far as they go, the rest in main memory; None: does not fit."""
+    ours = need_of_target(target, load)
+    theirs = need_of_draft(tried.draft, load) if tried.draft else NOTHING
+    models, room = ours.total + theirs.total, tried.room
+    layers, draft_layers, on_gpu = 0, 0, 0
+    if room.vram >= models:
+        layers, draft_layers, on_gpu = -1, -1 if tried.draft else 0, models
+    elif tried.on_gpu:
+        return None
+    elif room.vram:
+        # The draft goes first: each of its steps is on the path of every token.
+        draft_layers = -1 if tried.draft and theirs.total + ours.compute < room.vram else 0
+        left = room.vram - ours.compute - (theirs.total if draft_layers else 0)
+        per_layer = (ours.weights + ours.cache) / (target.layers + 1)  # output counts as one
+        layers = max(0, min(target.layers, int(left / per_layer)))
+        on_gpu = int(layers * per_layer) + (ours.compute if layers else 0)
+        on_gpu += theirs.total if draft_layers else 0
+    left = room.ram - RUNTIME - (models - on_gpu)
+    if left < kept_free:
+        return None
+    prefixes = min(load.prefixes, max(left // 2, kept_free))
+    return Fit(
+        context=load.context,
+        draft=tried.draft is not None,
+        gpu_layers=layers,
+        draft_gpu_layers=draft_layers,
+        needed=models + RUNTIME + prefixes,
+        free=0,
+        target=ours,
+        drafting=theirs,
+        prefixes=prefixes,
+    )

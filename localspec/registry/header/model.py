@@ -18,6 +18,7 @@ from localspec.errors import BadGguf, UnsafeModel
 from localspec.purpose import no_writer
 from localspec.registry.header.architectures import Rollback, is_known, rollback
 from localspec.registry.header.gguf import Header, NumberArray, Value, read_header
+from localspec.registry.header.kept import Kept, Lengths, kept
 from localspec.registry.header.source import FileSource, Source
 from localspec.registry.header.vocabulary import check_vocabulary
 from localspec.registry.header.weights import check_tensors
@@ -46,11 +47,10 @@ class Model:
     heads: int
     kv_heads: tuple[int, ...]
     key_length: int
-    value_length: int
     feed_forward: int
     context: int
     vocabulary: int
-    attention_interval: int  # hybrid: every n-th layer keeps a cache; 1: every layer
+    kept: Kept
     parameters: int
     weights: int
     file_size: int
@@ -137,10 +137,15 @@ def describe(headers: Sequence[Header]) -> Model:
     kv_heads = _per_layer(first, kv_key, layers, heads)
     _check_experts(first, architecture)
     _check_scaling(first, architecture)
+    _number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
     extra = _number(first, f"{architecture}.nextn_predict_layers", 0, layers - 1, 0)
     check_tensors(first.name, architecture, layers, extra, tensors)
     window = _number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
+    lengths = Lengths(
+        _head_length(first, architecture, "key_length", head_width),
+        _head_length(first, architecture, "value_length", head_width),
+    )
     template = first.metadata.get("tokenizer.chat_template")
     return Model(
         name=first.name,
@@ -150,12 +155,11 @@ def describe(headers: Sequence[Header]) -> Model:
         width=width,
         heads=heads,
         kv_heads=kv_heads,
-        key_length=_head_length(first, architecture, "key_length", head_width),
-        value_length=_head_length(first, architecture, "value_length", head_width),
+        key_length=lengths.key,
         feed_forward=_feed_forward(first, architecture, layers, width),
         context=_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
         vocabulary=check_vocabulary(first, width, tensors),
-        attention_interval=_attention_interval(first, architecture),
+        kept=kept(first, architecture, kv_heads, width, lengths),
         parameters=sum(tensor.elements for tensor in tensors.values()),
         weights=sum(header.weights for header in headers),
         file_size=sum(header.file_size for header in headers),
@@ -240,11 +244,6 @@ def _per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int
 
 def _head_length(header: Header, architecture: str, which: str, default: int) -> int:
     return _number(header, f"{architecture}.attention.{which}", 1, 1 << 16, default)
-
-
-def _attention_interval(header: Header, architecture: str) -> int:
-    default = 4 if architecture in ("qwen35", "qwen35moe", "qwen3next") else 1
-    return _number(header, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, default)
 
 
 def _check_floats(header: Header, architecture: str) -> None:

@@ -23,6 +23,7 @@ from localspec.registry.catalogue import Catalogue, Pair, Weights
 from localspec.registry.disk.discovery import find_models
 from localspec.registry.header import fit
 from localspec.registry.header.model import Model, read_local_model
+from localspec.registry.header.need import Load
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.hub.cache import list_in_cache
 from localspec.registry.hub.hub import Listed
@@ -44,6 +45,7 @@ from localspec.registry.store.records import Record
 # A draft of more than a third of the target's weights takes about as long as it saves.
 _LEAST_RATIO = 3
 _MOST_LOOKED_AT = 3  # drafts of the catalogue; each costs the reading of a header
+_MANY_TOKENS = 32_768  # of context: a quantization that leaves no room for as many is too large
 _SIZE = re.compile(r"[-_]?(?<![a-z0-9.])[ea]?\d+(\.\d+)?[bm](?![a-z0-9])")
 
 
@@ -166,8 +168,8 @@ class _Deciding:
                 return "yes"
             needed = choice.size * 11 // 10  # caches and buffers, before a header says how large
             if like:
-                need = fit.need(like, min(fit.USUAL_CONTEXT, like.context))
-                needed = choice.size + need.cache + need.compute + fit.RUNTIME
+                load = Load(context=min(_MANY_TOKENS, like.context))
+                needed = fit.needed(like, None, load) - like.weights + choice.size
             return fit.fits(needed, free)
 
         return fits

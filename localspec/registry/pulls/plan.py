@@ -14,6 +14,7 @@ from localspec.errors import DiskFull, Offline, Unreachable
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.header import fit
 from localspec.registry.header.model import Model, read_local_model, read_model
+from localspec.registry.header.need import Load
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.source import FileSource, Source
 from localspec.registry.hub.cache import cached_file, resolve_in_cache
@@ -190,7 +191,7 @@ class Planner:
         return RemoteSource(self.hub, remote, prefix, self.tuning.patience, cancel)
 
     def _fits(self, target: Model, draft: Model | None) -> fit.Fit | None:
-        return fit.fit(target, draft, self.memory()) if self.memory else None
+        return fit.fit(target, draft, self.memory(), Load()) if self.memory else None
 
     def missing(self, remote: RemoteFile) -> int:
         """Bytes of a file that neither the store nor the Hugging Face cache has."""

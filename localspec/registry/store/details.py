@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from localspec.errors import DoesNotFit
-from localspec.protocol.pairs import ContextView, FitView, ModelView, PairView
-from localspec.registry.header import fit
+from localspec.protocol.pairs import ContextView, FitView, ModelView, NeedView, PairView
+from localspec.registry.header import fit, need
 from localspec.registry.header.gguf import read_header
 from localspec.registry.header.model import Model, check_shards, shard_names
 from localspec.registry.header.model import describe as model_of
@@ -20,29 +21,28 @@ from localspec.registry.store.store import Store
 _SHORT = 4096  # tokens: the shortest context that is worth a line
 
 
-def describe(
-    store: Store, record: Record, free: fit.Memory, context: int = 0, *, kv_type: str = "f16"
-) -> PairView:
-    """A pair as its files say now, counted for `context` tokens, 0: the usual, and `free` memory.
+def describe(store: Store, record: Record, free: fit.Memory, load: need.Load) -> PairView:
+    """A pair as its files say now, counted for `load` and `free` memory.
 
     Raises:
         BadGguf, StoreError
     """
     models = [(each, *_read(store, each)) for each in record.models]
     target, draft = models[0][1], models[1][1] if record.draft else None
-    longest = fit.longest_context(target, draft)
-    size = min(context or fit.USUAL_CONTEXT, longest)
+    chosen, fit_notes = _fit(target, draft, free, load)
+    size = min(load.context, target.context)
+    size = size or (chosen.context if chosen else min(fit.USUAL_CONTEXT, target.context))
+    counted = replace(load, context=size)
 
     def bytes_for(tokens: int) -> int:
-        needs = (fit.need(each, tokens, kv_type=kv_type) for _, each, _ in models)
-        return fit.RUNTIME + sum(need.total for need in needs)
+        return fit.needed(target, draft, replace(load, context=tokens))
 
     judged = verdict(target, draft) if draft else None
+    needed = (need.need_of_target, need.need_of_draft)
     ours, *theirs = (
-        _model(store, *each, fit.need(each[1], size, kv_type=kv_type)) for each in models
+        _model(store, *each, of(each[1], counted)) for each, of in zip(models, needed, strict=False)
     )
-    chosen, fit_notes = _fit(target, draft, free, context, kv_type)
-    needs = ((tokens, bytes_for(tokens)) for tokens in _contexts(longest))
+    needs = ((tokens, bytes_for(tokens)) for tokens in _contexts(target.context))
     return PairView(
         name=record.name,
         source=record.source,
@@ -62,7 +62,7 @@ def describe(
         fit_notes=fit_notes,
         loaded=False,
         kind="model" if draft else "mtp-embedded" if ours.heads else "ngram",
-        contexts=[ContextView(tokens, need, fit.fits(need, free)) for tokens, need in needs],
+        contexts=[ContextView(tokens, total, fit.fits(total, free)) for tokens, total in needs],
         problem="",
     )
 
@@ -76,14 +76,31 @@ def _contexts(longest: int) -> Iterator[int]:
 
 
 def _fit(
-    target: Model, draft: Model | None, free: fit.Memory, context: int, kv_type: str
+    target: Model, draft: Model | None, free: fit.Memory, load: need.Load
 ) -> tuple[FitView | None, tuple[str, ...]]:
     try:
-        chosen = fit.fit(target, draft, free, context=context, kv_type=kv_type)
+        chosen = fit.fit(target, draft, free, load)
     except DoesNotFit as error:
         return None, (error.message,)
-    view = FitView(chosen.context, chosen.draft, chosen.gpu_layers, chosen.needed, chosen.free)
-    return view, (chosen.beyond, *chosen.notes) if chosen.beyond else chosen.notes
+    return fit_view(chosen), (chosen.beyond, *chosen.notes) if chosen.beyond else chosen.notes
+
+
+def fit_view(chosen: fit.Fit) -> FitView:
+    ours, theirs = (
+        NeedView(each.weights, each.cache, each.compute)
+        for each in (chosen.target, chosen.drafting)
+    )
+    return FitView(
+        context=chosen.context,
+        draft=chosen.draft,
+        gpu_layers=chosen.gpu_layers,
+        needed=chosen.needed,
+        free=chosen.free,
+        target=ours,
+        drafting=theirs,
+        prefixes=chosen.prefixes,
+        others=dict(chosen.others),
+    )
 
 
 def _read(store: Store, stored: StoredModel) -> tuple[Model, Traits]:
@@ -97,7 +114,7 @@ def _read(store: Store, stored: StoredModel) -> tuple[Model, Traits]:
 
 
 def _model(
-    store: Store, stored: StoredModel, model: Model, found: Traits, need: fit.Need
+    store: Store, stored: StoredModel, model: Model, found: Traits, needed: need.Need
 ) -> ModelView:
     return ModelView(
         file=stored.file,
@@ -113,9 +130,9 @@ def _model(
         size=model.file_size,
         rollback=model.rollback,
         has_template=found.template is not None,
-        weights=need.weights,
-        cache=need.cache,
-        compute=need.compute,
+        weights=needed.weights,
+        cache=needed.cache,
+        compute=needed.compute,
         quantization=found.quantization,
         types=found.types,
         licence=found.licence,

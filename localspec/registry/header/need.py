@@ -1,0 +1,105 @@
+"""How much memory a pair needs. Arithmetic on headers, as llama.cpp allocates.
+
+    memory = weights + cache + compute buffers, of both models, + prompts that have no slot + the worker's own
+
+The cache is one for all sequences, so its size is that of the context. Sliding windows are counted whole,
+because they are kept whole (`swa_full`). The compute buffer is what llama.cpp reserves for its widest
+pass: the rows of logits, what a layer makes of each row, and which cells each row may look at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from localspec.protocol.settings import KV_BLOCK, KvType
+from localspec.registry.header.model import Model
+
+# Bytes per cached number. A block of 32 has a scale of two bytes, of q5_1 an offset, too.
+KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
+PASS = 512  # rows of the widest one (the engine's `n_batch`)
+RUNTIME = 128 << 20  # a worker's own memory, backends loaded
+# Rows with logits in one pass: each sequence's drafts, and those that a request or a lookup may bring
+# (the engine's MAX_DEPTH and MAX_LIMIT).
+_DRAFTED, _MOST_DRAFTED = 15, 64
+# Copies of a recurrent state that the engine asks for, where the model can take tokens back by them.
+_SNAPSHOTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How a pair is to be loaded, as far as it costs memory.
+
+    context: tokens, 0 where it is to be chosen. parallel: sequences. exact: with a lane for exact mode,
+    which has a cache of its own. prefixes: bytes for prompts that have no slot, at most.
+    """
+
+    context: int = 0
+    kv_type: KvType = "f16"
+    parallel: int = 5
+    flash_attention: bool = True
+    exact: bool = False
+    prefixes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes one model needs at one context length."""
+
+    weights: int
+    cache: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.compute
+
+
+NOTHING = Need(0, 0, 0)
+
+
+def takes(model: Model, kv_type: KvType) -> bool:
+    """Whether the model's cache can be of this type."""
+    return kv_type == "f16" or not any(each % KV_BLOCK for each in model.kept.heads)
+
+
+def cache_per_token(model: Model, kv_type: KvType = "f16") -> float:
+    """Bytes of cache per token of context."""
+    return model.kept.cached * KV_BYTES[kv_type]
+
+
+def need_of_target(model: Model, load: Load) -> Need:
+    """Bytes for the model that answers, with `load.context` tokens."""
+    # One whose state cannot be cut has one sequence.
+    sequences = load.parallel if model.rollback in ("full", "short") else 1
+    rows = sequences * (_DRAFTED + 1) + _MOST_DRAFTED
+    found = _need(model, load, sequences, rows)
+    if not load.exact:
+        return found
+    exact = _need(model, load, 1, PASS)
+    return replace(found, cache=found.cache + exact.cache, compute=found.compute + exact.compute)
+
+
+def need_of_draft(model: Model, load: Load) -> Need:
+    """Bytes for the model that drafts. A type of cache that it does not take is f16 for it."""
+    if not takes(model, load.kv_type):
+        load = replace(load, kv_type="f16")
+    sequences = load.parallel + 2  # one for the exact lane, one to look in with
+    return _need(model, load, sequences, max(sequences, 16))
+
+
+def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:
+    copies = 1 + _SNAPSHOTS * (model.rollback == "snapshots")
+    logits = rows * model.vocabulary * 4
+    layer = PASS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
+    cells = (
+        PASS * load.context * (2 if model.rollback == "short" else 1)
+    )  # with and without a window
+    attention = 2 * cells if load.flash_attention else 4 * cells * (model.heads + 1)
+    return Need(
+        weights=model.weights,
+        cache=int(cache_per_token(model, load.kv_type) * load.context)
+        + model.kept.state * sequences * copies,
+        compute=2 * logits
+        + layer
+        + attention,  # logits: where they are made, and where they are read
+    )

@@ -1,0 +1,109 @@
+"""What the registry counts is what llama.cpp allocates: caches to the byte, buffers at most."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import llama_cpp.llama_cpp as C
+import pytest
+
+from benchmarks.synthetic import Shape, write_pair
+from localspec.engine.llama import Context, ContextSettings, Model, library
+from localspec.engine.pair.load import load_pair
+from localspec.engine.pair.models import ROLLBACK
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import EngineSettings, PairFiles
+from localspec.protocol.settings import KvType
+from localspec.registry.header import need
+from localspec.registry.header.model import read_local_model
+from tests.support import architectures
+
+MIB = 1 << 20
+CELLS, SEQUENCES = 4096, 3
+PLAIN = "llama gemma3 gemma3n gemma4 qwen35 falcon-h1 nemotron_h lfm2 mamba2 rwkv7".split()
+EXPERTS = "gpt-oss deepseek2 kimi-linear qwen3next".split()
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What llama.cpp says."""
+    lines: list[str] = []
+
+    @C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
+    def note(_level: int, text: bytes, _user: object) -> None:
+        lines.append(text.decode("utf-8", "replace"))
+
+    C.llama_log_set(note, None)
+    yield lines
+    C.llama_log_set(library._on_log, None)
+
+
+def buffers(lines: list[str], kinds: str) -> float:
+    """MiB of the buffers of such kinds that were made."""
+    found = re.findall(rf"({kinds}) buffer size = +([\d.]+) MiB", "".join(lines))
+    return sum(float(size) for _, size in found)
+
+
+def made(model: Model, kv_type: KvType = "f16") -> Context:
+    settings = ContextSettings(
+        n_ctx=CELLS,
+        n_batch=need.PASS,
+        n_seq=SEQUENCES,
+        n_outputs=SEQUENCES * 16 + 64,
+        n_threads=1,
+        type_kv=kv_type,
+        n_rollback=0 if model.cuttable else ROLLBACK,
+    )
+    return Context(model, settings)
+
+
+@pytest.mark.parametrize("architecture", PLAIN + EXPERTS)
+def test_caches_states_and_buffers_of_every_kind_of_model(
+    architecture: str, tmp_path: Path, told: list[str]
+) -> None:
+    path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
+    read = read_local_model(path)
+    counted = need._need(read, need.Load(context=CELLS), SEQUENCES, SEQUENCES * 16 + 64)
+    with Model(str(path)) as model:
+        told.clear()
+        with made(model):
+            kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
+    assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
+    assert counted.compute / MIB >= pass_
+
+
+@pytest.mark.parametrize("kv_type", need.KV_BYTES)
+def test_types_of_cache(kv_type: KvType, tmp_path: Path, told: list[str]) -> None:
+    target, _ = write_pair(tmp_path, Shape(2, 64, 128, 2, 512), Shape(1, 64, 128, 2, 512))
+    read = read_local_model(target)
+    with Model(str(target)) as model:
+        told.clear()
+        with made(model, kv_type):
+            kept = buffers(told, "KV")
+    counted = need._need(read, need.Load(context=CELLS, kv_type=kv_type), 1, 16)
+    assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
+
+
+def test_a_target_that_does_not_take_a_type_is_refused_and_a_draft_keeps_its_own(
+    tmp_path: Path,
+) -> None:
+    """Heads of 32 and of 16 numbers."""
+    even, odd = write_pair(
+        tmp_path, Shape(2, 64, 128, 2, 512, n_ctx=512), Shape(1, 64, 128, 4, 512, n_ctx=512)
+    )
+    settings = EngineSettings(n_ctx=512, type_kv="q4_0")
+
+    def loaded(target: Path, draft: Path) -> list[str]:
+        pair = load_pair(PairFiles("p", str(target), str(draft)), settings, lambda *_: None)
+        notes = pair.info().notes
+        pair.close()
+        return notes
+
+    said = "its attention heads have 16 numbers, and q4_0 keeps them in blocks of 32"
+    assert loaded(even, odd) == [f"The draft's KV cache is f16: {said}."]
+    with pytest.raises(LoadFailed, match=f"does not take `kv_type` q4_0: {said}. To use f16:"):
+        loaded(odd, even)
+    assert need.takes(read_local_model(even), "q4_0")
+    assert not need.takes(read_local_model(odd), "q4_0")
