@@ -131,11 +131,35 @@ class Config:
     listen_anywhere: Annotated[
         bool, About("allow a `listen` address that other machines can reach", at_once=True)
     ] = False
+    allow_hosts: Annotated[
+        str,
+        Meta(max_length=_LONGEST),
+        About("other names of this machine that TCP clients may use, for containers", at_once=True),
+    ] = ""
+    allow_origins: Annotated[
+        str,
+        Meta(max_length=_LONGEST),
+        About("web pages and browser extensions that may ask over TCP (CORS)", at_once=True),
+    ] = ""
+    any_model: Annotated[
+        bool, About("answer requests for an unknown model with the configured pair", at_once=True)
+    ] = False
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
     problems: tuple[Problem, ...] = field(default=(), compare=False)
 
 
 _DEFAULTS = Config()
+# What a member may be, and an example.
+_LISTS = {
+    "allow_hosts": (
+        re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"),
+        "host.docker.internal, box.lan (names without a port)",
+    ),
+    "allow_origins": (
+        re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://(\*|[^/\\\s,*]+)"),
+        "http://localhost:3000, chrome-extension://* (* allows every page)",
+    ),
+}
 KEYS = tuple(f.name for f in fields(Config) if f.name not in ("origin", "problems"))
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
@@ -195,6 +219,8 @@ def checked(key: str, value: Any) -> Any:
         value = said.special
     if isinstance(default, float) and type(value) is int and abs(value) < 1 << 53:
         value = float(value)
+    if isinstance(default, str) and isinstance(value, list):
+        value = ", ".join(map(str, value))  # of several values a file may have a list
     if type(value) is not type(default):
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
         raise ValueError(f"'{key}' must be {kind[type(default)]}, not {short(repr(value))}")
@@ -220,6 +246,13 @@ def _checked_text(key: str, value: str) -> str:
         raise ValueError("'pair' must be a pair's name or a file; the default is 'builtin'")
     if key == "pair" and value in ("default", "localspec"):
         raise ValueError(f"'pair' cannot be '{value}', which means the configured pair")
+    if key in _LISTS:
+        allowed, such_as = _LISTS[key]
+        for each in listed(value):
+            if not allowed.fullmatch(each):
+                raise ValueError(
+                    f"'{key}' must be a list such as {such_as}; {short(repr(each))} is none"
+                )
     if key == "listen" and value:
         try:
             host_and_port(value)
@@ -229,6 +262,11 @@ def _checked_text(key: str, value: str) -> str:
                 f"not {short(repr(value))}"
             ) from None
     return value
+
+
+def listed(value: str) -> list[str]:
+    """The members of a setting that is a list."""
+    return [each for each in re.split(r"[\s,]+", value) if each]
 
 
 def short(text: str) -> str:

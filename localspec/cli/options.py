@@ -48,6 +48,7 @@ COMMANDS = {
     "config": ("localspec.cli.commands.config", "Show and change the configuration."),
     "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
     "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),
+    "token": ("localspec.cli.commands.daemon.token", "Print the token for TCP clients."),
     "stop": (
         "localspec.cli.commands.daemon.stop",
         "Stop the daemon.",

@@ -239,6 +239,7 @@ class Daemon:
         """
         state, wanted = self._state, self._state.config.listen
         if wanted == self._listens and (state.tcp or not wanted):
+            state.tcp = state.tcp and tcp.allowing(state.tcp, state.config)
             return
         self._server.leave()
         state.tcp, state.tcp_problem, self._listens = None, "", wanted
@@ -246,7 +247,8 @@ class Daemon:
             return
         try:
             listening = tcp.bind(state.config)
-            state.tcp = tcp.auth_of(listening, tcp.kept_token(state.paths.token))
+            auth = tcp.auth_of(listening, tcp.kept_token(state.paths.token))
+            state.tcp = tcp.allowing(auth, state.config)
             await self._server.listen(_Listening(fileno=listening.detach()))
         except (errors.LocalspecError, OSError) as error:
             if state.config.origin.get("listen") == "flag":

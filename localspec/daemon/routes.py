@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from localspec.daemon.http import errors
@@ -115,6 +115,24 @@ _ROUTES = [_route(*each) for each in ROUTES]
 _ROUTES += [_route(method, ALSO[path], name) for method, path, name in ROUTES if path in ALSO]
 
 
+async def _on_http(request: Request, error: Exception) -> Response:
+    """As of any error of Starlette's; what a path takes is told whole, and to OPTIONS as its answer."""
+    assert isinstance(error, HTTPException)
+    whole = request.method == "OPTIONS" and request.scope["path"] == "*"
+    taken = {
+        method
+        for route in _ROUTES
+        if whole or route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+    if taken:
+        allow = {"allow": ", ".join(sorted({*taken, "OPTIONS"}))}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=allow)
+        error.headers = {**(error.headers or {}), **allow}
+    return await errors.on_http(request, error)
+
+
 def application(state: State) -> ASGIApp:
     app = Starlette(
         routes=_ROUTES,
@@ -122,7 +140,7 @@ def application(state: State) -> ASGIApp:
             LocalspecError: errors.on_ours,
             BadBody: errors.on_body,
             ClientGone: errors.on_gone,
-            HTTPException: errors.on_http,
+            HTTPException: _on_http,
         },
         middleware=[
             Middleware(errors.LastResort),

@@ -22,6 +22,7 @@ from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.threads import Shared, Threads
 from localspec.daemon.worker.supervisor import Supervisor
+from localspec.errors import NoSuchPair
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 
@@ -59,9 +60,23 @@ class State:
     async def pair(self, name: str, receive: Receive) -> PairFiles:
         """The files of a pair, checked unless it is loaded already; see pairs.resolve.
 
+        The configured pair's where none has the name and the configuration says so (`any_model`).
+
         Raises:
             ClientGone: whoever asked, the client behind `receive`, has left meanwhile.
         """
+        try:
+            return await self._pair(name, receive)
+        except NoSuchPair as error:
+            if not self.config.any_model:
+                error.message += (
+                    " To have the configured pair answer for such names: localspec config set any_model "
+                    "true"
+                )
+                raise
+        return await self._pair("", receive)
+
+    async def _pair(self, name: str, receive: Receive) -> PairFiles:
         name = names.full_name(name, self.config)
         held = self.supervisor.loaded.holds(name)
         if held or not names.needs_a_look(name):

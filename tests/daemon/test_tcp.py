@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import stat
@@ -16,7 +17,14 @@ import pytest
 
 from localspec.daemon.http import tcp
 from localspec.errors import UnsafePath
-from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, temporary_home
+from tests.support.daemons import (
+    PATIENCE,
+    Answer,
+    Home,
+    RunningDaemon,
+    temporary_home,
+    wait_for,
+)
 
 
 @dataclass
@@ -27,14 +35,14 @@ class Served:
     url: str
     token: str
 
-    def get(self, path: str, **headers: str) -> Answer:
+    def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
         """`headers` with _ for -; a token unless `authorization` is given, "" for none."""
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         sent = {"host": f"{host}:{port}", "authorization": f"Bearer {self.token}"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PATIENCE)
         try:
-            connection.putrequest("GET", path, skip_host=True)
+            connection.putrequest(method, path, skip_host=True)
             for name, value in sent.items():
                 if value:
                     connection.putheader(name, value)
@@ -251,3 +259,204 @@ def test_httpx_over_tcp_reads_a_stream(api: Served) -> None:
         "POST", f"{api.url}/v1/chat/completions", json=body, headers=headers
     ) as stream:
         assert [*stream.iter_lines()][-2:] == ["data: [DONE]", ""]
+
+
+# ---------------------------------------------------------------- what a person allows
+
+
+@pytest.fixture(scope="module")
+def allowing() -> Iterator[Served]:
+    with temporary_home() as home:
+        home.use_fake(
+            listen="127.0.0.1:0",
+            allow_hosts="Host.docker.internal, box.lan",
+            allow_origins="http://localhost:3000 chrome-extension://*",
+        )
+        daemon = RunningDaemon(home)
+        yield served(home)
+        daemon.stop()
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it(api: Served) -> None:
+    assert api.get("/v1/models", authorization="", x_api_key=api.token).status == 200
+    # A client may send both, and one of them may be a placeholder.
+    assert api.get("/v1/models", authorization="Bearer none", x_api_key=api.token).status == 200
+    assert api.get("/v1/models", x_api_key="none").status == 200
+    assert api.get("/v1/models", authorization="", x_api_key="none").status == 401
+    assert api.get("/v1/models", authorization="", x_api_key="").status == 401
+
+
+@pytest.mark.parametrize("host", ["host.docker.internal:8012", "BOX.lan", "box.lan:1"])
+def test_a_container_may_use_a_name_that_was_allowed(allowing: Served, host: str) -> None:
+    assert allowing.get("/v1/models", host=host).status == 200
+    assert allowing.get("/v1/models", host=host, authorization="").status == 401
+
+
+@pytest.mark.parametrize("host", ["lan", "x.box.lan", "box.lan.evil.example", "box.lan:x"])
+def test_only_whole_names_are_allowed(allowing: Served, host: str) -> None:
+    answer = allowing.get("/v1/models", host=host)
+    assert answer.status == 403
+    assert "`allow_hosts`" in answer.error["message"]
+
+
+def preflight(api: Served, origin: str) -> Answer:
+    return api.get(
+        "/v1/chat/completions",
+        "OPTIONS",
+        authorization="",
+        origin=origin,
+        access_control_request_method="POST",
+        access_control_request_headers="authorization,content-type,x-stainless-os",
+        access_control_request_private_network="true",
+    )
+
+
+@pytest.mark.parametrize("origin", ["http://localhost:3000", "chrome-extension://abcdefgh"])
+def test_a_page_that_was_allowed_may_ask_and_see_the_answer(allowing: Served, origin: str) -> None:
+    asked = preflight(allowing, origin)
+    assert asked.status == 204
+    assert asked.headers["access-control-allow-origin"] == origin
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert asked.headers["access-control-allow-headers"].endswith("x-stainless-os")
+    assert asked.headers["access-control-allow-private-network"] == "true"
+    assert asked.headers["vary"] == "Origin"
+    for authorization, status in ((f"Bearer {allowing.token}", 200), ("", 401)):
+        answer = allowing.get("/v1/models", origin=origin, authorization=authorization)
+        assert answer.status == status
+        assert answer.headers["access-control-allow-origin"] == origin
+        assert "access-control-allow-credentials" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3001", "https://localhost:3000", "null", "moz-extension://a"]
+)
+def test_other_pages_may_not(allowing: Served, origin: str) -> None:
+    answer = preflight(allowing, origin)
+    assert answer.status == 403
+    assert "`allow_origins`" in answer.error["message"]
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_what_is_allowed_counts_at_once(home: Home) -> None:
+    home.use_fake(listen="127.0.0.1:0")
+    daemon = RunningDaemon(home)
+    api = served(home)
+    page = "http://page.example"
+    assert api.get("/v1/models", origin=page).status == 403
+    home.run("config", "set", "allow_origins", "*")
+    home.run("config", "set", "allow_hosts", "box.lan")
+    assert api.get("/v1/models", origin=page, host="box.lan").status == 200
+    home.run("config", "unset", "allow_origins")
+    assert api.get("/v1/models", origin=page).status == 403
+    daemon.stop()
+
+
+def test_options_says_what_a_path_takes(api: Served) -> None:
+    for path, allowed in (
+        ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/localspec/pulls", "GET, HEAD, OPTIONS, POST"),
+    ):
+        for answer in (
+            api.get(path, "OPTIONS", authorization=""),
+            api.home.request("OPTIONS", path),
+        ):
+            assert (answer.status, answer.headers["allow"]) == (204, allowed)
+    assert api.get("/nothing", "OPTIONS").status == 404
+    assert "POST" in api.get("*", "OPTIONS").headers["allow"]
+    refused = api.get("/localspec/pulls", "PUT")
+    assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
+
+
+def test_the_token_is_printed_and_said_where_it_lies(api: Served, home: Home) -> None:
+    assert api.home.run("token").stdout == f"{api.token}\n"
+    assert json.loads(api.home.run("token", "--json").stdout) == {
+        "token": api.token,
+        "file": str(api.home.root / "state" / "token"),
+    }
+    none = home.run("token")
+    assert none.returncode == 2
+    assert "There is no token in" in none.stderr
+    assert "localspec config set listen" in none.stderr
+
+
+# ---------------------------------------------------------------- clients that close their own side
+
+
+def said(api: Served, data: str, *, unix: bool, leaves: bool = False) -> bytes:
+    """What comes back to a client that closes its side as soon as it has said `data`."""
+    if unix:
+        raw = socket.socket(socket.AF_UNIX)
+        raw.settimeout(PATIENCE)
+        raw.connect(str(api.home.socket))
+    else:
+        host, port = api.url.removeprefix("http://").split(":")
+        raw = socket.create_connection((host, int(port)), PATIENCE)
+    with raw:
+        raw.sendall(data.encode())
+        if leaves:
+            return b""
+        raw.shutdown(socket.SHUT_WR)
+        received = b""
+        while chunk := raw.recv(65536):
+            received += chunk
+    return received
+
+
+def request(api: Served, text: str, *, stream: bool, version: str = "1.1") -> str:
+    body = json.dumps({"messages": [{"role": "user", "content": text}], "stream": stream})
+    host = api.url.removeprefix("http://")
+    return (
+        f"POST http://{host}/v1/chat/completions HTTP/{version}\r\nHost: {host}\r\nAuthorization: "
+        f"Bearer {api.token}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+    )
+
+
+@pytest.mark.parametrize("unix", [True, False])
+@pytest.mark.parametrize(("stream", "version"), [(True, "1.1"), (False, "1.1"), (False, "1.0")])
+def test_a_client_that_closes_its_side_gets_its_answer(
+    api: Served, unix: bool, stream: bool, version: str
+) -> None:
+    """Its request's target is a whole address, as proxies are sent it."""
+    answer = said(api, request(api, "slow 4", stream=stream, version=version), unix=unix)
+    assert b"HTTP/1.1 200 OK" in answer
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+    two = said(api, 2 * request(api, "say both", stream=False), unix=unix)
+    assert two.count(b"HTTP/1.1 200 OK") == 2
+
+
+@pytest.mark.parametrize("unix", [True, False])
+def test_a_client_that_leaves_is_seen_to(api: Served, unix: bool) -> None:
+    before = api.home.status()["counts"]["cancelled"]
+    said(api, request(api, "late 30", stream=True), unix=unix, leaves=True)
+
+    def cancelled() -> bool:
+        status = api.home.status()
+        return bool(status["counts"]["cancelled"] == before + 1 and status["running"] == 0)
+
+    wait_for(cancelled, "the request of a client that left to be cancelled")
+
+
+def test_the_host_of_a_whole_address_is_the_one_that_counts(api: Served) -> None:
+    host = api.url.removeprefix("http://")
+    for target, named, status in (
+        (f"http://{host}/health", "evil.example", b"200"),
+        ("http://evil.example/health", host, b"403"),
+        (f"HTTP://{host}", host, b"401"),
+    ):
+        head = f"GET {target} HTTP/1.1\r\nHost: {named}\r\nConnection: close\r\n\r\n"
+        assert said(api, head, unix=False).startswith(b"HTTP/1.1 " + status)
+
+
+def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -> None:
+    home.use_fake()
+    daemon = RunningDaemon(home)
+    refused = home.chat("say hello", model="gpt-4o")
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert refused.error["message"].endswith("localspec config set any_model true")
+    home.run("config", "set", "any_model", "true")
+    for name in ("gpt-4o", "anthropic/claude", "llama3:8b"):
+        answered = home.chat("say hello", model=name)
+        assert (answered.text, answered.json["model"]) == ("hello", str(home.model))
+    assert home.chat("say hello", model=str(home.root / "none.gguf")).status == 404
+    assert home.run("show", "gpt-4o").returncode == 1
+    daemon.stop()

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import resource
+import select
 import socket
 import struct
 import sys
@@ -37,6 +38,8 @@ REFUSED_AT_ONCE = 8  # connections too many that are still told so; more are clo
 MANY_FILES = 10_240  # what macOS allows at most
 UNIX = "unix"  # in the place of a host name, before the number of the peer's process
 
+LOOK_SECONDS = 0.25  # between two looks whether a client that has said all is still there
+_ABSOLUTE = re.compile(rb"(?i)http://([^/?#]*)(.*)")
 _FOLDED = re.compile(rb"\n[ \t]")
 _HEAD_END = re.compile(rb"\n\r?\n")
 
@@ -45,6 +48,7 @@ class StrictHTTP(h11.Connection):
     """h11, which refuses besides what two programs may read in two ways."""
 
     problem = ""  # the sentence about a refused request
+    streams = False  # whether the answer that is being sent is a stream of events
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         """As h11 has it.
@@ -64,11 +68,33 @@ class StrictHTTP(h11.Connection):
                 self._refuse(
                     "A header of the request continues on a second line, which is not allowed."
                 )
+            return _with_a_path(event)
         return event
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        """As h11 has it."""
+        if isinstance(event, h11.Response):
+            self.streams = any(value.startswith(b"text/event-stream") for _, value in event.headers)
+        return super().send_with_data_passthrough(event)
 
     def _refuse(self, problem: str) -> None:
         self.problem = problem
         raise h11.RemoteProtocolError(problem)
+
+
+def _with_a_path(request: h11.Request) -> h11.Request:
+    """Where the target is a whole address, as a proxy is sent it: its path, and its host as the Host."""
+    found = _ABSOLUTE.fullmatch(request.target)
+    if found is None:
+        return request
+    path = found[2] if found[2].startswith(b"/") else b"/" + found[2]
+    others = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        target=path,
+        headers=[(b"host", found[1]), *others],
+        http_version=request.http_version,
+    )
 
 
 class ClientConnection(H11Protocol):
@@ -84,6 +110,7 @@ class ClientConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None  # the state of the client that the deadline is for
         self._stalled: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None  # it will say nothing more
         transport.set_write_buffer_limits(0)  # whatever the kernel does not take waits to be read
         connected = transport.get_extra_info("socket")
         if connected.family == socket.AF_UNIX:
@@ -120,7 +147,7 @@ class ClientConnection(H11Protocol):
         self.over_tcp.discard(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        for timer in (self._deadline, self._stalled):
+        for timer in (self._deadline, self._stalled, self._looking):
             if timer:
                 timer.cancel()
 
@@ -137,6 +164,8 @@ class ClientConnection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._set_deadline()
+        if self._looking and not self._awaits_an_answer():
+            self.transport.close()
 
     def _set_deadline(self) -> None:
         """A request that has begun must end in time; one deadline for its head, one for its body."""
@@ -165,6 +194,47 @@ class ClientConnection(H11Protocol):
             )
         else:
             self.transport.close()
+
+    # ------------------------------------------------------------------ clients that say nothing more
+
+    def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's own says nothing
+        """Whether the connection stays: whoever has only closed its own side waits for the answer."""
+        if not self._awaits_an_answer() or self._gone():
+            return False
+        # Over TCP a client that has left looks the same until something is sent to it: a sign of life
+        # that every client passes over. What it answers is seen at the next look.
+        begun = self.conn.our_state is h11.SEND_BODY
+        if self in self.over_tcp and self.conn.their_http_version != b"1.0":
+            with contextlib.suppress(h11.LocalProtocolError):
+                if not begun:
+                    sign = h11.InformationalResponse(
+                        status_code=100, headers=[], reason=b"Continue"
+                    )
+                    self.transport.write(self.conn.send(sign) or b"")
+                elif self.conn.streams:
+                    self.transport.write(self.conn.send(h11.Data(data=b":\n\n")) or b"")
+        self._looking = self.loop.call_later(LOOK_SECONDS / 10, self._look)
+        return True
+
+    def _awaits_an_answer(self) -> bool:
+        """Whether a whole request was read and its answer is not."""
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.more_body
+
+    def _look(self) -> None:
+        if self._gone():
+            self.transport.abort()
+        else:
+            self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _gone(self) -> bool:
+        """Whether the client has closed both sides, as far as the kernel knows."""
+        number = self.transport.get_extra_info("socket").fileno()
+        if number < 0 or not hasattr(select, "poll"):
+            return True
+        looking = select.poll()
+        looking.register(number, 0)  # of errors and of the end it tells in any case
+        return bool(looking.poll(0))
 
     # ------------------------------------------------------------------ slow readers
 

@@ -2,7 +2,8 @@
 
 A web page can send requests to any port of the machine its reader sits at, and a name of its own can
 be made to point there (DNS rebinding). So a request must name the host it means by a name that only
-this machine has, come from no foreign page, and carry the token.
+this machine has, come from no foreign page, and carry the token. A person can allow more names and pages
+(`allow_hosts`, `allow_origins`), and these need the token, too.
 """
 
 from __future__ import annotations
@@ -15,58 +16,73 @@ import socket
 import stat
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec import files
-from localspec.config import Config, host_and_port
+from localspec.config import Config, host_and_port, listed
 from localspec.daemon.http import errors
 from localspec.daemon.http.connection import UNIX
 from localspec.errors import Forbidden, Unauthorized, UnsafePath, UsageError
 
 _OPEN = frozenset({"/health"})  # as llama-server's: whoever waits for the daemon has no token yet
 _TOKEN_BYTES = 32
+_ASKED_AGAIN = "600"  # seconds that a browser keeps what it was allowed
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAuth:
-    """Where TCP clients come in, and by which token."""
+    """Where TCP clients come in, and by which token; `hosts` and `origins` that a person allows besides."""
 
     url: str
     address: str
     token: str
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
 
-    def check(self, headers: Headers, path: str) -> None:
-        """Whether a request may come in.
+    def page(self, headers: Headers) -> str:
+        """The origin of the web page that asks, one of those that may, or "".
 
         Raises:
-            Forbidden: it means another host, or comes from a web page.
-            Unauthorized: it has not the token.
+            Forbidden: the request means another host, or comes from another web page.
         """
-        host = headers.get("host", "")
+        host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_here(host):
-            raise Forbidden(f"The Host header names {host!r}, which is not this daemon's address.")
-        # The port may differ from ours, through an SSH tunnel; then it does in both.
-        origin = headers.get("origin")
-        if origin not in (None, f"http://{host}"):
-            raise Forbidden(f"Requests from web pages at {origin!r} are not allowed.")
-        if path in _OPEN:
-            return
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = f"{scheme.lower()} {token.strip()}".encode()
-        if not hmac.compare_digest(given, f"bearer {self.token}".encode()):
-            raise Unauthorized(
-                "The bearer token is missing or wrong; `localspec status` shows where it is stored."
+            raise Forbidden(
+                f"The Host header names {host!r}, which is not this daemon's address; other names are "
+                "allowed by `allow_hosts`."
             )
+        # The port may differ from ours, through an SSH tunnel; then it does in both.
+        foreign = "" if origin in (None, f"http://{host}") else str(origin)
+        if foreign and not self._is_allowed(foreign):
+            raise Forbidden(
+                f"Requests from web pages at {foreign!r} are not allowed; they are by `allow_origins`."
+            )
+        return foreign
+
+    def check_token(self, headers: Headers) -> None:
+        """Raises Unauthorized: a request has not the token."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        ours = self.token.encode()
+        # One of the two may be a placeholder.
+        right = hmac.compare_digest(bearer.encode(), ours)
+        right |= hmac.compare_digest(headers.get("x-api-key", "").strip().encode(), ours)
+        if not right:
+            raise Unauthorized("The bearer token is missing or wrong; `localspec token` prints it.")
+
+    def _is_allowed(self, origin: str) -> bool:
+        scheme = origin.partition("://")[0]
+        return not self.origins.isdisjoint({"*", origin.lower(), f"{scheme.lower()}://*"})
 
     def _is_here(self, host: str) -> bool:
         name, colon, port = host.rpartition(":")
         if not colon or not port.isdigit():
             name = host
-        if name.lower() == "localhost":
+        if name.lower() == "localhost" or name.lower() in self.hosts:
             return True
         try:
             named = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
@@ -104,7 +120,12 @@ class TcpAuthMiddleware:
             try:
                 if (auth := self._auth()) is None:
                     raise Forbidden("The daemon does not serve TCP.")
-                auth.check(Headers(scope=scope), scope["path"])
+                headers = Headers(scope=scope)
+                if origin := auth.page(headers):
+                    send = _for_a_page(origin, headers, send)
+                # What is allowed is asked without a token: browsers have no other way.
+                if scope["path"] not in _OPEN and scope["method"] != "OPTIONS":
+                    auth.check_token(headers)
             except (Forbidden, Unauthorized) as error:
                 answer = errors.Refusal(error)
                 if isinstance(error, Unauthorized):
@@ -113,6 +134,29 @@ class TcpAuthMiddleware:
                 return
         _by_tcp.set(scope["type"] == "http" and came_by_tcp(scope))
         await self._app(scope, receive, send)
+
+
+def _for_a_page(origin: str, asked: Headers, send: Send) -> Send:
+    """Adds what a browser must read before a page of that origin may see the answer (CORS)."""
+    more = {"access-control-allow-origin": origin, "vary": "Origin"}
+    if "access-control-request-method" in asked:  # it asks before it asks
+        more["access-control-allow-methods"] = "GET, POST, DELETE"
+        more["access-control-max-age"] = _ASKED_AGAIN
+        if headers := asked.get("access-control-request-headers"):
+            more["access-control-allow-headers"] = headers
+        if "access-control-request-private-network" in asked:
+            more["access-control-allow-private-network"] = "true"
+    else:
+        more["access-control-expose-headers"] = "Retry-After"
+
+    async def allowing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(raw=list(message.get("headers", [])))
+            headers.update(more)
+            message = {**message, "headers": headers.raw}
+        await send(message)
+
+    return allowing
 
 
 def bind(config: Config) -> socket.socket:
@@ -148,9 +192,16 @@ def bind(config: Config) -> socket.socket:
 def auth_of(listening: socket.socket, token: str) -> TcpAuth:
     """That of a bound socket; its port is the one that 0 stood for."""
     host, port = listening.getsockname()[:2]
-    return TcpAuth(
-        f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", host, token
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return TcpAuth(url, host, token)
+
+
+def allowing(auth: TcpAuth, config: Config) -> TcpAuth:
+    """The same with the hosts and origins that the configuration allows now."""
+    hosts, origins = (
+        frozenset(listed(each.lower())) for each in (config.allow_hosts, config.allow_origins)
     )
+    return replace(auth, hosts=hosts, origins=origins)
 
 
 def kept_token(file: Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from localspec.config import Config
 from localspec.daemon.http import tcp
-from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavailable
+from localspec.errors import ModelNotFound, NoSuchPair, PullCancelled, RegistryError, Unavailable
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -100,12 +100,10 @@ def unseen() -> Iterator[None]:
     """
     try:
         yield
-    except (ModelNotFound, RegistryError):
+    except (ModelNotFound, RegistryError) as error:
         if tcp.answers_tcp():
-            raise ModelNotFound(
-                "There is no usable model at that path.",
-                param="model",
-            ) from None
+            kind = NoSuchPair if isinstance(error, NoSuchPair) else ModelNotFound
+            raise kind("There is no usable model at that path.", param="model") from None
         raise
 
 
@@ -137,7 +135,7 @@ def one_file(name: str) -> Path:
 
         if file := ollama.named(name):
             return file
-        raise ModelNotFound(
+        raise NoSuchPair(
             f"Ollama has no model '{name[:80]}'. To list its models: localspec import",
             param="model",
         )

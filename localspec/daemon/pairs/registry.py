@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.daemon.worker.placement import free_memory
-from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
+from localspec.errors import InvalidRequest, ModelNotFound, NoSuchPair, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
 from localspec.protocol.pairs import CollectedView, RemovedView
@@ -231,7 +231,7 @@ class Registry:
         except ModelNotFound:
             return None
 
-    def unknown(self, name: str) -> ModelNotFound:
+    def unknown(self, name: str) -> NoSuchPair:
         """That there is no such pair, and which names are near."""
         from localspec.registry.catalogue import REPO, did_you_mean
 
@@ -241,7 +241,7 @@ class Registry:
         hint = did_you_mean(name.strip().lower(), names)
         if REPO.fullmatch(name.strip()) and not hint:
             hint = f" For the repository on the Hugging Face hub: localspec pull {name.strip()}."
-        return ModelNotFound(
+        return NoSuchPair(
             f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
         )
 

@@ -69,10 +69,8 @@ def cache_per_token(model: Model, kv_type: KvType = "f16") -> float:
 
 def need_of_target(model: Model, load: Load) -> Need:
     """Bytes for the model that answers, with `load.context` tokens."""
-    # One whose state cannot be cut has one sequence.
-    sequences = load.parallel if model.rollback in ("full", "short") else 1
-    rows = sequences * (_DRAFTED + 1) + _MOST_DRAFTED
-    found = _need(model, load, sequences, rows)
+    rows = load.parallel * (_DRAFTED + 1) + _MOST_DRAFTED
+    found = _need(model, load, load.parallel, rows)
     if not load.exact:
         return found
     exact = _need(model, load, 1, PASS)

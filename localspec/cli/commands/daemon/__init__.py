@@ -1,6 +1,7 @@
 """The commands about the daemon itself, each in the file of its name.
 
 start, stop, status, logs  what it does and says
+token                      what TCP clients need
 unload                     give the loaded pair's memory back
 service                    let the system start it
 doctor                     what keeps it from working well

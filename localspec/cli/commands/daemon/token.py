@@ -1,0 +1,38 @@
+"""`localspec token`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from localspec.cli.terminal import render
+from localspec.errors import UsageError
+from localspec.paths import default_paths, read_file
+
+
+@click.command(
+    help="Print the bearer token that TCP clients need.",
+    epilog='Examples:\n\n\b\n  localspec token\n  export OPENAI_API_KEY="$(localspec token)"',
+)
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+def command(as_json: bool) -> int:
+    file = default_paths().token
+    try:
+        token = read_file(file).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        token = ""
+    except OSError as error:
+        raise UsageError(f"The token file {file} cannot be read: {error.strerror}.") from error
+    if not token:
+        raise UsageError(
+            f"There is no token in {file} yet; it is made when TCP is first served: localspec config set "
+            "listen 127.0.0.1:8012"
+        )
+    if as_json:
+        render.record({"token": token, "file": str(file)})
+        return 0
+    render.verbatim(token)
+    if sys.stdout.isatty():
+        render.note(f"It is stored in {file}. Whoever has it can do what you can.")
+    return 0
