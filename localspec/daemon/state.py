@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
@@ -77,6 +78,12 @@ class State:
         return await self._pair("", receive)
 
     async def _pair(self, name: str, receive: Receive) -> PairFiles:
+        found = await self._found(name, receive)
+        if self.registry.has_presets:
+            found = await asyncio.to_thread(self.registry.preset, found)
+        return found
+
+    async def _found(self, name: str, receive: Receive) -> PairFiles:
         name = names.full_name(name, self.config)
         held = self.supervisor.loaded.holds(name)
         if held or not names.needs_a_look(name):

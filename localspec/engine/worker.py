@@ -227,7 +227,7 @@ class Worker:
             return
         vocab = pair.vocab
         renderer = TemplateRenderer(
-            pair.models.target.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
+            pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
         )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
         self._preparers.use(pair, renderer)

@@ -147,11 +147,16 @@ class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PairFiles(msgspec.Struct, omit_defaults=True):
-    """A pair by name and absolute paths. `draft` None: the target alone."""
+    """A pair by name and absolute paths. `draft` None: the target alone.
+
+    `chat_template`, its text, and `sampling`, defaults by parameter, go before what the target's file says.
+    """
 
     name: str
     target: str
     draft: str | None = None
+    chat_template: str = ""
+    sampling: dict[str, float] = {}
 
 
 class EngineSettings(msgspec.Struct, omit_defaults=True):

@@ -6,7 +6,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +14,7 @@ import msgspec
 
 from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import read_file
+from localspec.protocol.sampling import parameters
 from localspec.protocol.settings import Context
 
 VERSION = 1
@@ -25,7 +26,11 @@ REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,9
 FILE = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
+_NO_DEFAULTS = ("seed", "dry_sequence_breakers")
 _MEMORY = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
+
+
+_LONGEST_TEMPLATE = 1 << 20  # bytes; the longest of known models has 20 thousand
 
 
 # A model of its own; heads in the target's file or in one beside it; or the text itself, which all have.
@@ -53,7 +58,18 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     size_gib: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
-class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a person says of a pair in place of its target's file, and no more.
+
+    chat_template: a file, beside models.toml unless its path is absolute, and once it is read its text.
+    sampling: defaults by parameter.
+    """
+
+    chat_template: str = ""
+    sampling: dict[str, float] = {}
+
+
+class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the catalogue. `memory`: GB of GPU memory it is meant for, or "cpu".
 
     heads: a file of heads that were trained with the target and predict several tokens (MTP);
@@ -98,10 +114,11 @@ class Pair(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Pairs by name, and the other names people type for them."""
+    """Pairs by name, the other names people type for them, and what goes before a pair's own files."""
 
     pairs: Mapping[str, Pair]
     aliases: Mapping[str, str]
+    presets: Mapping[str, Preset] = field(default_factory=dict)  # by pair, of those that have one
 
     def find(self, name: str) -> tuple[str, Pair]:
         """The pair's own name and the pair.
@@ -143,18 +160,23 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
     """
     pairs: dict[str, Pair] = {}
     aliases: dict[str, str] = {}
+    presets: dict[str, Preset] = {}
     for path in (shipped or shipped_catalogue(), user):
         if path == user and not path.exists():
             continue
-        for name, pair in read_catalogue(path, pairs).items():
+        found, preset = read_catalogue(path, pairs)
+        presets |= preset
+        for name, pair in found.items():
             aliases = {alias: own for alias, own in aliases.items() if own != name}
             pairs[name] = pair
             aliases.update(dict.fromkeys(pair.aliases, name))
-    return Catalogue(pairs, aliases)
+    return Catalogue(pairs, aliases, presets)
 
 
-def read_catalogue(path: Path, below: Collection[str] = ()) -> dict[str, Pair]:
-    """One file's pairs, strictly checked; it is laid over the pairs named `below`.
+def read_catalogue(
+    path: Path, below: Collection[str] = ()
+) -> tuple[dict[str, Pair], dict[str, Preset]]:
+    """One file's pairs and presets, strictly checked; it is laid over the pairs named `below`.
 
     Raises:
         CatalogueError: naming file, line and key, and what is allowed.
@@ -182,9 +204,15 @@ def read_catalogue(path: Path, below: Collection[str] = ()) -> dict[str, Pair]:
     entries = table.get("pairs", {})
     if not isinstance(entries, dict):
         raise place.error(("pairs",), "pairs must be a table: [pairs.NAME]")
-    pairs = {name: _read_pair(place, name, entry) for name, entry in entries.items()}
+    read = {name: _read_entry(place, name, entry) for name, entry in entries.items()}
+    pairs = {name: each for name, each in read.items() if isinstance(each, Pair)}
     _check_names(place, pairs, below)
-    return pairs
+    presets = {
+        name: _preset(place, name, each)
+        for name, each in read.items()
+        if each.chat_template or each.sampling
+    }
+    return pairs, presets
 
 
 class _Place:
@@ -227,9 +255,40 @@ class _Place:
         return None
 
 
-def _read_pair(place: _Place, name: str, entry: object) -> Pair:
+def _preset(place: _Place, name: str, entry: Preset) -> Preset:
+    """With the template's text, and every number checked."""
+    keys = ("pairs", name, "sampling")
+    known = {each.name: each.kind for each in parameters() if each.name not in _NO_DEFAULTS}
+    for key, value in entry.sampling.items():
+        if key not in known:
+            raise place.error((*keys, key), f"there is no sampling parameter '{key[:40]}'")
+        try:
+            msgspec.convert(int(value) if value == int(value) else value, known[key], strict=False)
+        except (msgspec.ValidationError, OverflowError, ValueError) as error:
+            raise place.error((*keys, key), f"{value} is not allowed: {error}") from None
+    if not entry.chat_template:
+        return Preset(sampling=entry.sampling)
+    file = place.path.parent / Path(entry.chat_template).expanduser()
     try:
-        pair = msgspec.convert(entry, Pair, strict=True)
+        text = read_file(file).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise place.error(
+            ("pairs", name, "chat_template"), f"{file} cannot be read: {why}"
+        ) from None
+    if not text.strip() or len(text) > _LONGEST_TEMPLATE:
+        raise place.error(
+            ("pairs", name, "chat_template"), f"{file} is empty or too large for a template"
+        )
+    return Preset(chat_template=text, sampling=entry.sampling)
+
+
+def _read_entry(place: _Place, name: str, entry: object) -> Pair | Preset:
+    """A pair; without a target, what is said of one that is here."""
+    said = set(entry) if isinstance(entry, dict) else set()
+    kind = Preset if said and said <= set(Preset.__struct_fields__) else Pair
+    try:
+        pair = msgspec.convert(entry, kind, strict=True)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         keys = tuple(re.findall(r"\w+", where))
@@ -238,6 +297,8 @@ def _read_pair(place: _Place, name: str, entry: object) -> Pair:
             keys += (field[1],)
         what = what.replace("Object", "the table").replace("`", "'")
         raise place.error(("pairs", name, *keys), what[:1].lower() + what[1:]) from None
+    if not isinstance(pair, Pair):
+        return pair
     for keys, pattern, value, shape in _patterns(name, pair):
         if value and not pattern.fullmatch(value):
             raise place.error(("pairs", name, *keys), f"'{value}' is not {shape}")

@@ -289,3 +289,29 @@ def test_a_file_that_is_cut_while_it_is_mapped_harms_no_daemon(home: Home) -> No
         assert "Safe mode" not in str(home.status())
     finally:
         daemon.stop()
+
+
+def test_a_template_and_defaults_of_ones_own_go_before_the_files(home: Home) -> None:
+    """An edit counts from the next question."""
+    folder = home.root / "config"
+    folder.mkdir()
+    (folder / "mine.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    models = folder / "models.toml"
+    models.write_text('[pairs.builtin]\nchat_template = "mine.jinja"\nsampling = { top_k = 1 }\n')
+    daemon = RunningDaemon(home)
+
+    def prompt() -> str:
+        messages = [{"role": "user", "content": "What?"}]
+        found: str = home.request("POST", "/apply-template", {"messages": messages}).json["prompt"]
+        return found
+
+    assert prompt() == "[What?]"
+    props = home.request("GET", "/props").json
+    assert props["chat_template"].startswith("{% for m in messages %}[")
+    assert props["default_generation_settings"]["params"]["top_k"] == 1
+    texts = {home.chat(QUESTION, max_tokens=8, seed=seed).text for seed in range(4)}
+    assert len(texts) == 1
+    assert "chat template is the one that models.toml names" in home.run("show", "builtin").stdout
+    models.write_text("")
+    wait_for(lambda: prompt() != "[What?]", "the edit to be seen")
+    daemon.stop()

@@ -60,7 +60,7 @@ def test_every_file_is_well_formed_and_has_its_source(
 
 
 def test_the_shipped_catalogue_parses_strictly() -> None:
-    pairs = read_catalogue(SHIPPED)
+    pairs = read_catalogue(SHIPPED)[0]
     assert len(pairs) == 33
     assert all(pair.kind != "ngram" and pair.year for pair in pairs.values())
     assert all(
@@ -76,7 +76,7 @@ def facts(table: str) -> list[dict[str, str]]:
 
 
 def test_it_holds_every_pair_of_the_facts() -> None:
-    pairs = read_catalogue(SHIPPED)
+    pairs = read_catalogue(SHIPPED)[0]
     rows = facts("pairs")
     for row in rows:
         pair = pairs[row["pair"]]
@@ -89,7 +89,7 @@ def test_it_holds_every_pair_of_the_facts() -> None:
 
 
 def test_it_holds_every_target_with_heads_of_the_facts() -> None:
-    pairs = read_catalogue(SHIPPED)
+    pairs = read_catalogue(SHIPPED)[0]
     rows = facts("heads")
     for row in rows:
         pair = pairs[row["pair"]]
@@ -126,7 +126,7 @@ def test_an_unknown_name_gets_the_nearest(user: Path) -> None:
 def test_the_users_file_overlays(user: Path) -> None:
     user.write_text(GOOD + GOOD.replace("mine", "coder-7b").replace("my-pair", "other"))
     catalogue = load_catalogue(user)
-    assert len(catalogue.pairs) == len(read_catalogue(SHIPPED)) + 1
+    assert len(catalogue.pairs) == len(read_catalogue(SHIPPED)[0]) + 1
     assert catalogue.find("my-pair")[1].draft is None
     assert catalogue.find("coder-7b")[1].target.repo == "me/models"
     with pytest.raises(ModelNotFound):
@@ -213,7 +213,7 @@ def test_a_broken_edit_keeps_the_last_good_one(user: Path) -> None:
 def test_a_file_broken_at_the_start_leaves_the_shipped_pairs(user: Path) -> None:
     user.write_text("x = [")
     live = LiveCatalogue(user)
-    assert live.current.pairs == read_catalogue(SHIPPED)
+    assert live.current.pairs == read_catalogue(SHIPPED)[0]
     assert "ignored" in live.problem
 
 
@@ -223,3 +223,45 @@ def test_what_fits_here(user: Path) -> None:
     assert fits["smollm2"]
     assert fits["qwen3-4b"]
     assert not fits["llama33-70b"]
+
+
+# ---------------------------------------------------------------- what goes before a model's own file
+
+
+def test_a_template_and_sampling_of_a_persons_own(user: Path) -> None:
+    """Of a pair that is here, whatever it came from, and of one that is described here."""
+    (user.parent / "mine.jinja").write_text("{{ messages }}")
+    own = '[pairs.%s]\nchat_template = "mine.jinja"\nsampling = { temperature = 0, top_k = 1 }\n'
+    user.write_text(own % "builtin" + own % "coder-7b" + GOOD)
+    catalogue = load_catalogue(user, SHIPPED)
+    preset = catalogue.presets["builtin"]
+    assert preset.chat_template == "{{ messages }}"
+    assert preset.sampling == {"temperature": 0, "top_k": 1}
+    assert catalogue.presets.keys() == {"builtin", "coder-7b"}
+    assert catalogue.pairs["coder-7b"].target.repo, "the shipped one stays"
+    user.write_text(GOOD.replace("aliases", 'chat_template = "mine.jinja"\naliases'))
+    assert load_catalogue(user, SHIPPED).presets["mine"].chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "why"),
+    [
+        ('chat_template = "none.jinja"', "chat_template", "cannot be read: No such file"),
+        ('chat_template = "empty.jinja"', "chat_template", "is empty or too large"),
+        ("sampling = { temprature = 1 }", "sampling.temprature", "no sampling parameter"),
+        ("sampling = { seed = 1 }", "sampling.seed", "no sampling parameter 'seed'"),
+        ("sampling = { top_p = 2 }", "sampling.top_p", "2.0 is not allowed: Expected `float` <= 1"),
+        ("sampling = { top_k = 1.5 }", "sampling.top_k", "1.5 is not allowed"),
+        ("sampling = { top_k = nan }", "sampling.top_k", "nan is not allowed"),
+        ("sampling = { top_k = inf }", "sampling.top_k", "inf is not allowed"),
+        ('sampling = { top_p = "1" }', "sampling", "xpected 'float'"),
+        ('template = "x"', "template", ""),
+    ],
+)
+def test_what_is_wrong_in_it_is_named(user: Path, line: str, key: str, why: str) -> None:
+    (user.parent / "empty.jinja").write_text(" ")
+    user.write_text(f"[pairs.builtin]\n{line}\n")
+    with pytest.raises(CatalogueError) as caught:
+        load_catalogue(user, SHIPPED)
+    assert f", pairs.builtin.{key}" in caught.value.message
+    assert why in caught.value.message

@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from localspec.daemon.worker.placement import free_memory
 from localspec.errors import InvalidRequest, ModelNotFound, NoSuchPair, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
+from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import CollectedView, RemovedView
 
 if TYPE_CHECKING:
@@ -118,6 +121,17 @@ class Registry:
         from localspec.machine import Host
 
         return free_memory(self._host or Host.here(), self._worker())
+
+    def preset(self, pair: PairFiles) -> PairFiles:
+        """The pair with what models.toml says of it in place of its target's file."""
+        found = self.catalogue.presets.get(pair.name)
+        template, sampling = (found.chat_template, found.sampling) if found else ("", {})
+        return msgspec.structs.replace(pair, chat_template=template, sampling=sampling)
+
+    @property
+    def has_presets(self) -> bool:
+        """Whether there is a file that may say any."""
+        return self._catalogue is not None or self.paths.user_catalogue.exists()
 
     # ------------------------------------------------------------------ without loading anything
 

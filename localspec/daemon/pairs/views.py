@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from localspec.protocol.disk import Drafts
 from localspec.protocol.pairs import PairEntry, PairList, PairView
 
 if TYPE_CHECKING:
-    from localspec.registry.catalogue import Pair
+    from localspec.registry.catalogue import Pair, Preset
     from localspec.registry.disk.gain import Trial
     from localspec.registry.store.records import Record
 
@@ -150,10 +150,21 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
     view.loaded = registry.in_use(record.name)
     view.problem = integrity.glance(registry.store, record)
+    if preset := registry.catalogue.presets.get(record.name):
+        view.notes += tuple(_said(preset))
     known = registry.catalogue.pairs.get(record.name)
     if known and record.source == "hub":
         view.kind = known.kind
     return view
+
+
+def _said(preset: Preset) -> Iterator[str]:
+    """What goes before the target's own file."""
+    if preset.chat_template:
+        yield "Its chat template is the one that models.toml names."
+    if preset.sampling:
+        values = ", ".join(f"{key} {value:g}" for key, value in preset.sampling.items())
+        yield f"Its sampling defaults are those of models.toml: {values}."
 
 
 def drafts(

@@ -63,8 +63,12 @@ class Pair:
 
     @cached_property
     def defaults(self) -> dict[str, float]:
-        """How the target's own file wants to be sampled."""
-        return model_defaults(self.models.target.metadata)
+        """How it wants to be sampled: as a person says, else as the target's own file does."""
+        return {**model_defaults(self.models.target.metadata), **self.files.sampling}
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.files.chat_template or self.models.target.chat_template
 
     def busy_s(self) -> float:
         """Seconds spent inside llama.cpp's passes so far."""
@@ -87,7 +91,7 @@ class Pair:
             draft_description=draft.description if draft else None,
             n_ctx=self.n_ctx,
             parallel=self.models.parallel,
-            chat_template=target.chat_template,
+            chat_template=self.chat_template,
             bos_token=vocab.text(vocab.bos),
             eos_token=vocab.text(vocab.eos),
             speculation=self.no_rollback or (None if self.drafter else self.no_draft),
