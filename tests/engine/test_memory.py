@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from localspec.registry.header.model import read_local_model
 from tests.support import architectures
 
 MIB = 1 << 20
+ROOT = Path(__file__).parents[2]
 CELLS, SEQUENCES = 4096, 3
 PLAIN = "llama gemma3 gemma3n gemma4 qwen35 falcon-h1 nemotron_h lfm2 mamba2 rwkv7".split()
 EXPERTS = "gpt-oss deepseek2 kimi-linear qwen3next".split()
@@ -107,3 +110,16 @@ def test_a_target_that_does_not_take_a_type_is_refused_and_a_draft_keeps_its_own
         loaded(odd, even)
     assert need.takes(read_local_model(even), "q4_0")
     assert not need.takes(read_local_model(odd), "q4_0")
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "q4_0"])
+def test_a_full_context_takes_what_was_planned(kv_type: str, tmp_path: Path) -> None:
+    """As the system counts it, of a pair that is loaded and full to the last cell."""
+    shape = Shape(4, 512, 1024, 4, 4096, "q4_0", n_ctx=16384)
+    target, _ = write_pair(tmp_path, shape, Shape(1, 64, 128, 2, 4096, n_ctx=512))
+    program = [sys.executable, "-m", "tests.support.full_context", str(target), kv_type]
+    ran = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT)
+    planned, loaded, full = map(int, ran.stdout.split())
+    assert loaded <= full <= planned + need.RUNTIME
+    # The weights are mapped or repacked, the runtime's own are some dozen MiB: the rest is as planned.
+    assert full >= 0.8 * planned

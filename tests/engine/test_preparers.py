@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localspec.engine.prompt.prepare import Preparers, Small
+from localspec.engine.prompt.prepare import Preparer, Preparers, Small
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled
@@ -123,3 +123,11 @@ def test_an_answer_that_would_be_too_large_is_refused(desk: Desk, cycle: Running
     assert isinstance(failed, Failed)
     assert failed.param == "tokens"
     assert f"at most {MOST_TEXT} are returned at once" in failed.message
+
+
+def test_an_agents_tools_count_in_what_a_prompt_may_cost(cycle: Running) -> None:
+    """Or they would be prepared where requests that take long hold up others."""
+    preparer = Preparer(cycle.pair, Buggy())
+    tools = [{"type": "function", "function": {"name": "f", "description": "a b " * 10_000}}]
+    with_tools = Generate(1, ChatPrompt([Message("user", "hi")], tools=tools))
+    assert preparer.seconds(with_tools) > 10 * preparer.seconds(Generate(1, CHAT))

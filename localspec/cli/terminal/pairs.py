@@ -190,7 +190,7 @@ def plan(fit: dict[str, Any]) -> str:
         for each, name in (("weights", "weights"), ("cache", "KV cache"), ("compute", "buffers"))
     ]
     if fit["prefixes"]:
-        parts.append(f"{size(fit['prefixes'])} for cached prompts")
+        parts.append(f"up to {size(fit['prefixes'])} for cached prompts")
     return f"{size(fit['needed'])} in all: {', '.join(parts)}"
 
 

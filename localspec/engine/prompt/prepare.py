@@ -280,6 +280,9 @@ def _texts_of(prompt: Prompt) -> Iterator[str]:
             yield from (text for _, text in extra)
         case ChatPrompt(messages):
             yield from (message.content or "" for message in messages)
+            yield from (
+                str(tool) for tool in prompt.tools or ()
+            )  # an agent's are longer than its chat
 
 
 def _messages(request: Generate | Small) -> int:
