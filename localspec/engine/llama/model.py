@@ -146,11 +146,6 @@ class Model(Freed):
             "attention.value_length", each
         )
 
-    def stretches(self, n_ctx: int) -> bool:
-        """Whether a context of so many tokens has positions of its own, which no shorter one has."""
-        first = self._number("rope.scaling.original_context_length", 0)
-        return 0 < first < n_ctx
-
     def _number(self, key: str, default: int) -> int:
         found = self.metadata(f"{self.metadata('general.architecture')}.{key}") or ""
         return int(found) if found.isdecimal() else default

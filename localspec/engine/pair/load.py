@@ -301,7 +301,6 @@ def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None =
     s = models.settings
     settings = {
         "threads": models.threads,
-        "stretched": models.target.stretches(models.n_ctx),
         "gpus": gpus(),
         "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
         "flash_attention": s.flash_attention,
@@ -310,7 +309,6 @@ def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None =
     }
     if measured is not None:
         settings |= {
-            "n_ctx": models.n_ctx,
             "batch": s.n_batch,
             "parallel": models.parallel,
             **measured,
