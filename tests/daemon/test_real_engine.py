@@ -97,6 +97,29 @@ def test_a_last_message_of_the_assistant_is_continued(real: Home) -> None:
     assert answer.text.startswith(" directory tree")
 
 
+def test_a_response_says_what_a_chat_does_and_goes_on_where_it_ended(real: Home) -> None:
+    def respond(**fields: Any) -> Any:
+        limits = {"temperature": 0, "max_output_tokens": 24, "exact": True}
+        return real.request("POST", "/v1/responses", {**limits, **fields}).json
+
+    first = respond(input=QUESTION)
+    text = first["output"][0]["content"][0]["text"]
+    assert text == real.chat(QUESTION, **GREEDY, exact=True).text
+    counted = real.request("POST", "/v1/responses/input_tokens", {"input": QUESTION}).json
+    assert counted["input_tokens"] == first["usage"]["input_tokens"]
+    then = respond(input="And rmtree?", previous_response_id=first["id"])["usage"]["input_tokens"]
+    assert then > counted["input_tokens"] + first["usage"]["output_tokens"]
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    form = {"type": "json_schema", "name": "n", "schema": schema}
+    made = respond(input=QUESTION, text={"format": form})["output"][0]["content"][0]["text"]
+    assert json.loads(made)["n"] in (1, 2)
+    tool = {"type": "function", "name": "pick", "parameters": schema}
+    [call] = respond(input=QUESTION, tools=[tool], tool_choice="required", max_output_tokens=60)[
+        "output"
+    ]
+    assert json.loads(call["arguments"])["n"] in (1, 2)
+
+
 def test_a_client_that_leaves_frees_the_slot(real: Home) -> None:
     before = real.status()["counts"]["cancelled"]
     with real.streaming(QUESTION, **long_stream(real)) as stream:
