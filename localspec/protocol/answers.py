@@ -268,10 +268,11 @@ class Counts(Struct):
 class Figures(Struct):
     """How answers went since the daemon started.
 
-    `first_text_ms`: median wait for an answer's first text. `cache_hits`: prompts that began in a slot, in
-    memory or on the disk. `mean_depth`: drafts per target pass. `accepted_at`: the share of each pass's
-    first, second, … drafts that were accepted. `speed_up`: over plain decoding. `prompt_per_second`:
-    tokens of prompts that are read, as measured last.
+    `first_text_ms`: median wait for an answer's first text. `cache_hits`: prompts that began in a
+    slot, in memory or on the disk, and those of which parts were moved ("shift"). `mean_depth`:
+    drafts per target pass. `accepted_at`: the share of each pass's first, second, … drafts that
+    were accepted. `speed_up`: over plain decoding. `prompt_per_second`: tokens of prompts that are
+    read, as measured last.
     """
 
     first_text_ms: float | None = None

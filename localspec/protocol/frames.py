@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -361,6 +361,10 @@ class TokenLogprob(msgspec.Struct):
     top: list[tuple[int, bytes, float]] = []
 
 
+Cache = Literal["slot", "memory", "disk", "shift"]  # where cached tokens may come from
+CACHES: tuple[Cache, ...] = get_args(Cache)
+
+
 class Started(Frame, omit_defaults=True):
     """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt.
 
@@ -374,7 +378,7 @@ class Started(Frame, omit_defaults=True):
     prompt_tokens: int
     cached_tokens: int
     tail: str = ""
-    cache: Literal["", "slot", "memory", "disk", "shift"] = ""
+    cache: Literal[""] | Cache = ""
     logit_bias: dict[int, float] = {}
     prompt_per_second: float = 0.0
     note: str = ""

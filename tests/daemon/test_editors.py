@@ -71,6 +71,16 @@ def running(home: Home) -> int:
     return count
 
 
+def test_a_line_deleted_far_above_moves_what_is_below_it(served: Home) -> None:
+    """And that is told: in the answer, in status and in the metrics."""
+    lines = [f"def f{n}(x):\n    return x + {n}\n\n\n" for n in range(60)]
+    first = infill(served, input_prefix="".join(lines), input_extra=[])
+    assert first["timings"]["cache_shift_n"] == 0
+    second = infill(served, input_prefix="".join(lines[:-24] + lines[-23:]), input_extra=[])
+    assert second["timings"]["cache_shift_n"] >= 32
+    assert served.status()["figures"]["cache_hits"]["shift"] == 1
+
+
 def test_an_editor_is_answered_while_chat_has_taken_every_place(served: Home) -> None:
     """Completions for editors go ahead of chat: here beside one that is being written."""
     truth = infill(served, **BEST)

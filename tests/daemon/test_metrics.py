@@ -49,6 +49,14 @@ def done(depths: list[int], accepts: list[int], speed_up: float | None = None) -
     return frames.Done(1, "stop", 9, 9, timings, speculation, depths=depths, accepts=accepts)
 
 
+@pytest.mark.parametrize("cache", frames.CACHES)
+def test_wherever_a_prompt_was_found_it_is_counted(cache: frames.Cache) -> None:
+    metrics = Metrics()
+    with metrics.watched() as watch:
+        assert watch.sees(frames.Started(1, 10, 8, cache=cache))
+    assert metrics.figures().cache_hits == dict.fromkeys(frames.CACHES, 0) | {cache: 1}
+
+
 def test_positions_and_depths_add_up() -> None:
     metrics = Metrics()
     with metrics.watched() as watch:
@@ -62,7 +70,7 @@ def test_positions_and_depths_add_up() -> None:
     figures = metrics.figures()
     assert figures.accepted_at == [3 / 5, 3 / 4, 1 / 4]
     assert figures.mean_depth == 13 / 7
-    assert figures.cache_hits == {"slot": 0, "memory": 1, "disk": 0}
+    assert figures.cache_hits == dict.fromkeys(frames.CACHES, 0) | {"memory": 1}
     assert figures.speed_up == 2.0
     with metrics.watched() as watch:
         watch.sees(done([3], [3], 1.0))
@@ -139,7 +147,7 @@ def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
     assert found["requests_waiting"] == found["requests_running"] == {"": 0}
     assert found["prompt_tokens_total"] == {"": 40}
     assert found["cached_tokens_total"] == {"": 19}
-    assert found["cache_hits_total"] == {"slot": 1, "memory": 0, "disk": 0}
+    assert found["cache_hits_total"] == dict.fromkeys(frames.CACHES, 0) | {"slot": 1}
     assert found["generated_tokens_total"] == {"": 82}
     assert found["worker_starts_total"] == {"": 1}
     assert found["worker_deaths_total"] == {"": 0}

@@ -78,7 +78,7 @@ class Metrics:
 
     counts: Counts = field(default_factory=Counts)
     totals: Figures = field(
-        default_factory=lambda: Figures(cache_hits={"slot": 0, "memory": 0, "disk": 0})
+        default_factory=lambda: Figures(cache_hits=dict.fromkeys(frames.CACHES, 0))
     )
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_SECONDS))
     depths: Histogram = field(default_factory=lambda: Histogram(_DEPTHS))

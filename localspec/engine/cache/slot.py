@@ -12,6 +12,7 @@ from typing import Literal
 
 from localspec.engine.cache.borders import MIN_TOKENS, least_missed
 from localspec.engine.llama import Context, State
+from localspec.protocol.frames import Cache
 
 MARKS = 10  # of one slot; all slots' together take at most a quarter of the memory for prefixes
 
@@ -60,9 +61,7 @@ class Slot:
     moved: int = 0  # of those, tokens that were moved
     passing: int | None = None  # where what an editor's next key replaces begins; None: nowhere
     conversation: str | None = None  # whose text it is, where that is to be saved
-    source: Literal["", "slot", "memory", "disk", "shift"] = (
-        ""  # of what the present request reused
-    )
+    source: Literal[""] | Cache = ""  # of what the present request reused
 
     @property
     def cached(self) -> list[int]:
