@@ -103,21 +103,20 @@ class CostTable:
         """One pass of `width` took `ms`. Outliers count as OUTLIER times the expected at most."""
         at = int(np.searchsorted(self._widths, width))
         known = at < len(self._widths) and self._widths[at] == width
+        if not known and width > WIDEST:
+            return
         expected = self.ms(width)
         weight = max(1 / (self._rounds + self._observed), LEAST_WEIGHT)
+        ratio = ms / expected
+        news = min(max(ratio, 1 / OUTLIER), OUTLIER) ** weight
+        self._drift *= news
         if known:
-            ratio = min(max(ms / expected, 1 / OUTLIER), OUTLIER)
-            self._ms[at] *= ratio ** (weight / 2)
-        elif width > WIDEST:
-            return
+            self._ms[at] *= news**0.5
         else:  # what is not news for all widths is this one's
-            ratio = min(max(ms / expected, 1 / 3), 3.0)
-            own = expected / self._drift * ratio ** (1 - weight)
+            own = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
             self._widths = np.insert(self._widths, at, width)
             self._ms = np.insert(self._ms, at, own)
-            ratio = min(max(ratio, 1 / OUTLIER), OUTLIER)
             self._table = None
-        self._drift *= ratio**weight
         self._observed += 1
         if self._observed % 16 == 0 or self._observed < self._rounds:
             self._table = None
