@@ -167,10 +167,6 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
 
-class NoSuchPair(ModelNotFound):
-    """No pair has the name, and no model of Ollama's."""
-
-
 class Conflict(LocalspecError):
     code = "conflict"
     status = 409

@@ -23,7 +23,6 @@ from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.threads import Shared, Threads
 from localspec.daemon.worker.supervisor import Supervisor
-from localspec.errors import NoSuchPair
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 
@@ -68,7 +67,7 @@ class State:
         """
         try:
             return await self._pair(name, receive)
-        except NoSuchPair as error:
+        except names.NoSuchPair as error:
             if not self.config.any_model:
                 error.message += (
                     " To have the configured pair answer for such names: localspec config set any_model "

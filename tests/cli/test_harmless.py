@@ -219,6 +219,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "status": ["", "--json"],
     "stop": [],  # ends by waiting for a lock; what it prints is ours alone
     "doctor": ["", "--json"],
+    "token": ["", "--json"],
     "completion": ["bash", "❮\x1b❯"],
 }
 

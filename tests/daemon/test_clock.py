@@ -21,11 +21,15 @@ sys.exit(main())
 # Where the wall clock is read, and why it does no harm there.
 WALL_CLOCK = {
     "cli/chat/talk.py": "when something was said",
+    "daemon/completion/ollama/": "`created_at` of an answer, and when an idle pair is to be unloaded",
     "daemon/completion/openai.py": "`created` of an answer",
+    "daemon/completion/responses/": "`created_at` and `completed_at` of a response",
     "daemon/history/statistics.py": "which day is today",
     "daemon/history/turn.py": "when something was said",
+    "daemon/handlers/metrics.py": "when the process began, as llama-server tells it",
     "daemon/handlers/models.py": "`created` of a model",
     "ended.py": "when a daemon started and ended, for a person",
+    "engine/prompt/template.py": "today's date, where a template asks for it",
     "engine/prompt/template_child.py": "the date that a chat template may ask for",
     "registry/store/local.py": "when a pair was added",
     "registry/pulls/pull.py": "when a pair was added",

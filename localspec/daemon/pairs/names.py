@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from localspec.config import Config
 from localspec.daemon.http import tcp
-from localspec.errors import ModelNotFound, NoSuchPair, PullCancelled, RegistryError, Unavailable
+from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavailable
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ BUILTIN = "builtin"
 _SHOWN = 300  # characters of a path in an error: longer ones were not written by a person
 # Clients that must send some name send one of these.
 CONFIGURED = ("", "default", "localspec")
+
+
+class NoSuchPair(ModelNotFound):
+    """No pair has the name, and no model of Ollama's: a client may have meant any."""
 
 
 def resolve(

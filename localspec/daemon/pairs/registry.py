@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from localspec.daemon.pairs.names import NoSuchPair
 from localspec.daemon.worker.placement import free_memory
-from localspec.errors import InvalidRequest, ModelNotFound, NoSuchPair, RecordTooNew, RegistryError
+from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
 from localspec.protocol.frames import PairFiles
