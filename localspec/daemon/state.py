@@ -28,6 +28,7 @@ from localspec.protocol.frames import PairFiles
 
 _LOOKS = 8  # pairs at once; more than anybody asks for
 _ERRANDS = 4
+_STAND_IN = "To have the configured pair answer for such names: localspec config set any_model true"
 
 
 @dataclass
@@ -69,11 +70,11 @@ class State:
             return await self._pair(name, receive)
         except names.NoSuchPair as error:
             if not self.config.any_model:
-                error.message += (
-                    " To have the configured pair answer for such names: localspec config set any_model "
-                    "true"
-                )
-                raise
+                if tcp.answers_tcp() and names.names_files(name):
+                    raise  # in the one sentence that all paths get; see names.unseen
+                # A new error, because the look and so this one may be shared.
+                message = f"{error.message} {_STAND_IN}"
+                raise names.NoSuchPair(message, param=error.param) from None
         return await self._pair("", receive)
 
     async def _pair(self, name: str, receive: Receive) -> PairFiles:

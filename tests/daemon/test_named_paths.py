@@ -67,6 +67,8 @@ def unusable(folder: Path) -> dict[str, str]:
     found["long"] = f"/{'x' * 5000}.gguf"
     found["of nobody's ollama"] = "nothing-of-that-name:7b"
     found["of ollama, one missing"] = f"nothing-of-that-name:7b,{folder}/good.gguf"
+    found["missing, one of ollama"] = f"{folder}/missing.gguf,nothing-of-that-name:7b"
+    found["good, one of ollama"] = f"{folder}/good.gguf,nothing-of-that-name:7b"
     found["a blob"] = f"{folder}/sha256-missing"
     found["of the system"] = "/proc/self/environ.gguf"
     return found
@@ -123,6 +125,24 @@ def test_over_tcp_to_show_or_verify_it_tells_as_little(home: Home, tmp_path: Pat
                 answers.add((answer.status, answer.body))
     ((status, text),) = answers
     assert (status, b"no usable model at that path" in text) == (404, True)
+
+
+def test_over_tcp_no_path_is_told_by_what_stands_in_for_unknown_names(
+    home: Home, tmp_path: Path
+) -> None:
+    names = unusable(tmp_path)
+    del names["of nobody's ollama"]  # what the configured pair answers for
+    home.run("config", "set", "any_model", "true")
+    try:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        found = {
+            what: over_tcp(home, "POST", "/v1/chat/completions", {**body, "model": name})
+            for what, name in names.items()
+        }
+    finally:
+        home.run("config", "set", "any_model", "false")
+    assert len({(answer.status, answer.body) for answer in found.values()}) == 1, found
+    assert found["missing"].status == 404
 
 
 def test_over_tcp_no_folder_is_looked_through(home: Home) -> None:

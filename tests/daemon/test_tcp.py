@@ -8,6 +8,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -453,6 +454,9 @@ def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -
     refused = home.chat("say hello", model="gpt-4o")
     assert (refused.status, refused.error["code"]) == (404, "model_not_found")
     assert refused.error["message"].endswith("localspec config set any_model true")
+    with ThreadPoolExecutor(8) as pool:  # one look for all of them
+        together = pool.map(lambda _: home.chat("say hello", model="gpt-4o").body, range(32))
+        assert set(together) == {refused.body}
     home.run("config", "set", "any_model", "true")
     for name in ("gpt-4o", "anthropic/claude", "llama3:8b"):
         answered = home.chat("say hello", model=name)

@@ -118,7 +118,13 @@ def from_files(name: str) -> PairFiles:
         raise ModelNotFound(
             f"'{name[:80]}' names more than two files, a target and a draft.", param="model"
         )
-    files = [one_file(part) for part in parts]
+    try:
+        files = [one_file(part) for part in parts]
+    except NoSuchPair as error:
+        if len(parts) == 1:
+            raise
+        # Whether the configured pair stands in must not depend on there being the other file.
+        raise ModelNotFound(error.message, param=error.param) from None
     return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
 
 
