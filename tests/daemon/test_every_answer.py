@@ -122,6 +122,11 @@ def check_error(value: Any, target: str) -> None:
     assert value["error"]["code"] != "internal_error", value
 
 
+def assert_methods(allow: str) -> None:
+    taken = allow.split(", ")
+    assert {"OPTIONS"} < set(taken) <= set(METHODS), allow
+
+
 def check(method: str, target: str, response: http.client.HTTPResponse, body: bytes) -> None:
     said = f"{method} {target[:80]}: {response.status} {body[:300]!r}"
     kind = response.headers.get("content-type", "")
@@ -131,6 +136,9 @@ def check(method: str, target: str, response: http.client.HTTPResponse, body: by
         assert body == b""
         assert kind != "text/plain; charset=utf-8" or told_in_text, said
         assert response.status != 500, said
+    elif method == "OPTIONS":  # it tells a path's methods and no more
+        assert (response.status, body, kind) == (204, b"", ""), said
+        assert_methods(response.headers["allow"])
     elif response.status >= 400:
         assert kind == "application/json", said
         check_error(json.loads(body), target)
@@ -284,7 +292,8 @@ def test_what_is_hardly_http_is_answered_in_the_same_shape(api: Home, sent: byte
             raw.sendall(sent)
         response = http.client.HTTPResponse(raw)
         response.begin()
-        check("GET", "raw", response, response.read())
+        method = "OPTIONS" if sent.startswith(b"OPTIONS ") else "GET"
+        check(method, "raw", response, response.read())
 
 
 BUGGY = """

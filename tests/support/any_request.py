@@ -22,8 +22,8 @@ import openapi
 from localspec.protocol import clients, disk, pairs, requests
 
 OTHERS = [
-    importlib.import_module(f"{clients.__name__}.{each.name}")
-    for each in pkgutil.iter_modules(clients.__path__)
+    importlib.import_module(each.name)
+    for each in pkgutil.walk_packages(clients.__path__, f"{clients.__name__}.")
 ]
 Number = TypeVar("Number", int, float)
 TOKENS = 4096  # ids up to here are drawn most; some are halves of characters, some control tokens
