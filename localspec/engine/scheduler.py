@@ -240,6 +240,7 @@ class Scheduler:
             if lane.rollback is not None and len(sequences) > 1:
                 limit = 0  # each number of rows would have a pass of its own, in llama.cpp
             sequence.step.drafts.limit = limit
+            sequence.step.drafts.hurried = len(sequences) > len(decoding)
 
     # ------------------------------------------------------------------------ the pass
 

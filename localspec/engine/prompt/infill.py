@@ -16,7 +16,7 @@ from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 
 PREFILL_S = 2.0  # of reading a whole prompt: as long as an editor may wait for its first suggestion
-# Tokens around the cursor, a quarter of them after it. llama-server takes as many as its batch has:
+# Tokens around the cursor, a sixth of them after it, since a key reads those. llama-server takes as many as its batch has:
 # 1024 as editors' plug-ins recommend it for slow machines, 2048 by default.
 LEAST, MOST = 1024, 2048
 DEFAULT_PREDICT = 128  # tokens kept free for the completion where the request does not say
@@ -51,10 +51,11 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
 
     room = max(min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _MARKERS, _MARKERS)
     near = min(max(LEAST, min(budget // 2, MOST)), room * 4 // 5)
-    after = _beginning(prompt.suffix, near // 4 - _MARKERS, plain)
-    line = plain(prompt.prompt)[-(near // 4) :]
-    before, whole = _end(prompt.prefix, near - near // 4, plain)
-    used = len(before) + len(line) + len(after) if whole else near + near // 4
+    behind, typed = near // 6, near // 4
+    after = _beginning(prompt.suffix, behind - _MARKERS, plain)
+    line = plain(prompt.prompt)[-typed:]
+    before, whole = _end(prompt.prefix, near - behind, plain)
+    used = len(before) + len(line) + len(after) if whole else near + typed
     extra = _repository(vocab, prompt, plain, room - -(-used // _STEP) * _STEP)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
     return [*extra, *bos, fim.prefix, *before, *line, fim.suffix, *after, fim.middle]

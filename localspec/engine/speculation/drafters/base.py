@@ -28,7 +28,8 @@ class DraftRequest:
     """One sequence that wants drafts in one round, and what it got.
 
     limit: most tokens. sampler: draw from the draft's own distribution with it (rejection rule); None:
-    the draft's best token. more: asked after each token whether another is wanted. generated: tokens
+    the draft's best token. more: asked after each token whether another is wanted. hurried: a prompt is
+    read in the same pass, whose owner waits. generated: tokens
     of the answer so far; left: those that may still come. `tokens`, `buckets` and `probs` go together,
     but that only drawn drafts have `probs`.
     """
@@ -37,6 +38,7 @@ class DraftRequest:
     limit: int
     sampler: Sampler | None = None
     more: Callable[[DraftRequest], bool] = lambda _: False
+    hurried: bool = False
     generated: int = 0
     left: int = 0
     tokens: list[int] = field(default_factory=list)

@@ -24,6 +24,7 @@ PREFILL_WIDTH = 64  # width of the pass whose cost per token stands for a prompt
 
 KEEP_TAIL = 8  # tokens that are left for the pass of the first draft
 PROBE_GAP = 8  # tokens between two probes at least
+HURRIED = 16  # tokens that the draft reads at most while somebody waits for a first token
 PROBE_LEFT = 32  # with fewer tokens to come there is nothing to win by probing
 
 
@@ -44,6 +45,8 @@ class ModelDrafter(Drafter):
         self._unprobed = 0  # tokens written since drafts were last tried or probed
 
     def offer(self, request: DraftRequest) -> Candidate | None:
+        if request.hurried and self._model.unread(request.slot) > HURRIED:
+            return None
         spread = max(min(request.left, 96) / 4, 1.0)  # rounds that a first prefill is spread over
         entry_ms = self._model.prefill_ms(request.slot) / spread
         steps = self._model.steps
