@@ -84,10 +84,8 @@ class Truncation:
         with np.errstate(over="ignore"):  # further below than float32 reaches: never drawn
             everything = np.exp(row - row.max())
         total = float(everything.sum(dtype=np.float64))
-        if settings.dynatemp_range > 0.0:  # it hangs on how many there are, however unlikely
-            ids = np.flatnonzero(row > -np.inf)
-        else:
-            ids = _head(everything, total, settings)
+        head = _head(everything, total, settings)
+        ids = np.flatnonzero(row > -np.inf) if head is None else head
         return _truncated(ids, _below(row, ids), total, settings, without_top)
 
     def _top(self, row: Logits, k: int) -> npt.NDArray[np.int64]:
@@ -96,8 +94,8 @@ class Truncation:
         """
         top = float(row.max())
         settings = self._settings
-        never = NEVER * max(settings.temperature + settings.dynatemp_range, 1.0)
-        if settings.dynatemp_range > 0.0:  # it hangs on how many candidates there are
+        never = NEVER * max(settings.temperature, 1.0)
+        if settings.dynatemp_range > 0.0 or settings.excludes:  # how many there are counts
             never = top - float(row[row > -np.inf].min())
         ids = np.flatnonzero(row >= top - self._gap)
         while len(ids) < k and self._gap < never:
@@ -120,27 +118,31 @@ def _below(row: Logits, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return np.asarray(row[ids].astype(np.float64) - float(row.max()))
 
 
-def _head(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.int64]:
-    """Ids among which top-p and min-p will cut, unordered, where top-k is off.
+def _head(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.int64] | None:
+    """Ids among which top-p and min-p will cut, unordered, where top-k is off; None: among all.
 
-    weights (n_vocab,): exp(logit - highest); total: their sum. A typical set can lie anywhere, so
-    it needs all ids, and so may `min_keep`.
+    weights (n_vocab,): exp(logit - highest); total: their sum. A weight that is 0 in float32 still says
+    nothing against a token: a typical set can lie anywhere, the temperature may be high, and `min_keep`,
+    XTC and a temperature by the entropy hang on how many there are.
     """
-    ids = _likely(weights, total, settings)
-    return ids if len(ids) >= settings.min_keep else np.flatnonzero(weights > 0.0)
+    ids = None
+    if settings.typical_p >= 1.0 and settings.dynatemp_range <= 0.0:
+        if settings.min_p > 0.0:
+            ids = np.flatnonzero(weights >= settings.min_p * (1 - 1e-6))
+        elif settings.top_p < 1.0:
+            ids = _likeliest(weights, settings.top_p * total)
+    return None if ids is None or len(ids) < settings.min_keep else ids
 
 
-def _likely(weights: Logits, total: float, settings: Settings) -> npt.NDArray[np.int64]:
-    if settings.typical_p >= 1.0 and settings.min_p > 0.0:
-        return np.flatnonzero(weights >= settings.min_p * (1 - 1e-6))
-    if settings.typical_p >= 1.0 and settings.top_p < 1.0:
-        floor = 1e-3
-        while floor > 1e-30:
-            ids = np.flatnonzero(weights >= floor)
-            if float(weights[ids].sum(dtype=np.float64)) >= settings.top_p * total:
-                return ids
-            floor *= 0.05
-    return np.flatnonzero(weights > 0.0)
+def _likeliest(weights: Logits, most: float) -> npt.NDArray[np.int64] | None:
+    """Ids of the highest weights that make up `most` together, and perhaps some more."""
+    floor = 1e-3
+    while floor > 1e-30:
+        ids = np.flatnonzero(weights >= floor)
+        if float(weights[ids].sum(dtype=np.float64)) >= most:
+            return ids
+        floor *= 0.05
+    return None
 
 
 def _truncated(
