@@ -59,8 +59,8 @@ def replace(socket_path: str, *, allowed: bool) -> None:
             "cannot be restarted from here. Once it is idle: localspec stop && localspec "
             "start"
         )
-    _bare(socket_path, "POST", "/localspec/shutdown")
-    wait_gone()
+    with until_gone():
+        _bare(socket_path, "POST", "/localspec/shutdown")
     start(socket_path)
 
 
@@ -108,20 +108,31 @@ def _lockable(handle: int) -> bool:
     return True
 
 
-def wait_gone() -> None:
-    """Wait until nobody holds the lock, which goes last.
+@contextlib.contextmanager
+def until_gone() -> Iterator[None]:
+    """A daemon is told to end inside; afterwards it does not hold the lock, which goes last.
 
-    Whether somebody listens proves nothing: that may be systemd, which would start another daemon.
+    Whether somebody listens proves nothing: that may be systemd, which would start another daemon. And
+    whether somebody holds the lock proves as little: that may be another daemon already.
 
     Raises:
-        Unavailable: somebody holds it after STOP_SECONDS.
+        Unavailable: it holds it after STOP_SECONDS.
     """
-    deadline = time.monotonic() + STOP_SECONDS
     lock = paths.default_paths().lock
-    while held(lock):
+    holder = _holder(lock)
+    yield
+    deadline = time.monotonic() + STOP_SECONDS
+    while held(lock) and _holder(lock) == holder:
         if time.monotonic() > deadline:
             raise errors.Unavailable(f"The daemon did not stop within {STOP_SECONDS:.0f} seconds.")
         time.sleep(_POLL)
+
+
+def _holder(lock: Path) -> bytes:
+    """What the last daemon that got the lock has written into it: its pid, or nothing."""
+    with contextlib.suppress(OSError):
+        return paths.read_file(lock)
+    return b""
 
 
 def listens(socket_path: str) -> bool:

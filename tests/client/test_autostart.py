@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import localspec
+from localspec.client import autostart
 from localspec.client.api import Client
-from localspec.errors import ContextExceeded, ModelNotFound, NoDaemon
+from localspec.errors import ContextExceeded, ModelNotFound, NoDaemon, Unavailable
+from localspec.paths import default_paths
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 OTHER = f"""
@@ -21,6 +25,23 @@ localspec.__version__ = "99.0"
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """
+
+
+def test_a_daemon_is_gone_when_another_holds_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody's question may have started one before the first was seen to be gone."""
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    lock = default_paths().lock
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    lock.write_text("1\n", encoding="ascii")
+    with lock.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with autostart.until_gone():
+            lock.write_text("2\n", encoding="ascii")  # never free meanwhile
+        monkeypatch.setattr(autostart, "STOP_SECONDS", 0.1)
+        with pytest.raises(Unavailable), autostart.until_gone():
+            pass
 
 
 @pytest.fixture

@@ -167,7 +167,8 @@ def test_streamed_and_whole_say_the_same(
     response = Published.model_validate(last["response"])
     assert response.output_text == whole.output_text
     assert response.incomplete_details == whole.incomplete_details
-    assert response.output[0].status == whole.output[0].status == status  # type: ignore[union-attr]
+    first, same = response.output[0], whole.output[0]
+    assert first.status == same.status == status  # type: ignore[union-attr] # messages, or thoughts
 
 
 def test_how_much_of_the_prompt_is_read_is_said_as_llama_server_does(home: Home) -> None:

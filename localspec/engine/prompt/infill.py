@@ -17,8 +17,7 @@ from localspec.protocol.frames import InfillPrompt
 
 PREFILL_S = 2.0  # of reading a whole prompt: as long as an editor may wait for its first suggestion
 # Tokens around the cursor, a sixth of them after it, since a key reads those. llama-server takes as
-# many as its batch has:
-# 1024 as editors' plug-ins recommend it for slow machines, 2048 by default.
+# many as its batch has: 1024 as editors' plug-ins recommend it for slow machines, 2048 by default.
 LEAST, MOST = 1024, 2048
 DEFAULT_PREDICT = 128  # tokens kept free for the completion where the request does not say
 _MARKERS = 8  # tokens of the layout, and some to spare

@@ -46,8 +46,8 @@ def install(only_print: bool) -> int:
     chosen.require()
     client = Client(autostart=False)
     try:
-        client.shutdown()
-        autostart.wait_gone()
+        with autostart.until_gone():
+            client.shutdown()
     except NoDaemon:
         pass
     chosen.install()

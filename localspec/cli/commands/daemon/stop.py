@@ -10,6 +10,7 @@ from localspec.cli.terminal import render
 from localspec.client import autostart
 from localspec.client.api import Client
 from localspec.errors import NoDaemon
+from localspec.paths import default_paths
 
 
 @click.command(
@@ -19,7 +20,8 @@ from localspec.errors import NoDaemon
 def command() -> int:
     client = Client(autostart=False)
     try:
-        pulls = client.shutdown().get("pulls", [])
+        with autostart.until_gone():
+            pulls = client.shutdown().get("pulls", [])
     except NoDaemon:
         # Perhaps it hangs, or has lost its socket: then it still holds its lock.
         ended = autostart.end_unresponsive()
@@ -27,10 +29,10 @@ def command() -> int:
             "The daemon did not respond and was killed." if ended else "No daemon is running."
         )
         return 0
-    autostart.wait_gone()
     render.line("The daemon has stopped.")
     for name in pulls:
         render.line(f"The pull of {name} resumes when the daemon starts again: localspec start")
-    if Path(client.socket_path).exists():  # a daemon removes its own
+    if Path(client.socket_path).exists() and not autostart.held(default_paths().lock):
+        # A daemon removes its own, and no other runs.
         render.line("systemd will start it again on demand: localspec service status")
     return 0
