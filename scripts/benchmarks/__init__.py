@@ -5,7 +5,7 @@ A part of `scripts/bench` is a module with `main(arguments) -> int`:
     cli          a warm `localspec ask` beyond the engine's own time
     start        the daemon until it answers
     engine       plain, every fixed depth and `auto`, beside llama-server
-    api          what the daemon makes of the engine, by its socket
+    api/         what the daemon makes of the engine, by its socket
     gpu          `scripts/gpu_check`
     soak_daemon  `scripts/soak`
 

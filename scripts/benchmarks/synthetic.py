@@ -12,7 +12,7 @@ through the layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ _Q4_STD = 4.3205  # standard deviation of a uniform nibble 1…15
 _Q8_STD = 73.3  # of a uniform int8 -127…127
 BURST = 40  # tokens between the changes of a bursty draft
 _SPECIALS = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>")
+_FIM = {"pre": "<|fim_pre|>", "suf": "<|fim_suf|>", "mid": "<|fim_mid|>"}
+_SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "target.gguf"
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>"
     "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -37,7 +39,11 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of one model. n_embd and n_ff are multiples of 32 for quantized types."""
+    """Sizes of one model. n_embd and n_ff are multiples of 32 for quantized types.
+
+    code: with the tokens of the shipped pair, which are some 2.5 characters of code, and those for filling
+    in the middle.
+    """
 
     n_layer: int
     n_embd: int
@@ -48,6 +54,12 @@ class Shape:
     n_head_kv: int = 0  # 0: as many as heads
     n_ctx: int = 8192
     sharpness: float = 0.05
+    code: bool = False
+
+    @property
+    def specials(self) -> Sequence[str]:
+        """The last tokens of its vocabulary, which never follow anything."""
+        return (*_SPECIALS, *_FIM.values()) if self.code else _SPECIALS
 
 
 def follow(cycle: Cycle, token: int, count: int) -> list[int]:
@@ -59,23 +71,23 @@ def follow(cycle: Cycle, token: int, count: int) -> list[int]:
     return out
 
 
-def target_cycle(n_vocab: int, seed: int = 0) -> Cycle:
+def target_cycle(n_vocab: int, seed: int = 0, specials: int = len(_SPECIALS)) -> Cycle:
     """next[i] over the normal tokens, one cycle; the special ones lead into it.
 
-    Shape (n_vocab,). The last len(_SPECIALS) ids are special and never follow anything.
+    Shape (n_vocab,). The last `specials` ids are special and never follow anything.
     """
-    normal = n_vocab - len(_SPECIALS)
+    normal = n_vocab - specials
     order = np.random.default_rng(seed).permutation(normal)
     cycle = np.zeros(n_vocab, dtype=np.int64)
     cycle[order] = np.roll(order, -1)
-    cycle[normal:] = order[: len(_SPECIALS)]
+    cycle[normal:] = order[:specials]
     return cycle
 
 
 def draft_cycle(cycle: Cycle, acceptance: float | tuple[float, float], seed: int = 1) -> Cycle:
     """`cycle` with a fraction 1-α changed; a pair (high, low) alternates every BURST tokens of it."""
     rng = np.random.default_rng(seed)
-    normal = len(cycle) - len(_SPECIALS)
+    normal = len(np.unique(cycle))
     order = np.empty(normal, dtype=np.int64)
     token = 0
     for k in range(normal):
@@ -131,22 +143,45 @@ def vocabulary(n_vocab: int) -> list[str]:
     from gguf.vocab import bytes_to_unicode
 
     table: dict[int, str] = bytes_to_unicode()
-    tokens = [table[b] for b in range(256)]
-    tokens += [f"\u0120w{i}" for i in range(n_vocab - 256 - len(_SPECIALS))]
-    return tokens + list(_SPECIALS)
+    return _filled([table[b] for b in range(256)], n_vocab, _SPECIALS)
 
 
-def _write_vocabulary(writer: Any, n_vocab: int, tokens: Sequence[str] = ()) -> None:
+def _filled(tokens: Sequence[str], n_vocab: int, specials: Sequence[str]) -> list[str]:
+    words = [f"\u0120w{i}" for i in range(n_vocab - len(tokens) - len(specials))]
+    return [*tokens, *words, *specials]
+
+
+def _code_vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
+    """Tokens and merges: those of the shipped pair, which were learned from code, and generated words."""
+    import gguf
+
+    fields = gguf.GGUFReader(_SHIPPED).fields
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    normal = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 1]
+    merges = list(fields["tokenizer.ggml.merges"].contents())
+    return _filled(normal, n_vocab, (*_SPECIALS, *_FIM.values())), merges
+
+
+def _write_vocabulary(
+    writer: Any, n_vocab: int, tokens: Sequence[str] = (), code: bool = False
+) -> None:
+    merges = ["\u0120 w"]
+    if code:
+        tokens, merges = _code_vocabulary(n_vocab)
     tokens = tokens or vocabulary(n_vocab)
+    special = {*_SPECIALS, *_FIM.values()}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in _SPECIALS else 1 for token in tokens])
-    writer.add_token_merges(["\u0120 w"])
+    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_merges(merges)
     bos, eos, _, _, end = (tokens.index(special) for special in _SPECIALS)
     writer.add_bos_token_id(bos)
     writer.add_eos_token_id(eos)
     writer.add_eot_token_id(end)
+    for part, token in _FIM.items() if code else ():
+        writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", tokens.index(token))
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
     writer.add_chat_template(CHAT_TEMPLATE)
@@ -186,7 +221,7 @@ def write_model(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
     writer.add_vocab_size(shape.n_vocab)
-    _write_vocabulary(writer, shape.n_vocab, tokens)
+    _write_vocabulary(writer, shape.n_vocab, tokens, shape.code)
 
     def put(tensor: str, data: Tensor) -> None:
         writer.add_tensor(tensor, data, raw_dtype=kinds[shape.quant])
@@ -239,13 +274,17 @@ def _write_layers(
 
 TINY_TARGET = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=4, n_vocab=512, n_ctx=2048)
 TINY_DRAFT = Shape(n_layer=1, n_embd=64, n_ff=64, n_head=4, n_vocab=512, n_ctx=2048)
-BIG_TARGET = Shape(16, 2048, 5632, 16, 151_936, "q4_0", n_head_kv=4)
-BIG_DRAFT = Shape(4, 512, 1408, 8, 151_936, "q4_0", n_head_kv=4)
+_LARGE: Mapping[str, Any] = {"n_vocab": 151_936, "quant": "q4_0", "n_ctx": 65_536, "code": True}
+_MEDIUM: Mapping[str, Any] = {**_LARGE, "n_vocab": 32_000}
+BIG_TARGET = Shape(16, 2048, 5632, 16, n_head_kv=4, **_LARGE)
+BIG_DRAFT = Shape(4, 512, 1408, 8, n_head_kv=4, **_LARGE)
 # As an 8 B model and its 0.5 B draft, with the vocabulary of Qwen.
-GPU_TARGET = Shape(32, 4096, 14336, 32, 151_936, "q4_0", n_head_kv=8)
-GPU_DRAFT = Shape(24, 896, 4864, 14, 151_936, "q4_0", n_head_kv=2)
-QUICK_TARGET = Shape(8, 1024, 2816, 16, 32_000, "q4_0", n_head_kv=4)
-QUICK_DRAFT = Shape(1, 256, 704, 4, 32_000, "q4_0")
+GPU_TARGET = Shape(32, 4096, 14336, 32, n_head_kv=8, **_LARGE)
+GPU_DRAFT = Shape(24, 896, 4864, 14, n_head_kv=2, **_LARGE)
+HALF_TARGET = GPU_DRAFT
+HALF_DRAFT = Shape(2, 256, 704, 4, **_LARGE)
+QUICK_TARGET = Shape(8, 1024, 2816, 16, n_head_kv=4, **_MEDIUM)
+QUICK_DRAFT = Shape(1, 256, 704, 4, **_MEDIUM)
 
 
 def write_pair(

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from benchmarks.api import _markdown, _verdicts, main
+from benchmarks.api import clients, conversation, editor, gaps, main, prefill, recorded, reissue
+from benchmarks.api.asking import joint_speed
+from benchmarks.api.clients import Cell, Joint
+from benchmarks.api.command import report
+from benchmarks.api.conversation import Turn
+from benchmarks.api.prefill import Speeds
+from benchmarks.api.shared import Section, in_turns, percentile
+from benchmarks.measuring.report import Verdict
 from benchmarks.measuring.runs import BenchError
-from benchmarks.servers.api_parts import Reissued, Together, Turn, joint_speed
 from benchmarks.servers.daemon import timed
 
-SMALL = [
-    "--size",
-    "tiny",
-    "--length",
-    "100",
-    "--turns",
-    "2",
-    "--keystrokes",
-    "5",
-    "--tokens",
-    "400",
-]
+SMALL = (
+    "--size tiny --length 100 --turns 2 --requests 5 --tokens 400 --lengths 40 90 --arriving 200 "
+    "--stream 1000 --keystrokes 6 --cold 3"
+).split()
 
 
 @pytest.mark.slow
@@ -35,12 +38,21 @@ def test_every_part_runs_and_every_answer_is_right(
     assert main([*arguments, "--work", str(tmp_path), "--json", str(out)]) == 0
     stored = json.loads(out.read_text())
     # 40 new tokens of each turn, and the last written one; the rest was in the cache.
-    assert [(turn["prompt"], turn["read"]) for turn in stored["turns"]] == [(156, 41), (212, 41)]
-    assert stored["editor"]["requests"] == 5
-    assert stored["editor"]["settled_ms"] is not None
-    [shared] = stored["clients"]
-    assert [run["clients"] for run in shared["runs"]] == [1, 2]
-    assert all(run["drafted"] == 0 for run in shared["plain"])
+    turns = stored["conversation"]
+    assert [(turn["prompt"], turn["read"]) for turn in turns] == [(156, 41), (212, 41)]
+    assert stored["reissue"]["requests"] == 5
+    assert stored["reissue"]["settled_ms"] is not None
+    [cell] = stored["clients"]
+    drafted = {run["setting"]: run["drafted"] for run in cell["runs"]}
+    assert set(drafted) == {"plain", "3", "auto"}
+    assert drafted["plain"] == 0 < drafted["3"]
+    assert {run["length"] for run in stored["prefill"]["runs"]} == {40, 90}
+    [gap] = stored["gaps"]
+    assert (gap["length"], gap["correct"]) == (200, True)
+    assert gap["longest"] > 0
+    kinds = [key["kind"] for key in stored["editor"]["ours"]["keys"]]
+    assert kinds[0] == "first"
+    assert len(kinds) == 7
     assert "outputs that left the right text: 0" in capsys.readouterr().out
 
 
@@ -48,23 +60,123 @@ def turn(ours: float, theirs: float | None) -> Turn:
     return Turn(3000, 41, ours, ours - 1, theirs, True)
 
 
-def test_what_must_hold_is_judged() -> None:
-    from benchmarks.api import Shared
+def held(verdicts: Sequence[Verdict]) -> dict[str, tuple[float, bool]]:
+    return {each.what: (round(each.value, 3), each.holds) for each in verdicts}
 
-    typed = Reissued(200, 20.0, None, True, 3, 9.0)
-    runs = [Together(count, 0, speed, 0, True) for count, speed in ((1, 10.0), (4, 16.0))]
-    shared = Shared("0", runs, [Together(1, 0, 8.0, 0, True)])
+
+def test_a_turn_may_begin_a_little_later_than_the_peers() -> None:
     turns = [turn(130.0, 100.0), turn(110.0, 100.0), turn(115.0, 100.0)]
-    found = {v.what: (v.value, v.holds) for v in _verdicts(turns, typed, [shared])}
-    assert found == {
-        "first token of the next turn / llama-server's": (1.15, True),
-        "slots busy after the last keystroke": (1, False),
-        "all clients / one that decodes plainly, α = 0": (2.0, True),
-        "all clients / one, α = 0": (1.6, True),
+    what = "first token of the next turn / llama-server's"
+    assert held(conversation.verdicts(turns)) == {what: (1.15, True)}
+    assert conversation.verdicts([turn(130.0, None)]) == []
+
+
+def test_what_stays_busy_is_said() -> None:
+    typed = reissue.Reissued(200, 20.0, None, True, 3, 9.0)
+    assert held(reissue.verdicts(typed)) == {"slots busy after the last keystroke": (1, False)}
+
+
+def joint(setting: str, speed: float, first_ms: float) -> Joint:
+    return Joint(setting, 0, 128, True, speed, first_ms=first_ms)
+
+
+def test_of_all_numbers_of_clients_the_worst_is_judged() -> None:
+    one = [joint("plain", 10, 10), joint("3", 8, 10), joint("auto", 9.9, 12)]
+    one += [joint("server plain", 10, 10), joint("server 3", 12, 10)]
+    four = [joint("plain", 20, 40), joint("3", 30, 40), joint("auto", 24, 40)]
+    four += [joint("server plain", 21, 20), joint("server 3", 20, 40)]
+    found = clients.verdicts([Cell("0.4", 1, one), Cell("0.4", 4, four)])
+    assert held(found) == {
+        "auto/plain, α = 0.4 with 1": (0.99, True),
+        "auto/best, α = 0.4 with 4": (0.8, False),
+        "plain/llama-server, α = 0.4 with 4": (0.952, False),
+        "slowest first token/llama-server, α = 0.4 with 4": (2.0, False),
+        "all clients/one that decodes plainly, α = 0.4 with 4": (2.4, True),
     }
-    report = _markdown(["a note"], [turn(130.0, None)], typed, [])
-    assert "MISSED" in report
-    assert "| 3000 | 41 | 130.0 | 129.0 |  |  |" in report
+    alone = held(clients.verdicts([Cell("0.4", 1, one[:3])]))
+    assert set(alone) == {"auto/plain, α = 0.4 with 1", "auto/best, α = 0.4 with 1"}
+
+
+def test_prompts_are_judged_by_both_clocks() -> None:
+    rows = [Speeds(128, 99.0, 99.0, 100.0, 100.0), Speeds(512, 97.0, 99.0, 100.0, 100.0)]
+    assert [each.holds for each in prefill.verdicts(rows)] == [False, True]
+    assert prefill.verdicts([Speeds(128, 99.0, 99.0, None, None)]) == []
+
+
+def test_a_gap_is_looked_for_after_the_newcomer_was_sent() -> None:
+    stamps = [(0.0, 1), (0.5, 2), (0.6, 3), (0.7, 4), (1.0, 5), (1.1, 6)]
+    alone, longest = gaps.gaps(stamps, sent=0.75)
+    assert (round(alone, 3), round(longest, 3)) == (0.1, 0.3)
+    for sent in (-1.0, 2.0):
+        with pytest.raises(BenchError):
+            gaps.gaps(stamps, sent)
+
+
+def test_the_longest_gap_is_judged_beyond_an_ordinary_one() -> None:
+    found = [
+        gaps.Gap(True, 500, 0, 20.0, 240.0, 900.0, 9, True),
+        gaps.Gap(True, 4000, 0, 20.0, 290.0, 9000.0, 9, True),
+        gaps.Gap(False, 4000, 0, 20.0, 2900.0, 9000.0, 9, True),
+    ]
+    what = "longest gap of a stream beyond an ordinary one, ms, 4000 tokens arriving"
+    assert held(gaps.verdicts(found)) == {what: (270.0, False)}
+
+
+def replayed(first_ms: Sequence[float], read: int) -> editor.Replayed:
+    keys = [editor.Key(at, recorded.KEY, ms, read, 0, "x") for at, ms in enumerate(first_ms)]
+    cold = editor.Key(0, recorded.FIRST, 9999.0, 9999, 0, "x")  # nobody waits for it twice
+    return editor.Replayed([cold, *keys], (), 0)
+
+
+def test_an_editor_is_judged_beside_the_peer() -> None:
+    ours, theirs = replayed([8.0] * 19 + [30.0], 100), replayed([10.0] * 20, 200)
+    assert held(editor.verdicts(ours, theirs, editor.Same(5, 4, 2, 0))) == {
+        "first token p50 of an editor / llama-server's": (0.8, True),
+        "first token p95 of an editor / llama-server's": (0.8, True),
+        "tokens read per key of an editor / llama-server's": (0.5, True),
+        "answers that differ from a cold request's, cache exact": (1, False),
+    }
+    assert editor.verdicts(ours, None, editor.Same()) == []
+
+
+def test_a_recorded_session_is_the_same_for_the_same_seed() -> None:
+    one = recorded.session(120, 2, random.Random(7))
+    assert one == recorded.session(120, 2, random.Random(7))
+    assert one != recorded.session(120, 2, random.Random(8))
+    waited = [step for step in one if step.kind in recorded.KINDS]
+    assert len(waited) == 120
+    warm = [step for step in one if step.kind == recorded.WARM_UP]
+    assert [len(step.fields["input_extra"]) for step in warm] == [1, 2, 2, 2]  # the ring rotates
+    assert warm[1].fields["input_extra"][0] != warm[2].fields["input_extra"][0]
+    typed = [step.fields["prompt"] for step in waited if step.kind == recorded.KEY]
+    assert sum(b.startswith(a) and len(b) == len(a) + 1 for a, b in itertools.pairwise(typed)) > 60
+    silent = recorded.session(120, 2, random.Random(7), warm_ups=False)
+    assert silent == [step for step in one if step.kind != recorded.WARM_UP]
+
+
+def test_what_was_missed_is_in_the_report() -> None:
+    missed = Verdict("so much", 0.5, 1.0)
+    said = report(["a note"], {"part": Section("a table\n", [missed], 2, None)})
+    assert said.startswith("# API\n\n- a note\n\na table\n\n- so much: 0.500 (must be ≥ 1): MISSED")
+    assert said.endswith("outputs that left the right text: 2\n")
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.floats(0.01, 1))
+def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed(
+    values: list[int], share: float
+) -> None:
+    found = percentile(values, share)
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
+    assert sum(value < found for value in values) < share * len(values)
+
+
+def test_every_kind_has_its_turn_in_every_repetition() -> None:
+    turns = list(in_turns("abc", 5, random.Random(0)))
+    assert [repetition for repetition, _ in turns] == [n for n in range(5) for _ in "abc"]
+    orders = {"".join(kind for at, kind in turns if at == n) for n in range(5)}
+    assert {"".join(sorted(order)) for order in orders} == {"abc"}
+    assert len(orders) > 1
 
 
 def test_the_first_text_is_what_is_timed() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import quiet, synthetic
 from benchmarks.measuring.workloads import BIG, TINY, WORKLOADS, build, shape, text, workload
+from localspec.engine.llama import Model
 
 
 def test_workloads_by_name() -> None:
@@ -53,6 +54,18 @@ def test_a_pair_is_written_once_and_its_text_follows_the_cycle(tmp_path: Path) -
     whole = [*found.prompt, *found.expected]
     assert whole == [whole[0], *synthetic.follow(files.cycle, whole[0], len(whole) - 1)]
     assert found.acceptance == pytest.approx(0.7, abs=0.08)
+
+
+def test_a_pair_for_code_has_tokens_for_it_and_fills_in(tmp_path: Path) -> None:
+    small = synthetic.Shape(1, 64, 64, 4, 8192, code=True)
+    cycle = synthetic.target_cycle(small.n_vocab, specials=len(small.specials))
+    with Model(str(synthetic.write_model(tmp_path / "code.gguf", small, cycle))) as model:
+        fim = model.vocab.fim
+        assert [fim.prefix, fim.suffix, fim.middle] == [8189, 8190, 8191]
+        code = Path(synthetic.__file__).read_text(encoding="utf-8")
+        tokens = model.vocab.tokenize(code, add_special=False, parse_special=False)
+    assert len(code) > 2 * len(tokens)
+    assert set(cycle.tolist()) == set(range(8192 - 8))  # no special token follows anything
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc")

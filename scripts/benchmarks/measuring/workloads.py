@@ -68,6 +68,7 @@ class Sizes:
 
 
 BIG = Sizes("big", synthetic.BIG_TARGET, synthetic.BIG_DRAFT)
+HALF = Sizes("half", synthetic.HALF_TARGET, synthetic.HALF_DRAFT)
 QUICK = Sizes("quick", synthetic.QUICK_TARGET, synthetic.QUICK_DRAFT)
 GPU = Sizes("gpu", synthetic.GPU_TARGET, synthetic.GPU_DRAFT)
 TINY = Sizes("tiny", synthetic.TINY_TARGET, synthetic.TINY_DRAFT)
@@ -77,7 +78,7 @@ SOAK = Sizes(
     replace(synthetic.TINY_TARGET, n_vocab=32_000),
     replace(synthetic.TINY_DRAFT, n_vocab=32_000),
 )
-SIZES = {sizes.name: sizes for sizes in (BIG, GPU, QUICK, TINY)}
+SIZES = {sizes.name: sizes for sizes in (BIG, GPU, HALF, QUICK, TINY)}
 
 _FIELDS = {
     "layers": "n_layer",
@@ -129,7 +130,7 @@ def build(work: Path, sizes: Sizes, wanted: Workload, say: Say) -> Files:
     """
     folder = work / sizes.folder
     folder.mkdir(parents=True, exist_ok=True)
-    cycle = synthetic.target_cycle(sizes.target.n_vocab, SEED)
+    cycle = synthetic.target_cycle(sizes.target.n_vocab, SEED, len(sizes.target.specials))
     drafted = synthetic.draft_cycle(cycle, wanted.acceptance, SEED + 1)
     rates = wanted.acceptance if isinstance(wanted.acceptance, tuple) else (wanted.acceptance,)
     label = "-".join(f"{rate:g}" for rate in rates)

@@ -3,5 +3,4 @@
 process       `with` starts one, waits for it and ends it
 daemon        a localspec daemon in a home folder of its own, and its clients
 llama_server  llama-server on the same files
-api_parts     the three measurements of `scripts/bench api`
 """

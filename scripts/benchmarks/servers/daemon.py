@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ from localspec.errors import LocalspecError, NoDaemon
 
 START_S = 30.0
 ANSWER_S = 900.0
+Heard = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One streamed answer. first_s: until its first text; last: the closing event.
+    """One streamed answer. first_s: until its first text, or its end where it has none; last: the closing
+    event.
 
     stamps: perf_counter's time and the tokens so far, of each event that tells them.
     """
@@ -42,8 +44,12 @@ class Streamed:
         return found if isinstance(found, dict) else {}
 
 
-def timed(start: float, data: Iterator[str]) -> Streamed:
+def timed(
+    start: float, data: Iterator[str], *, empty: bool = False, heard: Heard | None = None
+) -> Streamed:
     """Read the events of a native completion to their end. `start` is perf_counter's, of the request.
+
+    empty: an answer may have no text; heard: is told the tokens so far, as they come.
 
     Raises:
         BenchError: an error instead of an answer, or no text in it.
@@ -56,9 +62,13 @@ def timed(start: float, data: Iterator[str]) -> Streamed:
             raise BenchError(f"The answer failed: {last['error'].get('message')}")
         if "tokens_predicted" in last:
             stamps.append((time.perf_counter(), int(last["tokens_predicted"])))
+            if heard is not None:
+                heard(stamps[-1][1])
         if first is None and last.get("content"):
             first = time.perf_counter() - start
         text += last.get("content", "")
+    if first is None and empty:
+        first = time.perf_counter() - start
     if first is None:
         raise BenchError("The answer has no text.")
     return Streamed(text, first, last, stamps)
@@ -114,15 +124,22 @@ class Daemon(Started):
             raise BenchError(f"{target} answered {response.status}: {json.dumps(answer)[:300]}")
         return answer
 
-    def stream(self, target: str, body: Mapping[str, Any]) -> Streamed:
-        """One streamed native completion. Raises BenchError."""
+    def stream(
+        self,
+        target: str,
+        body: Mapping[str, Any],
+        *,
+        empty: bool = False,
+        heard: Heard | None = None,
+    ) -> Streamed:
+        """One streamed native completion, as `timed` reads it. Raises BenchError."""
         start = time.perf_counter()
         with contextlib.closing(Connection(self.socket, ANSWER_S)) as connection:
             content = json.dumps({**body, "stream": True}).encode()
             response = connection.request("POST", target, content)
             if response.status != 200:
                 raise BenchError(f"{target} answered {response.status}: {response.read()!r:.300}")
-            return timed(start, events(response.chunks()))
+            return timed(start, events(response.chunks()), empty=empty, heard=heard)
 
     def load(self) -> None:
         """Load its pair and wait for it."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.measuring.runs import WARM_TOKENS, BenchError, Run, Setting
 from benchmarks.measuring.workloads import Text
-from benchmarks.servers.daemon import Streamed, timed
+from benchmarks.servers.daemon import Heard, Streamed, timed
 from benchmarks.servers.process import Started
 from localspec.client.transport import events
 
@@ -28,6 +28,7 @@ ANSWER_S = 900.0
 class Server:
     """How to start llama-server. The files, sizes and threads are those of our engine.
 
+    context: tokens in all; each of `parallel` places has its share of them.
     gpu_layers negative: as llama-server decides, which is all that fit.
     """
 
@@ -38,12 +39,14 @@ class Server:
     threads: int
     gpu_layers: int = -1
     type_kv: str = "f16"
+    parallel: int = 1
     extra: Sequence[str] = ()
 
     def command(self, depth: int, port: int) -> list[str]:
         """The command line; depth 0 is plain decoding."""
         line = [str(self.program), "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
-        line += ["-m", str(self.target), "-c", str(self.context), "-np", "1", "--cache-ram", "0"]
+        line += ["-m", str(self.target), "-c", str(self.context), "-np", str(self.parallel)]
+        line += ["--cache-ram", "0"]
         line += ["-t", str(self.threads), "-ctk", self.type_kv, "-ctv", self.type_kv]
         if self.gpu_layers >= 0:
             line += ["-ngl", str(self.gpu_layers)]
@@ -129,19 +132,39 @@ class Running(Started):
             accepted=int(timings.get("draft_n_accepted", 0)),
         )
 
-    def stream(self, body: Mapping[str, Any]) -> Streamed:
-        """One streamed completion with fields of the caller's. Raises BenchError."""
+    def post(self, target: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """One request and its whole answer. Raises BenchError for anything but 200."""
+        try:
+            status, answer = self._request("POST", target, body, ANSWER_S)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise BenchError(
+                f"llama-server gave no answer ({error}): {self._last_line()}"
+            ) from error
+        if status != 200:
+            raise BenchError(f"llama-server answered {status}: {json.dumps(answer)[:300]}")
+        return answer
+
+    def stream(
+        self,
+        target: str,
+        body: Mapping[str, Any],
+        *,
+        empty: bool = False,
+        heard: Heard | None = None,
+    ) -> Streamed:
+        """One streamed native completion, as `timed` reads it. Raises BenchError."""
         start = time.perf_counter()
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
         try:
             content = json.dumps({**body, "stream": True})
-            connection.request("POST", "/completion", content, {"Content-Type": "application/json"})
+            connection.request("POST", target, content, {"Content-Type": "application/json"})
             response = connection.getresponse()
             if response.status != 200:
                 raise BenchError(
                     f"llama-server answered {response.status}: {response.read()!r:.300}"
                 )
-            return timed(start, events(iter(lambda: response.read1(1 << 16), b"")))
+            data = events(iter(lambda: response.read1(1 << 16), b""))
+            return timed(start, data, empty=empty, heard=heard)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise BenchError(
                 f"llama-server gave no answer ({error}): {self._last_line()}"
@@ -160,14 +183,9 @@ class Running(Started):
             "cache_prompt": False,
             "return_tokens": True,
         }
-        try:
-            status, answer = self._request("POST", "/completion", body, ANSWER_S)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise BenchError(
-                f"llama-server gave no answer ({error}): {self._last_line()}"
-            ) from error
-        if status != 200 or "timings" not in answer:
-            raise BenchError(f"llama-server answered {status}: {json.dumps(answer)[:300]}")
+        answer = self.post("/completion", body)
+        if "timings" not in answer:
+            raise BenchError(f"llama-server answered {json.dumps(answer)[:300]}")
         return answer
 
 

@@ -1,0 +1,70 @@
+"""What is sent to both servers, and several clients at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.measuring.runs import BenchError
+from benchmarks.servers.daemon import Streamed
+
+GREEDY: Mapping[str, Any] = {
+    "temperature": 0.0,
+    "top_k": 1,
+    "samplers": ["top_k"],
+    "cache_prompt": True,
+}
+COLD: Mapping[str, Any] = {**GREEDY, "cache_prompt": False}
+_BROKEN = "\ufffd"
+
+
+def same_text(one: str, other: str) -> bool:
+    """Equal, but for what is no whole character at the end: llama-server leaves that out."""
+    return one.rstrip(_BROKEN) == other.rstrip(_BROKEN)
+
+
+def together(asked: Sequence[Callable[[], Streamed]]) -> list[Streamed]:
+    """All begin at once, each a client of its own; the answers of all.
+
+    Raises:
+        BenchError: one of them failed.
+    """
+    answers: list[Streamed | Exception | None] = [None] * len(asked)
+    ready = threading.Barrier(len(asked))
+
+    def ask(at: int) -> None:
+        ready.wait()
+        try:
+            answers[at] = asked[at]()
+        except Exception as error:  # raised again where it is read
+            answers[at] = error
+
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [answer for answer in answers if isinstance(answer, Streamed)]
+    if len(found) < len(asked):
+        failed = next(answer for answer in answers if isinstance(answer, Exception))
+        raise BenchError(f"One of {len(asked)} clients failed: {failed}")
+    return found
+
+
+def joint_speed(clients: Sequence[Sequence[tuple[float, int]]]) -> float:
+    """Tokens per second of all, while all of them write; each client's (seconds, tokens so far).
+
+    Raises:
+        BenchError: they never wrote at the same time.
+    """
+    start = max(stamps[0][0] for stamps in clients)
+    end = min(stamps[-1][0] for stamps in clients)
+    if end <= start:
+        raise BenchError("The clients did not write at the same time; let them write more tokens.")
+    made = sum(_so_far(stamps, end) - _so_far(stamps, start) for stamps in clients)
+    return made / (end - start)
+
+
+def _so_far(stamps: Sequence[tuple[float, int]], when: float) -> int:
+    return max((tokens for at, tokens in stamps if at <= when), default=0)
