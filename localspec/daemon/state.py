@@ -28,7 +28,7 @@ from localspec.protocol.frames import PairFiles
 
 _LOOKS = 8  # pairs at once; more than anybody asks for
 _ERRANDS = 4
-_STAND_IN = "To have the configured pair answer for such names: localspec config set any_model true"
+_STAND_IN = "to have the configured pair answer for such names: localspec config set any_model true"
 
 
 @dataclass
@@ -59,25 +59,25 @@ class State:
         return self.supervisor.loaded.config
 
     async def pair(self, name: str, receive: Receive) -> PairFiles:
-        """The files of a pair, checked unless it is loaded already; see pairs.resolve.
-
-        The configured pair's where none has the name and the configuration says so (`any_model`).
+        """The files of the pair that answers for this name: `named`, or the configured one where none has
+        the name and the configuration says so (`any_model`).
 
         Raises:
             ClientGone: whoever asked, the client behind `receive`, has left meanwhile.
         """
         try:
-            return await self._pair(name, receive)
+            return await self.named(name, receive)
         except names.NoSuchPair as error:
             if not self.config.any_model:
                 if tcp.answers_tcp() and names.names_files(name):
                     raise  # in the one sentence that all paths get; see names.unseen
                 # A new error, because the look and so this one may be shared.
-                message = f"{error.message} {_STAND_IN}"
+                message = f"{error.message}; {_STAND_IN}"
                 raise names.NoSuchPair(message, param=error.param) from None
-        return await self._pair("", receive)
+        return await self.named("", receive)
 
-    async def _pair(self, name: str, receive: Receive) -> PairFiles:
+    async def named(self, name: str, receive: Receive) -> PairFiles:
+        """The files of a pair, checked unless it is loaded already; see pairs.resolve."""
         found = await self._found(name, receive)
         if self.registry.has_presets:
             found = await asyncio.to_thread(self.registry.preset, found)

@@ -10,21 +10,26 @@ from typing import Any, Literal
 
 import msgspec
 
+ID = "\0"
+
 
 class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one family writes calls.
 
     hermes: {"name": …, "arguments": …} between markers. tags: the same, but for <function=…> with a
     <parameter=…> each. json: such objects, or an array of them; mistral: always the array. named: the
-    name, `middle`, the arguments' JSON. gemma: call:name{key:value}.
+    name, `middle`, the arguments' JSON. gemma: call:name{key:value}. found: as a template was seen to write
+    them, to the letter.
 
     opens, close: the markers around a call, the usual opening first. bare: an answer that is JSON from its
     first character is a call too. arguments: their key. lead: what stands between a marker and JSON.
-    identity: marks a call's id after its name.
+    identity: marks a call's id after its name. again, of a found one: between two calls, both ends included;
+    in its literals ID stands for any id. parameter: what stands before a key, before a text, before another
+    value, and behind it; without it the arguments are JSON.
     told: the template knows no tools. guessed: it knows them, and not how calls are written.
     """
 
-    kind: Literal["hermes", "tags", "json", "mistral", "named", "gemma"]
+    kind: Literal["hermes", "tags", "json", "mistral", "named", "gemma", "found"]
     opens: tuple[str, ...] = ()
     close: str = ""
     bare: bool = False
@@ -32,6 +37,8 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     lead: str = ""
     middle: str = ""
     identity: str = ""
+    again: str = ""
+    parameter: tuple[str, ...] = ()
     told: bool = False
     guessed: bool = False
 

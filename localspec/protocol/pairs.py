@@ -216,7 +216,8 @@ class PairView(Struct):
     """Everything about one pair. `fit` None: it does not fit, and `fit_notes` says why.
 
     `kind` as in a list. `contexts`: doubling, up to what the models were trained for. `problem`: a
-    sentence about a file that has changed.
+    sentence about a file that has changed. `calls`: how calls of tools are written; "" without a chat
+    template.
     """
 
     name: str
@@ -239,6 +240,7 @@ class PairView(Struct):
     kind: Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
     contexts: list[ContextView]
     problem: str
+    calls: str = ""
 
     @property
     def capabilities(self) -> list[Capability]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from localspec.daemon.completion.reply.tools import format_of
 from localspec.daemon.completion.request import chat_frames, completion_frames
 from localspec.errors import InvalidRequest
 from localspec.protocol.reading import decode
@@ -20,7 +21,7 @@ USER = [{"role": "user", "content": "hi"}]
 def chat(**fields: Any) -> list[Any]:
     """The Generate frames of a chat request, as the engine would read them."""
     request = decode(json.dumps({"messages": USER, **fields}).encode(), ChatRequest)
-    return [msgspec.to_builtins(frame) for frame in chat_frames(request, KNOWS_TOOLS)[0]]
+    return [msgspec.to_builtins(frame) for frame in chat_frames(request, format_of(KNOWS_TOOLS))[0]]
 
 
 def completion(**fields: Any) -> list[Any]:

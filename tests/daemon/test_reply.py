@@ -19,6 +19,7 @@ from localspec.daemon.completion.reply.tools import (
     MISTRAL_ARGS,
     NO_TOOLS,
     TAGS,
+    UNKNOWN,
 )
 from localspec.protocol.calls import CallFormat
 
@@ -311,6 +312,24 @@ def test_thoughts_come_before_calls(size: int) -> None:
     assert found == ("One moment.", "I should look.", [PARIS])
     answer = '<think>hm</think>{"name": "now", "parameters": {}}'
     assert read(AnswerParser(LLAMA, TOOLS), answer, size) == ("", "hm", [("now", {})])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_messages_in_channels_are_thoughts_text_and_calls(size: int) -> None:
+    """As gpt-oss writes them."""
+    thoughts = "<|channel|>analysis<|message|>a < b, <|hm<|end|>"
+    said = "<|start|>assistant<|channel|>final<|message|>yes <b>"
+    assert read(AnswerParser(), thoughts + said, size) == ("yes <b>", "a < b, <|hm", [])
+    called = (
+        "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Paris", "days": 2}'
+    )
+    before = "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+    found = read(AnswerParser(UNKNOWN, TOOLS), thoughts + before + called, size)
+    assert found == ("One moment.", "a < b, <|hm", [PARIS])
+    cut = read(AnswerParser(UNKNOWN, TOOLS), "<|channel|>analysis<|message|>I thi", size)
+    assert cut == ("", "I thi", [])
+    assert read(AnswerParser(), "<|chan is text", size)[0] == "<|chan is text"
 
 
 def test_thoughts_stay_in_the_text_on_request() -> None:

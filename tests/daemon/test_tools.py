@@ -75,7 +75,7 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def sent(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
-    [frame], _ = chat_frames(request(**fields), template)
+    [frame], _ = chat_frames(request(**fields), tools.format_of(template))
     return frame
 
 
@@ -109,7 +109,7 @@ def test_a_conversation_with_calls_renders_in_every_template(name: str) -> None:
             assert "Tells the weather." in text
         assert "sunny" in text
         assert '\\"city\\"' not in text  # the arguments are an object, not text in text
-        plain = chat_frames(request(tools=None, messages=messages[:1]), template)[0][0].prompt
+        plain = sent(template, tools=None, messages=messages[:1]).prompt
         assert isinstance(plain, frames.ChatPrompt)
         assert "Tells" not in renderer.render(plain)
     finally:

@@ -40,7 +40,7 @@ from localspec.engine.speculation import verification
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.verification import Verifier
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import CallFormat, Tools
+from localspec.protocol.calls import ID, CallFormat, Tools
 from localspec.protocol.frames import Constraint, Generate, PairFiles, Sampling, TextPrompt
 from tests.support.pairs import N_VOCAB, contextual_pair
 from tests.support.rescoring import NEAR_TIE, assert_alike, worst_gap
@@ -57,6 +57,31 @@ FORMATS = {
     "gemma": GEMMA,
     "functionary": FUNCTIONARY,
     "nemotron": NEMOTRON,
+    "seen JSON": CallFormat(
+        "found",
+        ("<|calls|>",),
+        "}\n]<|end_calls|>",
+        lead=f'[\n{{"id": "{ID}", "called": "',
+        middle='", "with": ',
+        again=f'}},\n{{"id": "{ID}", "called": "',
+    ),
+    "seen keys": CallFormat(
+        "found",
+        ("<tool_call>",),
+        "</tool_call>",
+        again="</tool_call>\n<tool_call>",
+        middle="\n",
+        parameter=("<key>", "</key>\n<value>", "</key>\n<value>", "</value>\n"),
+    ),
+    "seen kinds": CallFormat(
+        "found",
+        ("<calls>",),
+        "</call>\n</calls>",
+        lead='\n<call name="',
+        middle='">\n',
+        again='</call>\n<call name="',
+        parameter=('<arg name="', '" text="yes">', '" text="no">', "</arg>\n"),
+    ),
 }
 # What may stand in one token with the end of a marker, or its beginning, in GPT-2's spelling.
 WORDS = [
@@ -303,6 +328,39 @@ def test_structured_output_follows_thoughts_that_the_prompt_has_opened(caller: R
     assert ended
     assert text.rpartition("</think>")[2].strip("\n") in [
         a + b + c for a in "ab" for b in "ab" for c in "ab"
+    ]
+
+
+WRITTEN = {
+    "seen JSON": '<|calls|>[\n{"id": "0", "called": "note", "with": {"text": "a b", "n": 7}},\n'
+    '{"id": "1", "called": "note", "with": {"text": "", "n": 8}}\n]<|end_calls|>',
+    "seen keys": "<tool_call>note\n<key>text</key>\n<value>a b</value>\n<key>n</key>\n<value>7</value>\n"
+    "</tool_call>\n<tool_call>note\n<key>text</key>\n<value></value>\n<key>n</key>\n<value>8</value>\n"
+    "</tool_call>",
+    "seen kinds": '<calls>\n<call name="note">\n<arg name="text" text="yes">a b</arg>\n'
+    '<arg name="n" text="no">7</arg>\n</call>\n<call name="note">\n<arg name="text" text="yes"></arg>\n'
+    '<arg name="n" text="no">8</arg>\n</call>\n</calls>',
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_a_template_writes_is_what_a_found_notation_lets_in(
+    caller: Running, name: str
+) -> None:
+    parameters = {"text": {"type": "string"}, "n": {"type": "integer", "maximum": 8}}
+    note = {"type": "object", "properties": parameters, "required": ["text", "n"]}
+    offered, text, vocab = Tools(FORMATS[name], {"note": note}), WRITTEN[name], caller.pair.vocab
+
+    def accepted(text: str) -> int:
+        tokens = vocab.tokenize(text, add_special=False, parse_special=False)
+        return len(tokens) - matcher_of(vocab, offered).valid(tokens)
+
+    assert accepted(text) == 0
+    assert accepted(text.replace("7", "9")) > 0
+    assert accepted(text.replace("text", "tex", 1)) > 0
+    assert [json.loads(given) for _, given in read(offered, text)[0]] == [
+        {"text": "a b", "n": 7},
+        {"text": "", "n": 8},
     ]
 
 

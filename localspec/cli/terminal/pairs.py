@@ -98,6 +98,7 @@ def pair(view: dict[str, Any]) -> None:
     ]
     for role in ("target", "draft"):
         rows += _model(role, view[role])
+    rows.append(("tool calls", view["calls"]))
     rows.append(("tokenizers", _verdict(view)))
     rows += [("note", note) for note in view["notes"]]
     rows.append(("drafts", _DRAFTS[view["kind"]]))

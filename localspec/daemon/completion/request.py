@@ -39,9 +39,9 @@ _SEEDS = (1 << 32) - 1
 
 
 def chat_frames(
-    request: ChatRequest, template: str | None = None, conversation: str | None = None
+    request: ChatRequest, form: CallFormat = tools.TOLD, conversation: str | None = None
 ) -> tuple[list[frames.Generate], Callable[[], AnswerParser]]:
-    """One Generate per choice, and what takes an answer apart; `template` matters for tools.
+    """One Generate per choice, and what takes an answer apart; `form` matters for tools.
 
     The first choice is the one that goes into `conversation`.
 
@@ -55,7 +55,7 @@ def chat_frames(
     offer = tools.NOTHING
     shown = SHOWN if request.reasoning_format != "none" else []
     if uses_tools(request):
-        offer = tools.offer(request, template)
+        offer = tools.offer(request, form)
         prompt.tools = offer.tools or None
         _tell(prompt, request, offer.form)
     if offer.tools:
@@ -73,14 +73,14 @@ def chat_frames(
     return wanted, partial(_parser, request, offer)
 
 
-def template_prompt(request: TemplateRequest, template: str | None) -> frames.ChatPrompt:
+def template_prompt(request: TemplateRequest, form: CallFormat) -> frames.ChatPrompt:
     """What /apply-template shows: what a chat with these fields would read.
 
     Raises:
         InvalidRequest: as `chat_frames`.
     """
     prompt = chat_prompt(request)
-    _tell(prompt, request, tools.format_of(template))
+    _tell(prompt, request, form)
     return prompt
 
 

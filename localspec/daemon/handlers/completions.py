@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
@@ -12,6 +13,7 @@ from starlette.responses import Response
 from localspec.daemon.completion.answer import Answer, Run, waiting
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.reply import tools
+from localspec.daemon.completion.reply.seen import notation
 from localspec.daemon.completion.request import (
     chat_frames,
     completion_frames,
@@ -58,11 +60,13 @@ async def ready(
     daemon = state_of(request)
     if body.tools or body.tool_choice:
         tools.check(body)
-    pair, template = None, None
+    pair, form = None, tools.TOLD
     if uses_tools(body):  # how a call is written is the model's own matter
         pair = await daemon.pair(body.model, request.receive)
-        template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
-    wanted, parser = chat_frames(body, template, turn.id if turn else None)
+        form = await asyncio.to_thread(
+            notation, (await daemon.supervisor.loaded.ready(pair)).info.chat_template
+        )
+    wanted, parser = chat_frames(body, form, turn.id if turn else None)
     if turn and turn.cut:
         goes_on_in_its_language(wanted, turn.cut.content)
     pair = pair or await daemon.pair(body.model, request.receive)

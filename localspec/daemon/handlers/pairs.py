@@ -8,6 +8,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localspec.daemon.completion.reply.seen import notation
+from localspec.daemon.completion.reply.tools import described
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import EventStream, reported
 from localspec.daemon.http.tcp import came_by_tcp
@@ -39,12 +41,18 @@ async def show(request: Request) -> Response:
     text = request.query_params.get("context", "0")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequest("'context' must be a whole number of tokens.", param="context")
-    config = daemon.config
-    return answer(
-        await asyncio.to_thread(
-            views.details, daemon.registry, request.path_params["name"], int(text), config
-        )
-    )
+    name, config = request.path_params["name"], daemon.config
+
+    def found() -> pairs.PairView:
+        view = views.details(daemon.registry, name, int(text), config)
+        preset = daemon.registry.catalogue.presets.get(view.name)
+        template = view.target.template.text if view.target.template else ""
+        if preset and preset.chat_template:
+            template = preset.chat_template
+        view.calls = described(notation(template)) if template else ""
+        return view
+
+    return answer(await asyncio.to_thread(found))
 
 
 async def add(request: Request) -> Response:
@@ -69,7 +77,7 @@ async def verify(request: Request) -> Response:
     """Events: bytes hashed so far, and in the last one what was found."""
     daemon, name = state_of(request), request.path_params["name"]
     if names_files(name):
-        files = await daemon.pair(name, request.receive)  # as for a load: refused, or there
+        files = await daemon.named(name, request.receive)  # as for a load: refused, or there
         return EventStream(reported(daemon.errands, partial(verify_files, files)))
     return EventStream(reported(daemon.errands, partial(verify_pair, daemon.registry, name)))
 
@@ -97,7 +105,7 @@ async def drafts(request: Request) -> Response:
             param="folders",
         )
     daemon = state_of(request)
-    pair = await daemon.pair(body.target, request.receive)
+    pair = await daemon.named(body.target, request.receive)
     trials = measure.Trials(daemon.supervisor) if body.measure else None
     return EventStream(
         reported(

@@ -3,9 +3,13 @@ them. Without a `model` it is the configured pair's vocabulary and template."""
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localspec.daemon.completion.reply.seen import notation
+from localspec.daemon.completion.reply.tools import TOLD
 from localspec.daemon.completion.request import template_prompt, uses_tools
 from localspec.daemon.handlers.completions import ready
 from localspec.daemon.http.requests import answer, read
@@ -55,10 +59,12 @@ async def apply_template(request: Request) -> Response:
     body = await read(request, TemplateRequest)
     daemon = state_of(request)
     pair = await daemon.pair(body.model, request.receive)
-    template = None
+    form = TOLD
     if uses_tools(body):
-        template = (await daemon.supervisor.loaded.ready(pair)).info.chat_template
-    prompt = template_prompt(body, template)
+        form = await asyncio.to_thread(
+            notation, (await daemon.supervisor.loaded.ready(pair)).info.chat_template
+        )
+    prompt = template_prompt(body, form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
     return answer({"prompt": reply.value["prompt"]})
 

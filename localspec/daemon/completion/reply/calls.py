@@ -4,6 +4,7 @@ object with "name" and "arguments" (or "parameters"), or an array of such object
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import secrets
@@ -11,7 +12,11 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from math import copysign, isfinite
+from sys import float_info
+from typing import Any, Literal
+
+from localspec.protocol.calls import type_of
 
 _ARGUMENTS = ("arguments", "parameters")
 _ID = string.ascii_letters + string.digits
@@ -44,6 +49,40 @@ Fed = tuple[list[CallPiece], str]  # what text adds, and its rest, which belongs
 def new_call(name: str) -> Call:
     # Nine letters and digits: Mistral's templates refuse every other id.
     return Call("".join(secrets.choice(_ID) for _ in range(9)), name)
+
+
+def finite(text: str) -> float:
+    """JSON's numbers have no end, and what is beyond Python's is not written as JSON again."""
+    value = float(text)
+    return value if isfinite(value) else copysign(float_info.max, value)
+
+
+def typed(text: str, types: set[str]) -> Any:
+    """A parameter's text as a value of these types; text where it can be, and is none of the others."""
+    if types in ({"string"}, {"any"}):
+        return text
+    try:
+        value = json.loads(text, parse_float=finite)
+    except (ValueError, RecursionError):
+        return _python(text)
+    kind = type_of(value)
+    fits = kind in types or (kind == "number" and "integer" in types)
+    return value if fits or "string" not in types else text
+
+
+def _python(text: str) -> Any:
+    """What templates write without `tojson`: Python's True, or a list; the text where it is neither."""
+    lowered = text.strip().lower()
+    if lowered in ("true", "false", "none"):
+        return {"true": True, "false": False}.get(lowered)
+    if lowered[:1] not in ("{", "["):
+        return text
+    try:
+        value = ast.literal_eval(text.strip())
+        json.dumps(value, allow_nan=False)  # no sets, no bytes
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return value
 
 
 class Reader(ABC):

@@ -6,8 +6,6 @@ import json
 import re
 from abc import abstractmethod
 from collections.abc import Collection
-from math import copysign, isfinite
-from sys import float_info
 from typing import Any
 
 from localspec.daemon.completion.reply.calls import (
@@ -17,10 +15,13 @@ from localspec.daemon.completion.reply.calls import (
     Fed,
     JsonCalls,
     Reader,
+    finite,
     new_call,
+    typed,
 )
+from localspec.daemon.completion.reply.found import FoundCalls
 from localspec.daemon.completion.reply.tools import GEMMA_QUOTE
-from localspec.protocol.calls import CallFormat, type_of, types_of
+from localspec.protocol.calls import CallFormat, types_of
 
 _FUNCTION = re.compile(r"<function=([^>\n]+)>")
 _NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
@@ -39,6 +40,8 @@ def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] |
             return ArgsCalls(form.middle or "[ARGS]")
         case "gemma":
             return GemmaCall()
+        case "found":
+            return FoundCalls(form, tools)
         case _:
             return JsonCalls(names.__contains__) if names is not None else JsonCalls()
 
@@ -131,7 +134,7 @@ class TaggedCall(_OrJson):
         if close < 0:
             return False
         value = self.raw[found.end() : close].removesuffix("\n")
-        written = f"{json.dumps(found[1])}: {json.dumps(_typed(value, types), ensure_ascii=False)}"
+        written = f"{json.dumps(found[1])}: {json.dumps(typed(value, types), ensure_ascii=False)}"
         pieces.append(Arguments((", " if self._written else "{") + written))
         self._written, self._at = self._written + 1, close + len(_CLOSE)
         return True
@@ -145,26 +148,6 @@ class TaggedCall(_OrJson):
                 pieces.append(Arguments("}" if self._written else "{}"))
                 break
         return pieces
-
-
-def _finite(text: str) -> float:
-    """JSON's numbers have no end, and what is beyond Python's is not written as JSON again."""
-    value = float(text)
-    return value if isfinite(value) else copysign(float_info.max, value)
-
-
-def _typed(text: str, types: set[str]) -> Any:
-    """A parameter's text as a value of these types; text where it can be, and is none of the others."""
-    if types in ({"string"}, {"any"}):
-        return text
-    try:
-        value = json.loads(text, parse_float=_finite)
-    except (ValueError, RecursionError):
-        lowered = text.strip().lower()  # Python's True, as its templates write it
-        return {"true": True, "false": False, "none": None}.get(lowered, text)
-    kind = type_of(value)
-    fits = kind in types or (kind == "number" and "integer" in types)
-    return value if fits or "string" not in types else text
 
 
 class ArgsCalls(_OrJson):
@@ -264,7 +247,7 @@ class _Notation:
         scalar = self._SCALAR.match(self._text, at)
         if scalar is None:
             raise ValueError("no value")
-        return json.loads(scalar[0].strip(), parse_float=_finite), scalar.end()
+        return json.loads(scalar[0].strip(), parse_float=finite), scalar.end()
 
     def _skip(self, at: int) -> int:
         while self._text[at].isspace():

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from localspec.daemon.completion.reply import channels
 from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, Reader
 from localspec.daemon.completion.reply.notations import reader_for
 from localspec.daemon.completion.reply.tools import NO_TOOLS
@@ -18,7 +19,7 @@ THOUGHTS = (
 )
 _BETWEEN = "; \n\t"  # what may stand between two calls of a format without markers
 # Control tokens in some vocabularies: their text is needed to see where thinking begins and ends.
-SHOWN = ["<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>"]
+SHOWN = ["<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", *channels.SHOWN]
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class AnswerParser:
         self._closing = ""  # of the thoughts, or of the call that is being read
         self._opening = ""  # the marker of the call that is being read
         self._reader: Reader | None = None
+        self._channels = channels.Channels() if reasoning else None
         self._blank = False  # blanks are dropped until other text comes
 
     def begin(self, tail: str) -> None:
@@ -69,11 +71,13 @@ class AnswerParser:
         return self._state == "thinking"
 
     def push(self, text: str) -> list[Piece]:
-        self._held += text
+        self._held += self._channels.push(text) if self._channels else text
         return self._run(final=False)
 
     def finish(self) -> list[Piece]:
         """What was held back, once the answer is over."""
+        if self._channels:
+            self._held += self._channels.finish()
         pieces = self._run(final=True)
         if self._state == "call" and self._reader is not None:
             pieces += self._kept(self._reader.end())
@@ -143,7 +147,8 @@ class AnswerParser:
     def _begin_call(self, mark: str) -> None:
         names: Collection[str] | None = self._tools if self._form.bare and not mark else None
         self._reader = reader_for(self._form, self._tools, names)
-        self._state, self._opening, self._closing = "call", mark, self._form.close
+        closing = "" if self._form.kind == "found" else self._form.close  # which its reader reads
+        self._state, self._opening, self._closing = "call", mark, closing
 
     def _call(self, pieces: list[Piece]) -> None:
         if self._reader is None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.calls import CallFormat, Tools, result_text, with_calls
+from localspec.protocol.calls import ID, CallFormat, Tools, result_text, with_calls
 from localspec.protocol.requests import ChatRequest, ToolChoice
 
 GEMMA_QUOTE = '<|"|>'
@@ -42,18 +42,53 @@ _MARKS = (
     (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
     (r"<TOOLCALL>\[", NEMOTRON),
     # GLM and others write a name and keys of their own between the markers that Hermes has
-    (r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|minimax", UNKNOWN),
+    (r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax", UNKNOWN),
     (r"<tool_call>", HERMES),
     (r"<\|python_tag\|>", LLAMA),
-    (r'"parameters":', LLAMA),
+    (r"""\{"name": (?:function name|"' \+ [\w.]+ \+ '"), "parameters":""", LLAMA),
 )
 
 
 def markers(form: CallFormat) -> list[str]:
     """Control tokens, in some vocabularies, that must be seen in the answer."""
     found = [*form.opens, form.close, form.middle, form.identity]
-    return [*filter(None, found), *([GEMMA_QUOTE] if form.kind == "gemma" else [])]
+    if form.kind == "found":
+        literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
+        found = [each for text in literals for each in _CONTROL.findall(text)]
+    found += [GEMMA_QUOTE] if form.kind == "gemma" else []
+    return list(dict.fromkeys(filter(None, found)))
 
+
+_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|[|｜][^<>\s|｜]+[|｜]")
+
+
+def described(form: CallFormat) -> str:
+    """In what notation calls are, for a person."""
+    if form.guessed:
+        return "in a notation that is not known, so they are not constrained"
+    if form.told:
+        return "explained to the model in the question"
+    if form.kind != "found":
+        return f"in the notation of {_FAMILIES[form]}"
+    arguments = "{…}"
+    if form.parameter:
+        opening, before, _, close = form.parameter
+        arguments = f"{opening}KEY{before}VALUE{close}…"
+    written = f"{form.opens[0]}{form.lead}NAME{form.middle}{arguments}{form.close}"
+    return f"as seen in the template: {' '.join(written.replace(ID, 'ID').split())}"
+
+
+_FAMILIES = {
+    HERMES: "Hermes",
+    TAGS: "Qwen Coder",
+    LLAMA: "Llama 3",
+    GRANITE: "Granite 3",
+    MISTRAL: "Mistral",
+    MISTRAL_ARGS: "newer Mistral models",
+    GEMMA: "Gemma 4",
+    FUNCTIONARY: "Functionary",
+    NEMOTRON: "Nemotron Nano",
+}
 
 # A template's code, and in it what is text and no name.
 _CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
@@ -83,13 +118,12 @@ class Offer:
 NOTHING = Offer(NO_TOOLS)
 
 
-def offer(request: ChatRequest, template: str | None) -> Offer:
-    """The tools that the model is shown; `template` matters where there are some.
+def offer(request: ChatRequest, form: CallFormat) -> Offer:
+    """The tools that the model is shown, which writes calls in this form.
 
     Raises:
         InvalidRequest: a grammar of the caller's own beside a call that is required.
     """
-    form = format_of(template)
     if not request.tools or request.tool_choice == "none":
         return Offer(form)
     required = request.tool_choice not in (None, "auto")

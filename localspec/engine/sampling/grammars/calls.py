@@ -13,13 +13,14 @@ from typing import Any
 
 from localspec.engine.sampling.grammars.schemas import closed
 from localspec.engine.sampling.grammars.values import GemmaValues, TagValues, Unwritable
-from localspec.protocol.calls import Tools
+from localspec.protocol.calls import ID, Tools
 
 # Blanks that a model may write of its own accord: bounded, for a small one goes on with them forever.
 _BLANKS = r"/( |\n{1,2}[ \t]{0,20})?/"
 LOOSE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 _COMPACT = {"whitespace_flexible": False}
 _ID = "/[a-zA-Z0-9]{9}/"
+_ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
 
 # Written as JSON instead, where llguidance judges a schema whose keywords have values of other types.
 _NOT_SO = (Unwritable, AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -79,7 +80,7 @@ class CallGrammar:
         else:
             marker = self._spelled(format.opens[0])
             calls = f"{marker} {self._after_marker()}"
-            if self._tools.parallel and format.kind not in ("json", "mistral"):
+            if self._tools.parallel and format.kind not in ("json", "mistral", "found"):
                 again = f"({quoted(format.lead) if format.lead else ''} {calls})*"
                 calls = f"{calls} {again}"
         if answer:
@@ -109,6 +110,11 @@ class CallGrammar:
                 return f"{self._one_of(self._named)} {close}"
             case "gemma":
                 return f"{self._one_of(self._gemma)} {close}"
+            case "found":
+                call = self._one_of(self._found)
+                more = f"({self._literal(format.again)} {call})*" if format.again else ""
+                more = more if self._tools.parallel else ""
+                return f"{self._literal(format.lead)} {call} {more} {self._literal(format.close)}"
 
     def _between(self) -> str:
         """Between a marker and JSON."""
@@ -167,6 +173,24 @@ class CallGrammar:
         return (
             f"{quoted(name)} {identity} {self._spelled(self._format.middle)} {self._json(at, name)}"
         )
+
+    def _literal(self, text: str) -> str:
+        parts = [self._spelled(part) for part in text.split(ID)]
+        return f" {_ANY_ID} ".join(parts)
+
+    def _found(self, at: int, name: str) -> str:
+        format = self._format
+        head = f"{quoted(name)} {self._literal(format.middle)}"
+        if not format.parameter:
+            return f"{head} {self._json(at, name)}"
+        notation = format.parameter, self._spelled
+        try:
+            values = TagValues(self._schema(name), f"tag_{at}", self._options, *notation)
+            parameters = values.arguments()
+        except _NOT_SO:
+            return self._object(at, name)
+        self._rules.update(values.rules)
+        return f"{head} {parameters}"
 
     def _tagged(self, at: int, name: str) -> str:
         blank = '"\\n"' if self._compact else "/\\n{0,2}/"

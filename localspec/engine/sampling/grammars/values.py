@@ -164,9 +164,10 @@ class _Values:
         return types_of(schema, self._root)
 
 
-# ------------------------------------------------------------------------ Qwen Coder's tags
+# ------------------------------------------------------------------------ a parameter in tags each
 
-_CLOSE = "</parameter>"
+# Qwen Coder's: what stands before a key, before a text, before another value, and behind it.
+TAGS = "<parameter=", ">\n", ">\n", "\n</parameter>\n"
 # What a reader takes for JSON; a text beside other types must not look like it.
 _LIKE_JSON = (
     r"~/[ \n\t\r]*[-0-9\[{\"](?s:.)*/ & "
@@ -175,48 +176,84 @@ _LIKE_JSON = (
 
 
 class TagValues(_Values):
-    """<parameter=key>, a line with the value, </parameter>: text as it is, everything else as JSON."""
+    """A key, its value, and what ends it: text as it is, everything else as JSON.
 
-    def __init__(self, schema: Schema, prefix: str, options: dict[str, Any]) -> None:
+    parameter: the literals around them, as in CallFormat. spelled: a literal as the vocabulary writes it.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        prefix: str,
+        options: dict[str, Any],
+        parameter: Sequence[str] = TAGS,
+        spelled: Callable[[str], str] = _literal,
+    ) -> None:
         super().__init__(schema, prefix)
         self._options = options
+        self._open, self._before_text, self._before_other, close = parameter
+        self._spelled = spelled
+        core = close.strip()
+        self._blanks, self._behind = close.split(core)
+        # A text ends with the first part of what closes it that no text has: a token of its own, or letters.
+        self._close = spelled(core)
+        self._mark, self._rest = "", self._close
+        if self._close.startswith('"'):
+            self._mark, size = json.JSONDecoder().raw_decode(self._close)
+            self._rest = self._close[size:]
 
     def arguments(self) -> str:
         properties, required = self._object(self._root)
         written = []
         for key, schema in properties.items():
-            rule = self._rule(f'{_literal(f"<parameter={key}>")} "\\n" {self._value(schema)} "\\n"')
+            rule = self._rule(self._pair(key, schema))
             written.append(rule if key in required else f"{rule}?")
         return " ".join(written)
 
-    def _value(self, schema: Any) -> str:
+    @property
+    def _never(self) -> list[str]:
+        return [self._mark] if self._mark else []
+
+    def _ended(self) -> str:
+        return _literal(self._behind) if self._behind else ""
+
+    def _pair(self, key: str, schema: Any) -> str:
         schema = {} if schema is True else schema
         target = self._target(schema)
         kinds = self._kinds(target)
+        before = self._before_text
         if kinds == {"string"}:
-            return self._text(self._strings(target))
-        if kinds == {"any"}:
+            value = self._text(self._strings(target))
+        elif kinds == {"any"}:
             _only(target, _SAID)
-            return self._text(text_terminal({}, [_CLOSE]))
-        if "string" not in kinds:
+            value = self._text(text_terminal({}, self._never))
+        elif "string" not in kinds:
+            before = self._before_other
             definitions: Schema = {
                 k: self._root[k] for k in ("$defs", "definitions") if k in self._root
             }
             json_rule = self._rule(_json({**schema, **definitions, "x-guidance": self._options}))
-            return f"{json_rule} {_literal(chr(10) + _CLOSE)}"
-        return self._text(self._mixed(target))
+            blanks = _literal(self._blanks) if self._blanks else ""
+            value = f"{json_rule} {blanks} {self._close}"
+        elif self._before_text != self._before_other:
+            raise Unwritable  # which of two notations it is in
+        else:
+            value = self._text(self._mixed(target))
+        return f"{self._spelled(f'{self._open}{key}{before}')} {value} {self._ended()}"
 
     def _text(self, terminal: str) -> str:
         value = self._terminal(terminal)
-        line = self._terminal(f'{value} "\\n"')
-        rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(_CLOSE)}]"
+        line = self._terminal(f"{value} {_literal(self._blanks)}") if self._blanks else value
+        if not self._mark:
+            return f"{line} {self._close}"
+        rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(self._mark)}]"
         self.rules[rule] = line
-        return rule.partition("[")[0]
+        return f"{rule.partition('[')[0]} {self._rest}"
 
     def _strings(self, schema: Schema) -> str:
         parts = self._alternatives(schema)
         if parts is None:
-            return text_terminal(schema, [_CLOSE])
+            return text_terminal(schema, self._never)
         return " | ".join(f"({self._strings(self._target(part))})" for part in parts)
 
     def _mixed(self, schema: Schema) -> str:
@@ -233,7 +270,7 @@ class TagValues(_Values):
             return self._mixed(schema)
         [kind] = self._kinds(schema)
         if kind == "string":
-            return f"{text_terminal(schema, [_CLOSE])} & {_LIKE_JSON}"
+            return f"{text_terminal(schema, self._never)} & {_LIKE_JSON}"
         if "const" in schema and kind in ("boolean", "null", "number"):
             return _literal(json.dumps(schema["const"]))
         _only(schema, _SAID)
