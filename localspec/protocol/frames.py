@@ -164,7 +164,8 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
 
     n_ctx is in tokens that all sequences share: one alone may use all, and who finds no room waits.
     `extra_buffers` False is safe mode: llama.cpp's repacked CPU
-    kernels (AMX among them) stay off. `exact` makes exact mode the default for every request.
+    kernels (AMX among them) stay off. `exact` makes exact mode the default for every request; `exact_lacks`:
+    where it is not, the bytes of that mode's own cache, if memory does not hold them besides.
     `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
     `gap_s`: the same of passes that answers which are being written wait for.
     `state_dir` keeps what was measured, `states_dir` texts' states up to `states_bytes`;
@@ -188,6 +189,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     type_kv: KvType = "f16"
     extra_buffers: bool = True
     exact: bool = False
+    exact_lacks: Bytes = 0
     depth: Drafted | None = None
     pass_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     gap_s: Annotated[float, msgspec.Meta(ge=0)] = 0.25

@@ -96,6 +96,19 @@ def test_without_a_number_the_context_is_what_the_target_was_trained_for(pair: P
     assert 'With kv_type = "' in short.notes[0]
 
 
+def test_exact_mode_of_one_request_is_refused_where_memory_does_not_hold_its_cache(
+    pair: PairFiles,
+) -> None:
+    def lacks(free: int, *, exact: bool = False) -> int:
+        settings = EngineSettings(n_ctx=8192, exact=exact)
+        return plan(pair, settings, fit.Memory(free), "cpu").settings.exact_lacks
+
+    enough = sum(weights(pair)) + need.RUNTIME + MIB
+    assert lacks(PLENTY) == 0
+    assert lacks(enough) > MIB
+    assert lacks(enough, exact=True) == 0  # what was asked for gives way
+
+
 def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
     pair: PairFiles, tmp_path: Path
 ) -> None:

@@ -235,3 +235,20 @@ def test_weights_cut_off_under_a_running_engine_end_it_and_nothing_else(life: Li
         life.target.write_bytes(whole)
     life.again()
     life.is_well()
+
+
+def test_a_load_that_memory_does_not_suffice_for_is_tried_once_more_with_half_the_context() -> None:
+    with temporary_home() as home:
+        for most, answers in ((700, True), (400, False)):
+            home.use_fake("--most", str(most), pair="builtin", context=0)
+            daemon = RunningDaemon(home)
+            answer = home.chat("say x")
+            assert (answer.status == 200) == answers, answer.body
+            status = home.status()
+            if answers:
+                assert "memory ran out while the pair was loaded" in status["pair"]["note"]
+                assert "config set context" in status["pair"]["note"]
+                assert status["counts"]["worker_starts"] == 2
+            else:
+                assert answer.error["code"] == "worker_out_of_memory"
+            daemon.stop()

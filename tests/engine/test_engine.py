@@ -150,6 +150,17 @@ def logits_of(engine: Running, prompt: list[int], depth: int) -> list[float]:
     return [entry.logprob for entry in answer.logprobs]
 
 
+def test_exact_mode_that_memory_does_not_hold_is_refused_and_nothing_else(
+    contextual_files: PairFiles,
+) -> None:
+    with running(contextual_files, exact_lacks=3 << 20) as engine:
+        request = engine.start(PROMPT, 4, exact=True)
+        beside = engine.start(PROMPT, 4)
+        engine.finish()
+        assert "its own cache of 3 MiB" in str(engine.answers[request].ending)
+        assert engine.answers[beside].done.completion_tokens == 4
+
+
 def test_exact_mode_is_byte_identical_with_and_without_drafts(contextual: Running) -> None:
     first = exact(contextual, PROMPT)
     for depth in (1, 2, 3, 7, None):

@@ -102,6 +102,9 @@ class FakeWorker:
         self.safe = not frame.settings.extra_buffers
         self.send(frames.Loading("target", 0.5))
         time.sleep(self.options.load_delay)
+        if self.options.most and frame.settings.n_ctx > self.options.most:
+            sys.stderr.write("failed to allocate the cache\n")
+            os.abort()
         if self.options.load_error:
             self.send(frames.LoadError("The file is no GGUF."))
             return
@@ -279,6 +282,7 @@ def main() -> None:
     parser.add_argument("--end-delay", type=float, default=0.0)
     parser.add_argument("--alone", type=Path)
     parser.add_argument("--load-error", action="store_true")
+    parser.add_argument("--most", type=int, default=0)
     parser.add_argument("--template")
     options = parser.parse_args()
     held = options.alone and options.alone.open("w")  # the system gives it free when we end

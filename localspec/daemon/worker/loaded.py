@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from localspec import errors
 from localspec.config import Config
@@ -34,6 +35,7 @@ from localspec.protocol.answers import Counts, PairStatus, Progress
 
 log = logging.getLogger("localspec.loaded_pair")
 
+_LEAST = 512  # tokens of a context that half of may do
 _LOOK = 0.05  # seconds between two looks at a load that is watched
 
 
@@ -46,6 +48,7 @@ class Engine:
     config: Config  # as it was then
     mapped: Mapped  # the files as they were at the load
     planned: placement.Planned
+    smaller: bool = False  # than planned at first, for which there was no memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,9 @@ class LoadedPair:
         self._command = worker_command
         self._load_is_over = load_is_over
         self._crashes = CrashHistory()
+        self._too_large: Engine | None = (
+            None  # its load ran out of memory, and a smaller one is tried
+        )
         self._ending: dict[Worker, asyncio.Task[None]] = {}  # those on their way out
         self._next_pair: frames.PairFiles | None = None  # somebody waits for this other one
 
@@ -275,12 +281,19 @@ class LoadedPair:
         config = self.config
         settings = self._settings(config)
         mapped = await asyncio.to_thread(Mapped, pair)
-        planned = await asyncio.to_thread(placement.plan_here, pair, settings)
+        failed, self._too_large = self._too_large, None
+        failed = failed if failed and failed.pair == pair else None
+        plan = (
+            partial(placement.smaller_here, before=failed.planned)
+            if failed
+            else placement.plan_here
+        )
+        planned = await asyncio.to_thread(plan, pair, settings)
         try:
             worker = await spawn(self._command, self, config.watchdog)
         except OSError as error:
             raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
-        loading.engine = engine = Engine(worker, pair, config, mapped, planned)
+        loading.engine = engine = Engine(worker, pair, config, mapped, planned, failed is not None)
         self._counts.worker_starts += 1
         self._admission.parallel = config.parallel
         log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode.on)
@@ -394,6 +407,9 @@ class LoadedPair:
                 assert death.signal is not None
                 self.safe_mode.begin(f"{death.signal.name} at the first decode")
                 worker.fail(Again())
+            case "pair" if self._may_be_smaller(engine, death):
+                self._too_large = engine
+                worker.fail(Again())
             case "pair":
                 if not worker.decoded:
                     self.safe_mode.end()  # it did not help, so it is not the cure
@@ -401,6 +417,12 @@ class LoadedPair:
                     engine.pair, self._cause_of(engine), time.monotonic(), death.summary
                 )
                 worker.fail(death.error(self.config.watchdog))
+
+    def _may_be_smaller(self, engine: Engine, death: Death) -> bool:
+        """Whether a load that ran out of memory is worth another try: where nobody chose the context."""
+        loading = isinstance(self.state, Loading)
+        free = not engine.config.context and engine.planned.settings.n_ctx > _LEAST
+        return loading and death.for_memory and free and not engine.smaller
 
     def _died_of_text(self, engine: Engine, suspects: list[Running], death: Death) -> None:
         """Fail those whose text was becoming tokens; it is neither the pair's fault nor the kernels'.

@@ -72,6 +72,17 @@ def plan_here(pair: PairFiles, settings: EngineSettings) -> Planned:
     return plan(pair, settings, free_memory(machine.Host.here()), machine.installed_backend())
 
 
+def smaller_here(pair: PairFiles, settings: EngineSettings, before: Planned) -> Planned:
+    """`plan_here` with half the context of a plan for which memory did not suffice."""
+    half = before.settings.n_ctx // 2
+    planned = plan_here(pair, msgspec.structs.replace(settings, n_ctx=half))
+    said = (
+        f"The context has {half} tokens: with {2 * half}, memory ran out while the pair was loaded. "
+        "To load it with another one: localspec config set context N"
+    )
+    return planned._replace(notes=(*planned.notes, said))
+
+
 def costs(pair: PairFiles, settings: EngineSettings, worker: int | None) -> list[str]:
     """What of its settings a pair would not get here, in sentences; the worker of that pid ends first."""
     from localspec import machine
@@ -87,7 +98,7 @@ def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | N
     Files that cannot be read, and pairs that seem to need more than there is, are left to the
     engine: it says what is wrong with a file, and tries smaller plans where memory really runs out.
     """
-    from localspec.registry.header import fit
+    from localspec.registry.header import fit, need
     from localspec.registry.header.model import read_local_model
 
     # Only NVIDIA's driver tells how much is free; a Mac's GPU shares the machine's memory.
@@ -101,7 +112,12 @@ def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | N
         return Planned(pair, settings, beyond=error.message)
     except errors.LocalspecError:
         return Planned(pair, settings)
-    return _applied(pair, settings, chosen, counted)
+    exact = 0
+    if not settings.exact:
+        load = msgspec.structs.replace(settings, n_ctx=chosen.context, exact=True)
+        exact = need.need_of_target(target, load_of(load)).total - chosen.target.total
+    lacks = exact if chosen.needed + exact > chosen.free else 0
+    return _applied(pair, msgspec.structs.replace(settings, exact_lacks=lacks), chosen, counted)
 
 
 def load_of(settings: EngineSettings) -> Load:

@@ -40,6 +40,11 @@ class ExactMode:
         self.reason: str | None = None
         if not models.target.cuttable:
             self.reason = "this model's state cannot be padded and rolled back"
+        if lacks := models.settings.exact_lacks:
+            self.reason = (
+                f"its own cache of {lacks >> 20} MiB does not fit in memory beside the context of "
+                f"{models.n_ctx} tokens; use a smaller `context`, or `exact = true`, which plans for both"
+            )
         self._models = models
         self._draft = draft
         self._costs = costs
