@@ -136,6 +136,16 @@ def test_a_stream_says_how_much_of_its_prompt_is_read(
                 {"index": 0, "text": "", "finish_reason": None, "logprobs": None}
             ]
     assert "read" in json.dumps(chunks[chunks.index(told[-1]) + 1 :])
+    assert not any("timings" in each for each in told)
+    timed = reading(home, target, {**asked, "timings_per_token": True})
+    times = [each["timings"] for each in timed if "prompt_progress" in each]
+    assert [(each["prompt_n"], each["prompt_ms"]) for each in times] == [
+        (0, 0.0),
+        (32, 50.0),
+        (65, 100.0),
+        (99, 150.0),
+    ]
+    assert all(each["cache_n"] == 1 and each["predicted_n"] == 0 for each in times)
     plain = home.request("POST", target, {**asked, "stream": True})
     assert b"prompt_progress" not in plain.body
 

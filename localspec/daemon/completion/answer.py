@@ -125,6 +125,14 @@ class Choice:
         return PromptProgress(self.prompt_tokens, self.cached_tokens, read, spent)
 
     @property
+    def timings(self) -> frames.Timings:
+        """How long its prompt has taken so far."""
+        read = self.processed - self.cached_tokens
+        spent = self.reading_ms if read else 0.0
+        each, rate = (spent / read, 1000 * read / spent) if spent else (0.0, 0.0)
+        return frames.Timings(self.cached_tokens, 0, read, spent, each, rate)
+
+    @property
     def finish(self) -> str:
         """OpenAI's reason; of a cancelled request nobody is left to read it."""
         reason = self.done.finish_reason if self.done else "stop"
@@ -147,6 +155,7 @@ class Answer:
     ) -> None:
         """`requests` one per choice, `n` choices per prompt; `ended`: of the first choice."""
         self.model = model
+        self.wants_timings = requests[0].timings
         self.wants_logprobs = requests[0].top_logprobs is not None
         self._predicted = requests[0].speculative.prediction is not None
         self.choices = [Choice(index // n, parser()) for index in range(len(requests))]

@@ -146,7 +146,8 @@ class LlamaServerShape:
 
     def reading(self, index: int, now: PromptProgress) -> dict[str, Any]:
         """While the prompt of a choice is read."""
-        delta = self._delta(index, frames.Delta(0, ""))
+        timings = self.answer.choices[index].timings if self.answer.wants_timings else None
+        delta = self._delta(index, frames.Delta(0, "", timings=timings))
         return {**delta, "prompt_progress": msgspec.to_builtins(now)}
 
     def end(self) -> Sequence[object]:

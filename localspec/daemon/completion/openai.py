@@ -83,6 +83,13 @@ class OpenAIShape(ABC):
     def chunk(self, choices: Choices) -> Completion:
         return self._completion(self.chunk_kind, choices)
 
+    def with_progress(self, chunk: Completion, index: int, now: PromptProgress) -> Completion:
+        """`chunk`, with how much of a prompt is read, and the time where that is asked for."""
+        chunk.prompt_progress = now
+        if self.answer.wants_timings:
+            chunk.timings = self.answer.choices[index].timings
+        return chunk
+
     def progress(self, now: Progress) -> Completion:
         """Before the first chunk of a choice."""
         chunk = self.chunk([])
@@ -196,8 +203,7 @@ class ChatShape(OpenAIShape):
 
     def reading(self, index: int, now: PromptProgress) -> Completion:
         chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=None))])
-        chunk.prompt_progress = now
-        return chunk
+        return self.with_progress(chunk, index, now)
 
     def _opening(self, index: int) -> Completion:
         chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=""))])
@@ -271,8 +277,7 @@ class TextShape(OpenAIShape):
 
     def reading(self, index: int, now: PromptProgress) -> Completion:
         chunk = self.chunk([TextChoice(index, "")])
-        chunk.prompt_progress = now
-        return chunk
+        return self.with_progress(chunk, index, now)
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:

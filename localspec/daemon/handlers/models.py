@@ -18,6 +18,8 @@ from localspec.daemon.state import State, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotOffered, Unavailable
 from localspec.protocol.answers import Model, ModelList, ModelMeta
 
+_NO_SEED = (1 << 32) - 1  # llama-server's: one is drawn
+
 
 async def models(request: Request) -> Response:
     """The configured pair first, then the shipped one, the loaded one and all that were pulled.
@@ -102,7 +104,7 @@ async def props(request: Request) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": info.n_ctx,
-                "params": info.sampling_defaults,
+                "params": {**info.sampling_defaults, "seed": _NO_SEED},
             },
             "total_slots": daemon.supervisor.admission.parallel,
             "model_alias": info.name,
