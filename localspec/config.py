@@ -111,6 +111,12 @@ class Config:
     ] = 64
     prefix_memory: Annotated[Mebibytes, About("MiB of memory for cached prompts", 0, "none")] = 1024
     prefix_disk: Annotated[Mebibytes, About("MiB of disk for cached prompts", 0, "none")] = 2048
+    keep_responses: Annotated[
+        bool,
+        About(
+            "keep answers of /v1/responses that do not say `store`, as OpenAI does", at_once=True
+        ),
+    ] = True
     idle_unload: Annotated[
         float,
         Meta(ge=0, le=10_000_000),

@@ -115,6 +115,8 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
     try:
         request: Body = decoder.decode(body)
     except msgspec.ValidationError as error:
+        if (again := _with_whole_numbers(body, getattr(kind, "floats", ""))) is not None:
+            return decode(again, kind, weight)
         raise _named_key(_refused(str(error), kind), body, kind) from None
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
@@ -125,6 +127,16 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
     if (tools := getattr(request, "tools", None)) and isinstance(tools[0], Struct):
         _keep_own(tools, body)
     return request
+
+
+def _with_whole_numbers(body: bytes | bytearray, part: str) -> bytes | None:
+    """The request with 7 for 7.0 in its field `part`; None: there is nothing of that."""
+    found = msgspec.json.decode(body) if part else None
+    values = found.get(part) if isinstance(found, dict) else None
+    if not isinstance(values, dict):
+        return None
+    whole = {k: int(v) for k, v in values.items() if isinstance(v, float) and v.is_integer()}
+    return msgspec.json.encode({**found, part: values | whole}) if found and whole else None
 
 
 def converted(value: object, kind: type[Body], at: str) -> Body:

@@ -472,6 +472,10 @@ def test_an_error_in_a_stream_is_an_event(client: anthropic.Anthropic) -> None:
 
 
 def test_models_are_listed_for_these_clients_in_their_shape(client: anthropic.Anthropic) -> None:
+    assert client.models.retrieve("builtin").id == "builtin"
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.models.retrieve("no-such-pair")
+    assert cast(Any, missing.value.body)["error"]["type"] == "not_found_error"
     listed = client.models.list(limit=20)
     assert listed.data[0].id == listed.first_id
     assert "builtin" in [each.id for each in listed]  # one page

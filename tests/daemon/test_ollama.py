@@ -162,6 +162,8 @@ def test_options_are_those_of_the_engine(client: ollama.Client) -> None:
     assert frame["sampling"] == {**options, "seed": 3}
     assert (frame["max_tokens"], frame["stop"]) == (9, ["x"])
     assert "max_tokens" not in sent(client, options={"num_predict": -1})
+    whole = sent(client, options={"num_predict": 9.0, "top_k": 7.0, "seed": 3.0, "temperature": 1})
+    assert (whole["max_tokens"], whole["sampling"]["top_k"]) == (9, 7)
 
 
 def test_a_format_is_json_or_a_schema(client: ollama.Client) -> None:
@@ -236,6 +238,11 @@ def test_somebody_is_there(served: Home) -> None:
         (lambda c: c.generate("default", "hi", template="{{ .Prompt }}"), 400, "'template'"),
         (lambda c: c.generate("default", "hi", context=[1]), 400, "/api/chat"),
         (lambda c: c.chat("default", asking("hi"), options={"top_p": 2}), 400, "'options.top_p'"),
+        (
+            lambda c: c.chat("default", asking("hi"), options={"seed": 7.5}),
+            400,
+            "'options.seed'",
+        ),
         (lambda c: c.embed("default", "hi"), 501, "embeddings"),
         (lambda c: c.embeddings("default", "hi"), 501, "embeddings"),
         (lambda c: c.delete("builtin"), 400, "part of the installation"),

@@ -555,6 +555,13 @@ def test_what_is_not_to_be_kept_is_not(home: Home, client: openai.OpenAI) -> Non
     with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(input="say y", model="", previous_response_id=found.id)
     assert caught.value.param == "previous_response_id"
+    home.run("config", "set", "keep_responses", "false")
+    unsaid = client.responses.create(input="say x", model="")
+    assert unsaid.model_dump()["store"] is False
+    assert home.request("GET", "/localspec/conversations").json == before
+    asked = client.responses.create(input="say x", model="", store=True)
+    home.run("config", "unset", "keep_responses")
+    assert client.responses.retrieve(asked.id).id == asked.id
 
 
 def test_input_tokens(client: openai.OpenAI) -> None:

@@ -453,7 +453,10 @@ def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -
     daemon = RunningDaemon(home)
     refused = home.chat("say hello", model="gpt-4o")
     assert (refused.status, refused.error["code"]) == (404, "model_not_found")
-    assert refused.error["message"].endswith("localspec config set any_model true")
+    assert refused.error["message"].endswith(
+        "See: localspec list --all; to have the configured pair answer for such names: localspec "
+        "config set any_model true"
+    )
     with ThreadPoolExecutor(8) as pool:  # one look for all of them
         together = pool.map(lambda _: home.chat("say hello", model="gpt-4o").body, range(32))
         assert set(together) == {refused.body}
@@ -463,4 +466,7 @@ def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -
         assert (answered.text, answered.json["model"]) == ("hello", str(home.model))
     assert home.chat("say hello", model=str(home.root / "none.gguf")).status == 404
     assert home.run("show", "gpt-4o").returncode == 1
+    for name in ("gpt-4o", "llama3:8b"):  # what is said of a pair is said of that one
+        verified = home.run("verify", name)
+        assert (verified.returncode, name in verified.stderr) == (1, True), verified.stderr
     daemon.stop()

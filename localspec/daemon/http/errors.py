@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -82,6 +83,8 @@ class Refusal(Response):
         shape = next(
             (each for begin, each in _SHAPES.items() if path.startswith(begin)), error_body
         )
+        if path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope):
+            shape = messages_error  # as its clients list models by this path, too
         body = shape(self._error)
         if isinstance(body, MessagesError):
             self.headers["request-id"] = body.request_id

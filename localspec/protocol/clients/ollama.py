@@ -5,7 +5,7 @@ As everywhere, null is a field that is not there, and fields that nobody here kn
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -45,6 +45,8 @@ class Options(Sampled, Request):
 class Asked(Request, kw_only=True):
     """What chats and texts share. `model` has a tag or not; `keep_alive` 0 unloads it afterwards, and any
     other duration is left to the configuration."""
+
+    floats: ClassVar[str] = "options"  # where 7.0 is a whole number too, as in Go
 
     model: OrDefault[Name] = ""
     stream: OrDefault[bool] = True

@@ -46,12 +46,14 @@ async def create(request: Request) -> Response:
     body = await read(request, ResponsesRequest)
     daemon = state_of(request)
     refuse(body)
+    if body.store is None:
+        body.store = daemon.config.keep_responses
     before, found = await unless_gone(request.receive, _asked(daemon, body))
     body.model = body.model or (before.model if before else "")
     turn, key = None, secrets.token_hex(12)
     with _in_its_words():
         chat = chat_request(body, found, to_send(before))
-        if body.store is not False:
+        if body.store:
             model, kind = body.model or daemon.config.pair, kind_of(chat)
             added = found.messages
             if before is None and (before := await _repeated(daemon, body, added)):

@@ -72,7 +72,8 @@ class ReasoningOptions(Struct):
 class ResponsesRequest(GenerationRequest, kw_only=True):
     """POST /v1/responses. Beyond OpenAI's fields those of chats that choose how an answer is written.
 
-    `store` false keeps nothing; else the response is kept as a conversation is. `background`,
+    `store` false keeps nothing; else the response is kept as a conversation is, unless
+    `keep_responses` in the configuration says otherwise. `background`,
     `conversation` and `prompt` are refused. `tools` and `input` items of other types than messages,
     functions, custom tools, their calls and results, and thoughts are left out; `localspec.ignored` says so.
     """
