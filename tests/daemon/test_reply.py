@@ -264,6 +264,8 @@ def test_what_is_no_call_stays_text(form: CallFormat, answer: str, size: int) ->
         ("<think>\n\n</think>\n\n", "yes", ("yes", "")),
         ("", "[THINK]hm[/THINK]yes", ("yes", "hm")),
         ("", "<|channel>thought\nhm<channel|>yes", ("yes", "hm")),
+        ("", "<seed:think>hm</seed:think>yes", ("yes", "hm")),
+        ("<|START_THINKING|>", "hm<|END_THINKING|>yes", ("yes", "hm")),
         ("", "yes <think>no</think>", ("yes <think>no</think>", "")),
         ("", "<think>cut o", ("", "cut o")),
         ("", "<th", ("<th", "")),

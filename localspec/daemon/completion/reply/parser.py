@@ -16,10 +16,12 @@ THOUGHTS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<|channel>thought\n", "<channel|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 _BETWEEN = "; \n\t"  # what may stand between two calls of a format without markers
 # Control tokens in some vocabularies: their text is needed to see where thinking begins and ends.
-SHOWN = ["<think>", "</think>", "[THINK]", "[/THINK]", "<|channel>", "<channel|>", *channels.SHOWN]
+SHOWN = [mark.removesuffix("thought\n") for pair in THOUGHTS for mark in pair] + channels.SHOWN
 
 
 @dataclass(slots=True)
