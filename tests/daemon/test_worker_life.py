@@ -250,5 +250,5 @@ def test_a_load_that_memory_does_not_suffice_for_is_tried_once_more_with_half_th
                 assert "config set context" in status["pair"]["note"]
                 assert status["counts"]["worker_starts"] == 2
             else:
-                assert answer.error["code"] == "worker_out_of_memory"
+                assert answer.error["code"] == "out_of_memory"
             daemon.stop()

@@ -223,6 +223,14 @@ def test_an_answer_that_is_not_in_its_language_does_not_go_on_in_it(contextual: 
         contextual.constrained("regex", "ab+", begun="ba")
 
 
+def test_an_answer_in_json_wastes_nothing_on_blanks(contextual: Running) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+    assert contextual.constrained("json_schema", schema, begun='{ "a": 1').done
+    for begun in ("\n{", "{\n", "{  ", '{"a":  '):
+        with pytest.raises(GrammarRejected, match="does not fit the JSON Schema"):
+            contextual.constrained("json_schema", schema, begun=begun)
+
+
 def test_a_refusal_names_the_cause(contextual: Running) -> None:
     with pytest.raises(GrammarRejected, match="unclosed group"):
         contextual.constrained("regex", "a(b")

@@ -15,7 +15,6 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from localspec.engine.llama import Vocab
-from localspec.engine.sampling.grammars.calls import LOOSE
 from localspec.engine.sampling.grammars.gates import GatedMatcher, Pieces, Plan, Surroundings
 from localspec.engine.sampling.grammars.matcher import WholeMatcher, one_line, reason
 from localspec.engine.sampling.grammars.plans import Plans
@@ -25,6 +24,8 @@ from localspec.errors import GrammarRejected
 from localspec.protocol.frames import ChatPrompt, Constraint, Generate
 
 MAX_SOURCE = 128 * 1024  # bytes of a grammar or schema: 300 KiB of alternatives took 7 s for a mask
+# Between the parts of JSON: who begins lines goes on with blanks, twenty of them at a time.
+_ONE_LINE = {"whitespace_pattern": " ?"}
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=2_000_000, max_lexer_states=50_000, max_grammar_size=200_000
 )
@@ -156,7 +157,7 @@ def _source(constraint: Constraint) -> str:
         schema = json.loads(source)
         if isinstance(schema, dict):
             source = json.dumps(closed(schema))
-        options: Any = LOOSE  # its stubs know fewer of them than it does
+        options: Any = _ONE_LINE  # its stubs know fewer of them than it does
         return str(LLMatcher.grammar_from_json_schema(source, overrides=options))
     except RecursionError:
         raise GrammarRejected(f"The {name} is nested too deeply.", param=constraint.param) from None
