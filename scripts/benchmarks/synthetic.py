@@ -187,6 +187,19 @@ def _write_vocabulary(
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
+def _write_sizes(writer: Any, shape: Shape, name: str) -> None:
+    writer.add_name(name)
+    writer.add_block_count(shape.n_layer)
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv or shape.n_head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
+    writer.add_vocab_size(shape.n_vocab)
+
+
 def write_model(
     path: Path,
     shape: Shape,
@@ -209,18 +222,7 @@ def write_model(
     }
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
-    head_kv = shape.n_head_kv or shape.n_head
-    kv_dim = shape.n_embd // shape.n_head * head_kv
-    writer.add_name(name)
-    writer.add_block_count(shape.n_layer)
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(head_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
-    writer.add_vocab_size(shape.n_vocab)
+    _write_sizes(writer, shape, name)
     _write_vocabulary(writer, shape.n_vocab, tokens, shape.code)
 
     def put(tensor: str, data: Tensor) -> None:
@@ -231,7 +233,7 @@ def write_model(
 
     embedding = _blocks(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
     put("token_embd.weight", embedding)
-    _write_layers(shape, kv_dim, rng, put, norm)
+    _write_layers(shape, rng, put, norm)
     norm("output_norm.weight")
     # Row cycle[i] points at E[i]; specials share a successor with a normal token, which keeps it.
     source = np.empty(shape.n_vocab, dtype=np.int64)
@@ -250,12 +252,12 @@ def write_model(
 
 def _write_layers(
     shape: Shape,
-    kv_dim: int,
     rng: np.random.Generator,
     put: Callable[[str, Tensor], None],
     norm: Callable[[str], None],
 ) -> None:
     std = shape.n_embd**-0.5
+    kv_dim = shape.n_embd // shape.n_head * (shape.n_head_kv or shape.n_head)
     for i in range(shape.n_layer):
         matrices = {
             "attn_q": (shape.n_embd, shape.n_embd, std),

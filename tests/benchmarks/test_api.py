@@ -123,8 +123,8 @@ def test_the_longest_gap_is_judged_beyond_an_ordinary_one() -> None:
 
 
 def replayed(first_ms: Sequence[float], read: int) -> editor.Replayed:
-    keys = [editor.Key(at, recorded.KEY, ms, read, 0, "x") for at, ms in enumerate(first_ms)]
-    cold = editor.Key(0, recorded.FIRST, 9999.0, 9999, 0, "x")  # nobody waits for it twice
+    keys = [editor.Key(at, recorded.KEY, ms, read, 0, True, "x") for at, ms in enumerate(first_ms)]
+    cold = editor.Key(0, recorded.FIRST, 9999.0, 9999, 0, True, "x")  # nobody waits for it twice
     return editor.Replayed([cold, *keys], (), 0)
 
 
@@ -137,6 +137,13 @@ def test_an_editor_is_judged_beside_the_peer() -> None:
         "answers that differ from a cold request's, cache exact": (1, False),
     }
     assert editor.verdicts(ours, None, editor.Same()) == []
+
+
+def test_a_cache_is_not_exact_until_what_was_moved_in_it_is_gone() -> None:
+    moves = editor.Moves()
+    said = [(0, 0), (90, 0), (80, 50), (95, 0), (31, 0), (30, 0), (95, 0)]
+    exact = [moves.exact({"cache_n": n, "cache_shift_n": moved}) for n, moved in said]
+    assert exact == [True, True, False, False, False, True, True]
 
 
 def test_a_recorded_session_is_the_same_for_the_same_seed() -> None:
@@ -199,7 +206,14 @@ def test_clients_are_counted_while_all_of_them_write() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--llama-server", "/nowhere/llama-server"], ["--tokens", "0"], ["--clients", "x"]]
+    "wrong",
+    [
+        ["--llama-server", "/nowhere/llama-server"],
+        ["--model", "/nowhere/model.gguf"],
+        ["--acceptance", "1.5"],
+        ["--tokens", "0"],
+        ["--clients", "x"],
+    ],
 )
 def test_wrong_usage_is_said_before_anything_is_done(wrong: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:

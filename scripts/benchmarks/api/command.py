@@ -16,7 +16,7 @@ from benchmarks.api import clients, conversation, editor, gaps, prefill, reissue
 from benchmarks.api.shared import Bench, Section
 from benchmarks.command import add_shared, positive, say
 from benchmarks.measuring.report import verdict_line
-from benchmarks.measuring.workloads import SIZES
+from benchmarks.measuring.workloads import SIZES, workload
 from localspec.engine.pair.models import physical_cores
 from localspec.errors import LocalspecError
 from localspec.paths import default_paths
@@ -49,17 +49,29 @@ def _parser() -> argparse.ArgumentParser:
     add("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (all)")
     add("--size", choices=["big", "half", "quick", "tiny"], default="big",
         help="of the synthetic pairs (big)")  # fmt: skip
-    add("--acceptance", nargs="+", default=["0.95", "0.8", "0.4", "0"], metavar="α",
-        help="of the pairs for `clients` (0.95 0.8 0.4 0); other parts take the last")  # fmt: skip
+    add("--acceptance", type=_acceptance, nargs="+", default=["0.95", "0.8", "0.4", "0"], metavar="α",
+        help="of the pairs for `clients` (0.95 0.8 0.4 0); other parts take the first")  # fmt: skip
     add("--repetitions", type=positive, default=3, help="of which medians are taken (3)")
-    add(
-        "--model", type=Path, metavar="FILE", help="instead of the synthetic pair, where a part can"
-    )
-    add("--draft", type=Path, metavar="FILE", help="with --model: its draft")
+    add("--model", type=_file, metavar="FILE",
+        help="for `prefill`, `gaps` and `editor`: not the synthetic pair, but this GGUF")  # fmt: skip
+    add("--draft", type=_file, metavar="FILE", help="with --model: its draft")
     add_shared(parser)
     for part in PARTS.values():
         part.add_options(parser)
     return parser
+
+
+def _acceptance(text: str) -> str:
+    try:
+        return workload(text).name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
 
 
 def _measure(options: argparse.Namespace) -> int:

@@ -98,7 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(bench: Bench) -> Section:
     options = bench.options
-    models = bench.synthetic(options.acceptance[-1])
+    models = bench.synthetic(options.acceptance[0])
     assert models.files is not None
     wanted = Conversation(options.length, options.turns)
     context = wanted.context

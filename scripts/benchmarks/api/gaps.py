@@ -60,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(bench: Bench) -> Section:
     options = bench.options
-    models = bench.models(options.acceptance[-1])
+    models = bench.models(options.acceptance[0])
     room = -(-(max(*options.arriving, options.stream) + PROMPT + NEWCOMER + 256) // 256) * 256
     found: list[Gap] = []
     with (

@@ -63,7 +63,7 @@ class Bench:
 
     def target(self) -> Models:
         """--model, or else the target of the synthetic pairs; nothing drafts."""
-        return Models(self.models(self.options.acceptance[-1]).target)
+        return Models(self.models(self.options.acceptance[0]).target)
 
     def daemon(self, models: Models, context: int, parallel: int = 1) -> Daemon:
         return Daemon(pair=models.pair, context=context, threads=self.threads, parallel=parallel)
