@@ -326,6 +326,8 @@ class Scheduler:
         if lane.exact:  # only whole chunks of a prompt are the same in every run
             chunks = sequence.n_prompt // EXACT_CHUNK * EXACT_CHUNK
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
+        if (owner := sequence.slot.conversation) is not None:
+            self._pair.memory.keep(sequence.tokens[sequence.tally.cached :], owner)
         lane.slots.release(sequence.slot)
         lane.active.remove(sequence)
         lane.ended += 1

@@ -6,11 +6,13 @@ A part of `scripts/bench` is a module with `main(arguments) -> int`:
     start        the daemon until it answers
     engine       plain, every fixed depth and `auto`, beside llama-server
     api/         what the daemon makes of the engine, by its socket
+    tasks        a real model on tasks like people's, with drafts that are looked up
     gpu          `scripts/gpu_check`
     soak_daemon  `scripts/soak`
 
     measuring/   the engine in this process: settings in turns, texts, reports
     servers/     daemons and llama-servers of the benchmark's own
+    texts/       those tasks, recorded answers, and the engine writing them again
     traces/      depth policies replayed on a recorded trace
     synthetic    pairs with a chosen acceptance rate, which the tests use too
     quiet        is the machine quiet enough to measure on?

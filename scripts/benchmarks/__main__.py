@@ -11,6 +11,7 @@ PARTS = {
     "start": "the daemon until it answers, and what it holds with nothing loaded",
     "gpu": "whether everything holds on this machine's GPU (scripts/gpu_check)",
     "engine": "tokens per second, plain and speculative",
+    "tasks": "tokens per second on a real model, of tasks like people's",
     "api": "several clients, long prompts, cancellation, beside llama-server",
     "soak_daemon": "load on a daemon for as long as one likes (scripts/soak)",
 }

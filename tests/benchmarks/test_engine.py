@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,18 +12,6 @@ from benchmarks.measuring.workloads import TINY, build, workload
 from benchmarks.servers.llama_server import Server
 
 SMALL = ["--size", "tiny", "--tokens", "40", "--prompt", "8", "--skip", "8", "--repetitions", "1"]
-
-
-@pytest.fixture
-def fake_server(tmp_path: Path) -> Path:
-    program = tmp_path / "llama-server"
-    script = Path(__file__).with_name("fake_llama_server.py")
-    root = Path(__file__).parents[2]
-    program.write_text(
-        f'#!/bin/sh\nPYTHONPATH="{root}:{root}/scripts" exec "{sys.executable}" "{script}" "$@"\n'
-    )
-    program.chmod(0o755)
-    return program
 
 
 def test_every_setting_runs_beside_llama_server(

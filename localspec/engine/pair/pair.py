@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from localspec.engine.cache.prefixes import Prefix, Prefixes
@@ -15,6 +15,7 @@ from localspec.engine.pair.models import Models
 from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.sampling.settings import model_defaults, unasked
 from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.engine.speculation.drafters.ngram_memory import Memory
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
 SAVING_S = 6.0  # for saving texts' states at the end; the daemon waits a little longer
@@ -26,7 +27,7 @@ class Pair:
 
     shared: the lane of all requests but those in exact mode. no_rollback: why drafts cannot be taken
     back, if they cannot. no_draft: why there is no draft model, where there is no `drafter`. notes: what
-    had to give for want of memory, in sentences.
+    had to give for want of memory, in sentences. memory: of texts, to draft from.
     """
 
     files: PairFiles
@@ -42,6 +43,7 @@ class Pair:
     prefixes: Prefixes
     sessions: SessionStore
     notes: list[str]
+    memory: Memory = field(default_factory=Memory)
 
     @property
     def settings(self) -> EngineSettings:
@@ -118,6 +120,7 @@ class Pair:
         for lane in self.lanes:
             lane.slots.forget_conversation(conversation)
         self.prefixes.forget(conversation)
+        self.memory.forget(conversation)
         self.sessions.forget(conversation)
         self.sessions.forgotten()
 

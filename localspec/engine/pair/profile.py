@@ -19,7 +19,7 @@ from localspec.engine.speculation.cost import CostProfile, table_from
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
 
-VERSION = 1
+VERSION = 2
 # Up to here a measurement is taken for one of a quiet machine: medians lie some percent above the
 # shortest runs there, and one busy program on eight cores moves costs by less than rounds correct.
 QUIET = 0.125
@@ -80,7 +80,9 @@ class Stored:
         """What was learned of each kind of drafts, by its name."""
         return {
             each.kind: Calibration.from_dict(
-                self.calibrations.get(each.kind), each.initial_acceptance
+                self.calibrations.get(each.kind, each.learned),
+                each.initial_acceptance,
+                each.certain,
             )
             for each in kinds
         }

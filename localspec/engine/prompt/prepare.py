@@ -135,7 +135,7 @@ class Preparer:
         room = self._pair.n_ctx
         text = (asked.prediction or "")[: room * LONG_TOKEN]
         predicted = self._pair.vocab.tokenize(text, add_special=False, parse_special=False)
-        return NgramIndex(predicted[:room], prompt)
+        return NgramIndex(predicted[:room], prompt, self._pair.memory)
 
     def _settings(self, asked: Sampling) -> Settings:
         settings = replace(resolve(asked, self._pair.defaults), logit_bias=self._bias(asked))

@@ -58,7 +58,9 @@ class Calibration:
     how often bucket b occurs. `count[b]`: drafts checked.
     """
 
-    def __init__(self, mean: float = INITIAL_ACCEPTANCE) -> None:
+    def __init__(self, mean: float = INITIAL_ACCEPTANCE, certain: bool = False) -> None:
+        """certain: some of its drafts are as good as certain in any text, and say nothing about one."""
+        self._certain = certain
         weights = np.exp(-((GRID - mean) ** 2) / 0.18)  # a broad hill around the expected mean
         self.prior: Floats = weights / weights.sum()
         self.offset: Floats = np.zeros(BUCKETS)
@@ -89,6 +91,8 @@ class Calibration:
         # The prior moves to what texts turn out to be, faster while little has been seen of any, and
         # keeps a floor under every rate.
         pull = max(1 / (float(self.count.sum()) + _HOPE), 0.002)
+        if self._certain:
+            pull *= 4 * expected * (1 - expected)
         self.prior = np.maximum((1 - pull) * self.prior + pull * belief, 0.002)
         self.prior /= self.prior.sum()
         self._since += 1
@@ -129,24 +133,26 @@ class Calibration:
         }
 
     @classmethod
-    def from_dict(cls, stored: Any, mean: float = INITIAL_ACCEPTANCE) -> Calibration:
+    def from_dict(
+        cls, stored: Any, mean: float = INITIAL_ACCEPTANCE, certain: bool = False
+    ) -> Calibration:
         """A stored calibration; a fresh one if it is not sound."""
-        fresh = cls(mean)
+        fresh = cls(mean, certain)
         sizes = {"prior": len(GRID), "offset": BUCKETS, "share": BUCKETS, "count": BUCKETS}
         if not isinstance(stored, dict):
             return fresh
         for name, size in sizes.items():
             values = stored.get(name)
             if not isinstance(values, list) or len(values) != size:
-                return cls(mean)
+                return cls(mean, certain)
             if not all(isinstance(v, float | int) and math.isfinite(v) for v in values):
-                return cls(mean)
+                return cls(mean, certain)
             setattr(fresh, name, np.array(values, dtype=np.float64))
         shares = (fresh.prior, fresh.share)
         if any(abs(s.sum() - 1) > 0.01 or s.min() < 0 for s in shares):
-            return cls(mean)
+            return cls(mean, certain)
         if np.abs(fresh.offset).max() > 6.0 or fresh.count.min() < 0:
-            return cls(mean)
+            return cls(mean, certain)
         fresh._refresh()
         return fresh
 
@@ -187,12 +193,12 @@ class Belief:
         known: buckets of the tokens drafted already; the others are as the calibration expects.
         """
         cal = self.calibration
-        alive = self.weights
+        alive = self.weights[None, :]
         out = np.ones(depth + 1)
-        for j, at in enumerate(known[:depth], start=1):
-            alive = alive * cal.rates[at]
-            out[j] = alive.sum()
-        first = len(known)
+        first = min(len(known), depth)
+        if first:
+            alive = alive * np.cumprod(cal.rates[list(known[:first])], axis=0)
+            out[1 : first + 1] = alive.sum(axis=1)
         if depth > first:
-            out[first + 1 :] = cal.unseen[1 : depth - first + 1] @ alive
+            out[first + 1 :] = cal.unseen[1 : depth - first + 1] @ alive[-1]
         return out

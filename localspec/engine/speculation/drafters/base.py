@@ -5,9 +5,9 @@ what became of it. A new kind is a file with a `Drafter` in it, imported in this
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.cache.slots import Slots
@@ -71,7 +71,8 @@ class Drafter(ABC):
 
     What target and draft model have read of a slot is rolled back by `Slots.commit`, after each pass.
     rank: with a fixed depth the kind of the lowest drafts. initial_acceptance: the rate expected with a
-    pair nobody has seen at work. costly: each draft takes passes of its own. predicted: the drafts come
+    pair nobody has seen at work; learned: what is known of any pair, as `Calibration.as_dict` gives it;
+    certain: as a calibration's. costly: each draft takes passes of its own. predicted: the drafts come
     from a text the caller predicts.
     """
 
@@ -79,6 +80,8 @@ class Drafter(ABC):
     kind: ClassVar[str]
     rank: ClassVar[int]
     initial_acceptance: ClassVar[float]
+    learned: ClassVar[Mapping[str, Any] | None] = None
+    certain: ClassVar[bool] = False
     costly: ClassVar[bool] = False
     predicted = False
 

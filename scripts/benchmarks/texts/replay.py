@@ -1,0 +1,205 @@
+"""The engine writing an answer that is known, its passes costing what a profile says.
+
+All above llama.cpp is the engine's own; what is drafted is looked up, since there is no draft model. So
+a policy is scored on real texts without the model that wrote them, in a second.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from benchmarks.measuring.driven import Driven
+from benchmarks.texts.answers import Answered
+from benchmarks.texts.measure import geometric_mean
+from benchmarks.traces.simulated import Said, SimulatedClock, SimulatedContext
+from localspec.engine.cache.prefixes import CopyCost, Prefixes
+from localspec.engine.cache.sessions import SessionStore
+from localspec.engine.cache.slots import Slots
+from localspec.engine.llama import Batch
+from localspec.engine.pair.exact import ExactMode
+from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.models import Models
+from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.profile import Learned, ProfileStore, Stored
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import resolve
+from localspec.engine.sequence import TokenizedRequest
+from localspec.engine.speculation.acceptance import Calibration
+from localspec.engine.speculation.cost import CostProfile, CostTable
+from localspec.engine.speculation.drafters.base import Drafter
+from localspec.engine.speculation.drafters.ngram import NgramIndex
+from localspec.protocol.frames import (
+    EngineSettings,
+    Generate,
+    PairFiles,
+    Sampling,
+    Speculative,
+    TokenPrompt,
+)
+
+# Milliseconds of a pass by its rows, each with logits: Qwen2.5-Coder 0.5B in Q4_K_M, two threads of a
+# virtual machine with AVX-512.
+COSTS = {1: 20.3, 2: 38.2, 3: 45.3, 4: 50.3, 5: 69.6, 8: 83.1, 16: 123, 32: 218, 48: 295, 64: 400}
+OVERHEAD_MS = 0.3
+PASSES = 3  # through all answers, when something is to be learned of them
+WORTH = (
+    60.0  # drafts checked, by confidence, that what is known of any pair counts for with a new one
+)
+_N_BATCH = 512
+_ROOM = 1 << 15  # tokens that a text may have
+
+
+class _Writing(SimulatedContext):
+    """Says at each place what stands there in a text. Ids are one higher than the text's: 0 is special."""
+
+    def __init__(self, clock: SimulatedClock, costs: CostTable) -> None:
+        super().__init__(clock, costs, Said(range(1, _ROOM), [1.0] * _ROOM), 1)
+        self.text: Sequence[int] = ()
+        self.n_ctx = _ROOM
+
+    def decode(self, batch: Batch) -> None:
+        super().decode(batch)
+        self._read = [int(batch.struct.pos[row]) for row in range(batch.rows)]
+
+    def choose_on_device(self, sequence: int, on: bool) -> bool:
+        return True
+
+    def sampled_token(self, row: int) -> int:
+        place = self._read[row] + 1
+        return self.text[place] if place < len(self.text) else 1
+
+
+def _pair(context: _Writing, costs: CostProfile, table: CostTable, clock: SimulatedClock) -> Pair:
+    settings, opened = EngineSettings(), ExitStack()
+    models = Models(context.model, None, None, settings, _ROOM, 1, 1, opened)
+    prefixes = Prefixes(0, CopyCost(lambda: 0.0))
+    return Pair(
+        files=PairFiles("texts", ""),
+        models=models,
+        shared=Lane(context, Batch(_N_BATCH), Slots(context, None, 0, 1), table, clock=clock),
+        exact=ExactMode(models, None, table, prefixes, None),
+        drafter=None,
+        no_rollback=None,
+        no_draft="",
+        chooses_on_device=True,
+        learned=Learned(
+            CostProfile(table, None, costs.overhead_ms),
+            Stored(None, None, 1.0).known_of(Drafter.kinds),
+        ),
+        profile=ProfileStore(None, ""),
+        prefixes=prefixes,
+        sessions=SessionStore(None, "", 0, print),
+        notes=[],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One answer. ms: from the first token on; passes: those that wrote it, after the prompt's."""
+
+    tokens: int
+    passes: int
+    ms: float
+    drafted: int
+    accepted: int
+
+    @property
+    def per_pass(self) -> float:
+        return (self.tokens - 1) / max(self.passes, 1)
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second."""
+        return 1e3 * (self.tokens - 1) / self.ms
+
+
+class Replay(Driven):
+    """One loaded pair that writes known answers one after another, and learns from them."""
+
+    def __init__(self, costs: CostProfile | None = None) -> None:
+        costs = costs or CostProfile(CostTable(COSTS), None, OVERHEAD_MS)
+        self._time = SimulatedClock()
+        table = CostTable(costs.target.as_dict())
+        self._context = _Writing(self._time, costs.target)
+        super().__init__(_pair(self._context, costs, table, self._time), self._time)
+        self._overhead_ms = costs.overhead_ms
+        self._count = 0
+
+    @property
+    def calibration(self) -> Calibration:
+        """What it has learned of looked-up drafts."""
+        return self.pair.learned.calibrations["ngram"]
+
+    def write(self, answered: Answered, plain: bool = False) -> Written:
+        """One answer, after its prompt. plain: without drafts."""
+        prompt = [token + 1 for token in answered.prompt]
+        self._context.text = prompt + [token + 1 for token in answered.answer]
+        self._count += 1
+        request = Generate(
+            self._count,
+            TokenPrompt(prompt),
+            Sampling(temperature=0.0),
+            len(answered.answer),
+            speculative=Speculative(not plain),
+        )
+        sampler = Sampler(resolve(request.sampling, {}))
+        lookup = NgramIndex((), prompt, self.pair.memory)
+        answer = self.submit(TokenizedRequest(request, prompt, sampler, lookup=lookup))
+        passes, start = 0, self._time()
+        while self.engine.active:
+            writing = bool(answer.deltas)
+            self.engine.step()
+            if writing:
+                passes += 1
+                self._time.spend(self._overhead_ms)
+            else:
+                start = self._time()
+        assert answer.tokens == self._context.text[len(prompt) :]
+        done = answer.done.speculation
+        spent = 1e3 * (self._time() - start)
+        return Written(len(answered.answer), passes, spent, done.drafted, done.accepted)
+
+
+# ------------------------------------------------------------------------------------- what came out
+
+
+def markdown(written: Sequence[tuple[Answered, Written]]) -> str:
+    """By answer and by kind of task: tokens per pass, and how much faster than without drafts."""
+    text = "| answer | tokens | per pass | accepted | × plain |\n| --- | --: | --: | --: | --: |\n"
+    gains = dict[str, list[float]]()
+    for answered, found in written:
+        gain = found.speed * (COSTS[1] + OVERHEAD_MS) / 1e3
+        gains.setdefault(answered.kind, []).append(gain)
+        text += f"| {answered.name} | {found.tokens} | {found.per_pass:.2f} | "
+        text += f"{found.accepted} of {found.drafted} | {gain:.2f} |\n"
+    for kind, each in gains.items():
+        text += f"| **{kind}** | | | | **{geometric_mean(each):.2f}** |\n"
+    return text
+
+
+def calibration(answers: Sequence[Answered], seed: int) -> str:
+    """What is learned of looked-up drafts from all these answers, as a module."""
+    rng, replay = random.Random(seed), Replay()
+    for _ in range(PASSES):
+        for each in rng.sample(answers, len(answers)):
+            replay.pair.memory.forget(None)  # else it would only repeat itself
+            replay.write(each)
+    found = replay.calibration.as_dict()
+    found["count"] = [min(count, WORTH) for count in found["count"]]
+    lines = "".join(
+        f'    "{name}": [{", ".join(f"{each:.4g}" for each in values)}],\n'
+        for name, values in found.items()
+    )
+    return f"{_MODULE}LEARNED = {{\n{lines}}}\n"
+
+
+_MODULE = '''"""What is known of looked-up drafts of any pair, as `Calibration.as_dict` gives it.
+
+Written by `scripts/bench tasks replay FOLDER --learn`, from answers of Qwen2.5-Coder 0.5B and from commits
+and pages, which `scripts/bench tasks record FOLDER --learned` and `history FOLDER` had put there.
+"""
+
+'''

@@ -1,0 +1,113 @@
+"""Tasks like people's: recorded, written again without the model, and measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import localspec
+from benchmarks.tasks import main
+from benchmarks.texts.answers import Answered, saved
+from benchmarks.texts.replay import Replay, calibration
+from benchmarks.texts.tasks import LEARNED_FROM, TASKS
+from localspec.engine.speculation.acceptance import Calibration
+
+TARGET = Path(localspec.__file__).parent / "builtin" / "target.gguf"
+COPY = Answered("copy", "copy", list(range(100, 400)), list(range(100, 400)))
+texts = st.lists(st.integers(0, 3), min_size=2, max_size=60)
+
+
+def test_twelve_tasks_and_none_of_those_that_are_learned_from() -> None:
+    assert len(TASKS) == 12
+    assert {task.kind for task in TASKS} == {task.kind for task in LEARNED_FROM}
+    learned = {task.file for task in LEARNED_FROM if task.file}
+    assert not learned & {task.file for task in TASKS}
+    assert all(len(task.question) > 40 for task in (*TASKS, *LEARNED_FROM))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3))
+def test_drafts_never_change_the_answer(written: list[tuple[list[int], list[int]]]) -> None:
+    """Whatever the prompt, the answer and those before it say; and no pass brings less than a token."""
+    replay = Replay()
+    for prompt, answer in written:
+        found = replay.write(Answered("any", "free", prompt, answer))
+        assert found.passes <= found.tokens - 1
+        assert found.accepted <= found.drafted
+        assert found.tokens - 1 <= found.passes + found.accepted
+
+
+def test_a_copy_is_wide_from_the_first_text_on_and_free_text_costs_nothing() -> None:
+    copied, plain = Replay().write(COPY), Replay().write(COPY, plain=True)
+    assert plain.passes == plain.tokens - 1
+    assert copied.per_pass > 12
+    assert copied.ms < 0.4 * plain.ms
+    free = Answered("free", "free", list(range(300)), list(range(1000, 1300)))
+    assert Replay().write(free).ms == Replay().write(free, plain=True).ms
+
+
+def test_what_was_answered_before_is_remembered() -> None:
+    replay = Replay()
+    new = Answered("new", "free", list(range(9)), list(range(500, 700)))
+    first, second = replay.write(new), replay.write(new)
+    assert first.accepted == 0
+    assert second.per_pass > 8
+
+
+def test_what_is_learned_is_a_module_with_a_sound_calibration() -> None:
+    module: dict[str, object] = {}
+    exec(calibration([COPY], 0), module)
+    learned = module["LEARNED"]
+    assert Calibration.from_dict(learned, 0.4).as_dict() == learned
+
+
+def test_commits_and_pages_become_answers(tmp_path: Path) -> None:
+    history = [
+        "history",
+        str(tmp_path),
+        "--target",
+        str(TARGET),
+        "--edits",
+        "1",
+        "--context",
+        "512",
+    ]
+    assert main(history) == 0
+    kinds = [each.kind for each in saved(tmp_path)]
+    assert kinds.count("refactoring") <= 1  # none in a shallow clone
+    assert kinds.count("free") > 3
+
+
+def test_answers_are_recorded_once_and_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--target", str(TARGET), "--only", "story", "--tokens", "6", "--context", "512"]
+    assert main(["record", str(tmp_path), *asked]) == 0
+    (answered,) = saved(tmp_path)
+    assert (answered.name, answered.kind) == ("story", "free")
+    assert 0 < len(answered.answer) <= 6
+    assert main(["replay", str(tmp_path)]) == 0
+    assert "| story | " in capsys.readouterr().out
+
+
+def test_all_ways_take_turns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fake_server: Path
+) -> None:
+    arguments = ["--target", str(TARGET), "--only", "story", "--tokens", "6", "--context", "512"]
+    arguments += ["--repetitions", "1", "--threads", "1", "--llama-server", str(fake_server)]
+    assert main([*arguments, "--json", str(tmp_path / "runs.json")]) == 0
+    table = capsys.readouterr().out
+    head = "| task | plain | auto | llama-server plain | llama-server ngram-simple |"
+    assert head in table
+    assert "| 42.0 |" in table
+    assert (tmp_path / "runs.json").stat().st_size > 100
+
+
+def test_a_task_of_no_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--target", str(TARGET), "--only", "nothing"]) == 1
+    assert "no task is called nothing" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([])
