@@ -262,7 +262,7 @@ def test_the_newest_gives_way_and_goes_on_where_it_was(crowded: Running) -> None
     shape = Constraint("regex", "[a-z ]{90}")
     wishes: list[tuple[Sampling, Speculative, Constraint | None]] = [
         (UNENDING, drafting(3), None),
-        (UNENDING, drafting(1, "ngram"), None),
+        (UNENDING, Speculative(), None),
         (Sampling(temperature=0.8, seed=11, ignore_eos=True), drafting(2, "ngram"), shape),
     ]
 

@@ -79,13 +79,14 @@ class Running(Driven):
         return self.ask("a" + begun, constraint=Constraint(kind, source, begun), **more)
 
     def forget(self) -> None:
-        """Empty every slot, so that the next request finds no cache and no company."""
+        """Empty every slot, so that the next request finds no cache, no company and nothing remembered."""
         for request, answer in self.answers.items():
             if answer.ending is None:  # a test that failed left it running
                 self.engine.cancel(request)
         for lane in self.pair.lanes:
             for slot in lane.slots:
                 lane.slots.clear(slot)
+        self.pair.memory.forget(None)
 
     def close(self) -> None:
         self._renderer.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.drafters.ngram_memory import KEY, ROOM, Memory
+from tests.support.rescoring import assert_alike
+from tests.support.running import GREEDY, Running, drafting
 
 texts = st.lists(st.integers(0, 2), max_size=30)
 Act = tuple[list[int] | None, str | None]  # a text that is kept, or None: forgotten; and whose
@@ -90,3 +94,49 @@ def test_the_oldest_is_overwritten() -> None:
     assert [found(at) for at in (0, 7_000, 9_000, 11_000)] == [False, False, True, True]
     memory.keep(range(1 << 20), None)  # of more than there is room for, the end
     assert [found(at) for at in (9_000, 500_000, 1_048_000)] == [False, False, True]
+
+
+# ---------------------------------------------------------------------------- of a loaded pair
+
+PROMPT = [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept"),
+    [
+        ({}, True),
+        ({"conversation": "c"}, True),
+        ({"private": True}, False),
+        ({"private": True, "conversation": "c"}, True),  # private is what has no conversation
+        ({"cache_prompt": False}, False),
+        ({"priority": "editor"}, False),
+    ],
+)
+def test_what_a_request_leaves_behind(
+    contextual: Running, asked: dict[str, Any], kept: bool
+) -> None:
+    contextual.forget()
+    answer = contextual.ask(PROMPT, 20, GREEDY, **asked)
+    assert len(contextual.pair.memory) == kept * len([*PROMPT, *answer.tokens])
+    contextual.engine.forget("another")
+    assert bool(len(contextual.pair.memory)) == kept
+    contextual.engine.forget(None)
+    assert not len(contextual.pair.memory)
+
+
+def test_an_answer_is_the_same_where_it_is_remembered_and_where_it_is_forgotten_meanwhile(
+    contextual: Running,
+) -> None:
+    contextual.forget()
+    first = contextual.ask(PROMPT, 60, GREEDY, drafting(None, "ngram"))
+    rounds = first.done.speculation.rounds
+    again = contextual.start(PROMPT, 60, GREEDY, drafting(None, "ngram"), conversation="c")
+    beside = contextual.start([5, 6, 7, 8], 60, GREEDY)
+    contextual.engine.step()
+    contextual.engine.forget("c")  # it is still running, and leaves nothing
+    contextual.finish()
+    target = contextual.pair.files.target
+    assert_alike(target, PROMPT, contextual.answers[again].tokens, first.tokens)
+    assert contextual.answers[again].done.speculation.rounds < rounds
+    kept = len(contextual.pair.memory)
+    assert kept == len(PROMPT) + 60 + 4 + len(contextual.answers[beside].tokens)
