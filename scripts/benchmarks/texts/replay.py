@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import numpy as np
+
 from benchmarks.measuring.driven import Driven
 from benchmarks.texts.answers import Answered
 from benchmarks.texts.measure import geometric_mean
@@ -181,14 +183,20 @@ def markdown(written: Sequence[tuple[Answered, Written]]) -> str:
 
 
 def calibration(answers: Sequence[Answered], seed: int) -> str:
-    """What is learned of looked-up drafts from all these answers, as a module."""
+    """What is learned of looked-up drafts from all these answers, as a module.
+
+    It follows what was written last, so what is given is the mean over all but the first pass.
+    """
     rng, replay = random.Random(seed), Replay()
+    states = []
     for _ in range(PASSES):
         for each in rng.sample(answers, len(answers)):
             replay.pair.memory.forget(None)  # else it would only repeat itself
             replay.write(each)
-    found = replay.calibration.as_dict()
-    found["count"] = [min(count, WORTH) for count in found["count"]]
+            states.append(replay.calibration.as_dict())
+    late = states[len(answers) :]
+    found = {name: np.mean([state[name] for state in late], axis=0) for name in late[0]}
+    found["count"] = np.minimum(found["count"], WORTH)
     lines = "".join(
         f'    "{name}": [{", ".join(f"{each:.4g}" for each in values)}],\n'
         for name, values in found.items()

@@ -193,6 +193,15 @@ def test_each_token_is_surer_if_those_before_it_come() -> None:
     assert known.pop(5) == 0  # a change that is expected
     assert known == sorted(known)
     assert {*known} == {*range(2, BUCKETS)}
+    assert (
+        buckets(Expected([1, 2], 54)) == [BUCKETS - 1] * 2
+    )  # of a long text that was left and found again
+
+
+def test_where_another_token_has_followed_the_first_one_is_less_sure() -> None:
+    for strength in range(1, 60):
+        first, second = buckets(Expected([1, 2], strength, disputed=True))
+        assert 0 <= first <= second == buckets(Expected([1, 2], strength))[1]
 
 
 def test_what_is_known_of_any_pair_is_sound() -> None:

@@ -79,7 +79,7 @@ _BUCKETS = [sum(strength >= edge for edge in _STRENGTH_EDGES) for strength in ra
 
 def buckets(found: Expected) -> list[int]:
     """How sure each token is if those before it come: then the match is as much longer."""
-    strength, count = found.strength, len(found.tokens)
+    strength, count = min(found.strength, LONGEST), len(found.tokens)
     known = _BUCKETS[strength : strength + count]
     known += _BUCKETS[-1:] * (count - len(known))
     if found.disputed:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 AHEAD = 24  # tokens of the old text, or of the new one, within which it comes back
 SURE = 3  # tokens in a row that say that it is back
-# In tokens of a match: what it is worth that the answer has left the text and come back before, and how
-# much longer a match in another request must be to be as good.
-MENDED, ELSEWHERE = 2, 3
+# In tokens of a match: what it is worth that so many were in a row before the answer left the text, and
+# how much longer a match in another request must be to be as good.
+SOLID = ((48, 6), (6, 3))
+ELSEWHERE = 3
 _MOST_CHANGES = 64  # remembered of an answer
 _LONGEST_RUN = 48  # beyond which the length of a match says no more
 
@@ -100,7 +101,7 @@ class _Departure:
 class Trail:
     """A place in a text that the answer is at. run: tokens in a row that were as expected.
 
-    mended: it has been lost and found again. lost: the answer is somewhere else.
+    lost: the answer is somewhere else.
     """
 
     def __init__(
@@ -117,9 +118,10 @@ class Trail:
         self.text, self.own, self.elsewhere = text, own, elsewhere
         self._end = len(text)  # of what stood there before the token that is written
         self.run = min(run, _LONGEST_RUN)
-        self.mended = self.lost = False
+        self.lost = False
         self._changes = changes
         self._away: _Departure | None = None
+        self._solid = 0
         self._steps: list[_Step] = []  # what is expected next
         self._place = place  # of the text, after those
 
@@ -127,8 +129,8 @@ class Trail:
     def strength(self) -> int:
         """How sure it is, as the length of a match that is as sure; 0: nothing is known."""
         if self._away is not None:
-            return self.run + (self.run > 0)
-        return self.run + MENDED * self.mended - ELSEWHERE * self.elsewhere
+            return self.run and self.run + min(self._solid, 2)
+        return self.run + self._solid - ELSEWHERE * self.elsewhere
 
     @property
     def place(self) -> int:
@@ -189,7 +191,7 @@ class Trail:
     def _is_back(self, away: _Departure) -> None:
         old = self.text[away.start : away.start + away.old]
         self._changes.learn(list(old), away.written[: away.new])
-        self._away, self.mended = None, True
+        self._away = None
         if self._steps and self._steps[0].done == 0:  # what comes may be changed as well now
             self._place = self._steps[0].before
             self._steps = []
@@ -201,6 +203,7 @@ class Trail:
             begun = step.change.new[: step.done] if step.change else ()
             self._away = _Departure(step.before, list(begun))
         self._away.written.append(token)
+        self._solid = max(self._solid, *(worth for run, worth in SOLID if self.run >= run), 0)
         self.run = 0
         self._come_back(self._away)
 
