@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.pair.measuring import (
+    FIRST_WIDTHS,
     REPEATS,
+    WIDE,
     Contention,
     Measured,
     measure,
@@ -140,10 +142,14 @@ def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
     assert calls == [1, 4] * (1 + REPEATS)
 
 
-def test_with_time_every_width_to_sixteen_is_measured() -> None:
+def test_with_time_every_width_to_sixteen_is_measured_and_a_wide_one() -> None:
     found, _ = measure_widths(lambda width: None, budget_s=30.0)
-    assert sorted(found) == list(range(1, 17))
+    assert list(found) == [*range(1, 17), WIDE]
     assert table_from({str(width): ms for width, ms in found.items()}) is not None
+
+
+def test_where_passes_are_slow_few_widths_are_measured_and_no_wide_one() -> None:
+    assert list(measure_widths(lambda width: None, budget_s=0.0).ms) == [*FIRST_WIDTHS]
 
 
 def disturbed(runs: random.Random, share: float) -> Measured:

@@ -164,7 +164,8 @@ class NgramIndex:
                 length = match(text, place, tokens)
                 if best is None or length > best[2]:
                     best = text, place, length
-        if self._memory is not None and (best is None or best[2] < LONGEST):
+        there = any(trail.elsewhere and trail.strength for trail in self._trails)
+        if self._memory is not None and not there and (best is None or best[2] < LONGEST):
             found = self._memory.find(tokens)
             if found is not None and (best is None or found[2] > best[2] + ELSEWHERE):
                 best, elsewhere = found, True
