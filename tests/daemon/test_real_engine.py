@@ -318,7 +318,10 @@ def test_a_template_and_defaults_of_ones_own_go_before_the_files(home: Home) -> 
     """An edit counts from the next question."""
     folder = home.root / "config"
     folder.mkdir()
-    (folder / "mine.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    (folder / "mine.jinja").write_text(
+        "{% for m in messages %}|{{ m.content }}{% for c in m.tool_calls or [] %}<do>{{ c.function.name }} "
+        "{{ c.function.arguments | tojson }}</do>{% endfor %}{% endfor %}{{ tools | tojson if tools }}"
+    )
     models = folder / "models.toml"
     models.write_text('[pairs.builtin]\nchat_template = "mine.jinja"\nsampling = { top_k = 1 }\n')
     daemon = RunningDaemon(home)
@@ -328,13 +331,23 @@ def test_a_template_and_defaults_of_ones_own_go_before_the_files(home: Home) -> 
         found: str = home.request("POST", "/apply-template", {"messages": messages}).json["prompt"]
         return found
 
-    assert prompt() == "[What?]"
+    assert prompt() == "|What?"
     props = home.request("GET", "/props").json
-    assert props["chat_template"].startswith("{% for m in messages %}[")
+    assert props["chat_template"].startswith("{% for m in messages %}|")
     assert props["default_generation_settings"]["params"]["top_k"] == 1
     texts = {home.chat(QUESTION, max_tokens=8, seed=seed).text for seed in range(4)}
     assert len(texts) == 1
-    assert "chat template is the one that models.toml names" in home.run("show", "builtin").stdout
+    shown = home.run("show", "builtin").stdout
+    assert "chat template is the one that models.toml names" in shown
+    assert "as seen in the template: <do>NAME {…}</do>" in shown
+    schema = {"type": "object", "properties": {"n": {"enum": [7, 8]}}, "required": ["n"]}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    asked = {"temperature": 0, "max_tokens": 80, "tools": [tool], "tool_choice": "required"}
+    called = home.chat(QUESTION, **asked).json
+    (call,) = called["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "look"
+    assert json.loads(call["function"]["arguments"])["n"] in (7, 8)
+    assert "note" not in called["localspec"]
     models.write_text("")
-    wait_for(lambda: prompt() != "[What?]", "the edit to be seen")
+    wait_for(lambda: prompt() != "|What?", "the edit to be seen")
     daemon.stop()

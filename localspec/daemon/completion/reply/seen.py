@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,7 +21,8 @@ from localspec.daemon.completion.reply.found import FoundCalls
 from localspec.daemon.completion.reply.tools import UNKNOWN, format_of
 from localspec.protocol.calls import ID, CallFormat
 
-_TIME_LIMIT = 5.0  # seconds for the process to come up and render
+_TIME_LIMIT = 10.0  # seconds for the process to come up and render
+_LONGEST = 1 << 18  # bytes of what a template makes of a short chat
 _TEXT, _QUESTION = "zqanswer", "zqquestion"
 _NAMES = "zqfirst", "zqsecond", "zqthird"
 _KEYS = "zqtext", "zqcount", "zqdeep"
@@ -54,7 +56,9 @@ class _NotSeen(Exception):
     """The renderings have no notation that is understood here."""
 
 
-@lru_cache(maxsize=32)
+_looking = threading.Lock()  # many ask at once, and one look is for all of them
+
+
 def notation(template: str | None) -> CallFormat:
     """How a model with this template writes calls; UNKNOWN where that is not seen. Blocks, once for each
     template of no known family.
@@ -62,11 +66,23 @@ def notation(template: str | None) -> CallFormat:
     form = format_of(template)
     if not form.guessed or template is None:
         return form
+    try:
+        with _looking:
+            return _found(template)
+    except (
+        OSError,
+        subprocess.TimeoutExpired,
+    ):  # the machine was too busy, and may not be next time
+        return UNKNOWN
+
+
+@lru_cache(maxsize=32)
+def _found(template: str) -> CallFormat:
     rendered = _rendered(template)
     for at in range(0, len(rendered), len(_CALLS)):
         try:
             return _seen(*rendered[at : at + len(_CALLS)])
-        except (_NotSeen, ValueError, IndexError, TypeError):
+        except (_NotSeen, ValueError, IndexError, TypeError, RecursionError):
             continue
     return UNKNOWN
 
@@ -75,28 +91,29 @@ def notation(template: str | None) -> CallFormat:
 
 
 def _rendered(template: str) -> list[str]:
-    """The four conversations in all wordings; "" where it failed."""
+    """The four conversations in all wordings; "" where that failed.
+
+    Raises:
+        OSError, TimeoutExpired: the process did not come up, or did not end.
+    """
     asked = "".join(
         json.dumps({"template": template, "variables": _variables(calls, *wording)}) + "\n"
         for wording in _WORDINGS
         for calls in _CALLS
     )
     command = [sys.executable, "-m", "localspec.engine.prompt.template_child"]
-    nothing = [""] * (len(_WORDINGS) * len(_CALLS))
-    try:
-        done = subprocess.run(
-            command,
-            input=asked.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIME_LIMIT,
-            check=False,
-        )
-        replies = [json.loads(line) for line in done.stdout.splitlines()[1:]]
-    except (OSError, subprocess.TimeoutExpired, ValueError):
-        return nothing
+    done = subprocess.run(
+        command,
+        input=asked.encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        timeout=_TIME_LIMIT,
+        check=False,
+    )
+    replies = [json.loads(line) for line in done.stdout.splitlines()[1:] if len(line) < _LONGEST]
     texts = [_IDS.sub("", str(reply.get("text", ""))) for reply in replies]
-    return texts if len(texts) == len(nothing) else nothing
+    whole = len(texts) == len(_WORDINGS) * len(_CALLS)  # else it has crashed, or goes on and on
+    return texts if whole else []
 
 
 def _variables(calls: _Called, as_text: bool, identity: str) -> dict[str, Any]:
@@ -243,7 +260,7 @@ class _Calls:
 
 
 def _last(arguments: dict[str, Any], text: str, start: int) -> str:
-    """The end of the last value, as the template writes it."""
+    """The last value, as the template writes it."""
     value = list(arguments.values())[-1]
     forms = [value] if isinstance(value, str) else [json.dumps(value), str(value)]
     return next((form for form in forms if form in text[start:]), "no such value")

@@ -54,7 +54,7 @@ class Grammars:
         pieces = [vocab.piece(token, special=False) for token in range(vocab.size)]
         special = set(filter(self._tokenizer.is_special_token, range(vocab.size)))
         written = {vocab.piece(token, special=True): token for token in special}
-        return Pieces(pieces, written)
+        return Pieces(pieces, written, vocab.ends)
 
     def compile(self, constraint: Constraint) -> WholeMatcher:
         """A fresh matcher of an answer that is in its language from the first token on.

@@ -24,11 +24,14 @@ from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
 class Pieces:
     """The bytes of every token, found by how they begin.
 
-    special: tokens that no text is, by what is written in the vocabulary.
+    special: tokens that no text is, by what is written in the vocabulary. ends: those that end an answer.
     """
 
-    def __init__(self, pieces: Sequence[bytes], special: Mapping[bytes, int]) -> None:
+    def __init__(
+        self, pieces: Sequence[bytes], special: Mapping[bytes, int], ends: Sequence[int] = ()
+    ) -> None:
         self._pieces = pieces
+        self._ends = frozenset(ends)
         self._special = {text.decode("utf-8", "replace"): token for text, token in special.items()}
         self._order = sorted(range(len(pieces)), key=pieces.__getitem__)
         self._sorted = [pieces[token] for token in self._order]
@@ -49,14 +52,14 @@ class Pieces:
         return self._special.get(text)
 
     def spelled(self, text: str) -> str:
-        """A marker as the vocabulary writes it, for llguidance's Lark."""
+        """A marker as the vocabulary writes it, for llguidance's Lark; no grammar has what ends an answer."""
         known = sorted(filter(None, self._special), key=len, reverse=True)
         within = [re.escape(each) for each in known if each in text]
         parts = re.split(f"({'|'.join(within)})", text) if within else [text]
         return " ".join(
             f"<[{self._special[part]}]>" if part in self._special else quoted(part)
             for part in parts
-            if part
+            if part and self._special.get(part) not in self._ends
         )
 
     def spell(self, text: bytes) -> list[int]:
