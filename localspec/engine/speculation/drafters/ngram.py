@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief
+from localspec.engine.speculation.acceptance import Belief
+from localspec.engine.speculation.cost import WIDEST
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.drafters.ngram_index import (
@@ -28,7 +29,9 @@ from localspec.engine.speculation.drafters.ngram_trail import (
     Trail,
 )
 
-LIMIT = MAX_LIMIT  # tokens of a copied passage verified in one pass
+# Tokens of a copied passage verified in one pass, whose cost is known from others as wide. Kernels work in
+# groups of rows, and 64 are whole ones.
+LIMIT = WIDEST - 1
 SETTLED = 12  # tokens in a row after which no other place is looked for
 MOST = 3  # places that are followed at once
 DISPUTED = 4  # tokens that a match must be longer where another one goes on otherwise
