@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
 
 from localspec.daemon.completion.reply import seen
 from localspec.daemon.completion.reply.calls import Arguments, Call
-from localspec.daemon.completion.reply.parser import AnswerParser
+from localspec.daemon.completion.reply.parser import AnswerParser, Text
 from localspec.daemon.completion.reply.seen import notation
 from localspec.daemon.completion.reply.tools import UNKNOWN, described, format_of
 from localspec.engine.prompt.template_child import TemplateRaised, environment, render
@@ -105,16 +106,39 @@ def written(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> st
     return render(ENVIRONMENT, text, variables).rpartition("zqplace")[2]
 
 
-def read(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
-    calls: list[tuple[str, str]] = []
+def taken_apart(parser: AnswerParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
+    """The text and the calls of an answer that comes in pieces of `size` characters."""
+    said, calls = "", list[tuple[str, str]]()
     pieces = [p for at in range(0, len(text), size) for p in parser.push(text[at : at + size])]
     for piece in [*pieces, *parser.finish()]:
-        if isinstance(piece, Call):
-            calls.append((piece.name, ""))
-        elif isinstance(piece, Arguments):
-            name, given = calls[piece.index]
-            calls[piece.index] = name, given + piece.text
+        match piece:
+            case Call():
+                calls.append((piece.name, ""))
+            case Arguments():
+                name, given = calls[piece.index]
+                calls[piece.index] = name, given + piece.text
+            case Text():
+                said += piece.text
+    return said.strip(), calls
+
+
+def read(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
+    _, calls = taken_apart(parser, text, size)
     return [(name, json.loads(given)) for name, given in calls]
+
+
+@pytest.mark.parametrize("name", ["keys", "kinds", "counted", "list"])
+def test_however_an_answer_is_cut_the_same_is_read_of_it(name: str) -> None:
+    """Of one that is mangled, too."""
+    form, chosen = notation(ALL[name]), random.Random(name)
+    for _ in range(40):
+        text = written(ALL[name], chosen.choice([CALLS, CALLS[:1]]), name)
+        for _ in range(chosen.choice([0, 1, 1, 3])):
+            at, gone = chosen.randrange(len(text)), chosen.choice([0, 1, 5])
+            more = chosen.choice(["", "<", ">", '"', "{", "}", "\n", "</", " x"])
+            text = text[:at] + chosen.choice([more + text[at + gone :], "x"])
+        found = [taken_apart(AnswerParser(form, SCHEMAS), text, size) for size in (1, 4, 10_000)]
+        assert found[0] == found[1] == found[2], text
 
 
 @pytest.mark.parametrize("name", ALL)

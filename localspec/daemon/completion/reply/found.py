@@ -113,7 +113,6 @@ class FoundCalls(Reader):
                 end = after(self._form.middle, self.raw, found.end()) if name else _OTHER
         if end == _OTHER or (end == _MORE and len(self.raw) - self._at > _LONGEST):
             self.broken, self.over = not self._calls, bool(self._calls)
-            self._at = len(self.raw)
         if end < 0:
             return False
         call = new_call(name)
