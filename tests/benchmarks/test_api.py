@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import benchmarks
 from benchmarks.api import clients, conversation, editor, gaps, main, prefill, recorded, reissue
 from benchmarks.api.asking import joint_speed
 from benchmarks.api.clients import Cell, Joint
@@ -203,6 +208,22 @@ def test_clients_are_counted_while_all_of_them_write() -> None:
     assert joint_speed([early, late]) == (6 + 3) / 2
     with pytest.raises(BenchError):
         joint_speed([early, [(4.0, 1), (5.0, 2)]])
+
+
+def test_a_benchmark_that_is_ended_leaves_no_server_behind() -> None:
+    program = str(Path(benchmarks.__file__).parent)
+    command = [sys.executable, program, "api", "reissue", "--requests", "999", "--interval", "999"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as running:
+        assert running.stderr is not None
+        assert any("an editor types" in line for line in running.stderr)
+        ps = ["ps", "-o", "pid=", "--ppid", str(running.pid)]
+        [daemon] = map(int, subprocess.check_output(ps, text=True).split())
+        running.terminate()
+        assert running.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(daemon, 0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -32,11 +33,18 @@ it, on the same files. Run it on a quiet machine."""
 def main(arguments: list[str]) -> int:
     """Run it. 0: done (what was missed is in the report); 1: a wrong output or a failure; 2: usage."""
     options = _parser().parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, _leave)  # through every `with`: no server stays behind
     try:
         return _measure(options)
     except (LocalspecError, OSError) as error:
         sys.stderr.write(f"localspec: {error}\n")
         return 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(signum: int, _frame: object) -> None:
+    raise SystemExit(128 + signum)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,8 +72,9 @@ def _parser() -> argparse.ArgumentParser:
 def _acceptance(text: str) -> str:
     try:
         return workload(text).name
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    except ValueError:
+        what = f"{text!r} is neither a rate from 0 to 1, nor HIGH/LOW, nor bursty"
+        raise argparse.ArgumentTypeError(what) from None
 
 
 def _file(text: str) -> Path:

@@ -110,13 +110,16 @@ class _Stream:
 
         body = {**COLD, "prompt": self._prompt, "n_predict": self._tokens, "ignore_eos": True}
         late = {**COLD, "prompt": newcomer, "n_predict": NEWCOMER, "ignore_eos": True}
-        with ThreadPoolExecutor(1) as pool:
+        pool = ThreadPoolExecutor(1)
+        try:
             writing = pool.submit(asked.stream, "/completion", body, heard=heard)
             writing.add_done_callback(lambda _: under_way.set())
             under_way.wait(ANSWER_S)
             sent = time.perf_counter()
             second = asked.stream("/completion", late)
             first = writing.result()
+        finally:
+            pool.shutdown(wait=False)  # who is stopped meanwhile waits for no answer
         alone, longest = gaps(first.stamps, sent)
         done = max((t for at, t in first.stamps if at <= sent + second.first_s), default=0)
         return Gap(
