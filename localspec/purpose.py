@@ -1,4 +1,5 @@
-"""Does a model write text? One rule, for the registry (headers) and the engine (loaded models).
+"""Does a model write text, and do its own heads draft? One rule, for the registry (headers) and the
+engine (loaded models).
 
 llama.cpp loads embedding models, encoders and diffusion models as it loads any other; asked for the next
 token they say nonsense, say one token for ever, or end the process. What a file is for is in its
@@ -18,6 +19,9 @@ _SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 _BOTH = frozenset({"t5"})
 _PROJECTORS = frozenset({"clip", "mmproj"})
+# Those whose MTP heads were seen to draft as they should. llama.cpp ends the process where it has no graph
+# for an architecture's heads, or more of them than it expects.
+_WITH_HEADS = frozenset({"glm4moe", "qwen35", "qwen35moe"})
 _NO_POOLING, _RANK = 0, 4  # enum llama_pooling_type; between them are the poolings of embeddings
 
 _EMBEDS = "it is an embedding model: it turns a text into a row of numbers and writes none"
@@ -60,3 +64,10 @@ def no_writer(
     if not causal:
         return "its attention looks ahead, so that it reads texts and cannot go on with one"
     return ""
+
+
+def no_heads(architecture: str, count: int) -> str:
+    """Why a model's own heads (`nextn_predict_layers` of them) cannot draft, as a clause; empty: they can."""
+    if architecture not in _WITH_HEADS:
+        return f"MTP heads of the architecture {architecture} are not supported"
+    return f"{count} MTP heads in one file are not supported" if count > 1 else ""

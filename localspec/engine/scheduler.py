@@ -16,7 +16,6 @@ from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
-from localspec.engine.speculation.drafters.model import ModelDrafter
 from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
 from localspec.protocol.frames import ANYONE, Generate
@@ -139,7 +138,7 @@ class Scheduler:
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher
         asked, scored = request.speculative, request.top_logprobs is not None
-        drawn = pair.drafter is not None and ModelDrafter.asked_for(asked)
+        drawn = pair.drafter is not None and asked.kind in ("auto", pair.drafter.kind)
         reject = rejects(asked, sampler, matcher, drawn=drawn, scored=scored)
         given = Resources(asked, reject, matcher, tokenized.lookup, pair.drafter, lane.slots)
         sequence = Sequence(

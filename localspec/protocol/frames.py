@@ -138,7 +138,7 @@ class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
 
     enabled: bool = True
     depth: int | None = None
-    kind: Literal["auto", "draft", "ngram"] = "auto"
+    kind: Literal["auto", "draft", "mtp", "ngram"] = "auto"
     verification: Literal["auto", "match", "rejection"] = "auto"
     prediction: str | None = None
 

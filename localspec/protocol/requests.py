@@ -107,7 +107,7 @@ class SpeculativeOptions(Request):
 
     enabled: OrDefault[bool] = True
     depth: OrDefault[Drafted | Literal["auto"]] = "auto"
-    kind: OrDefault[Literal["auto", "draft", "ngram"]] = "auto"
+    kind: OrDefault[Literal["auto", "draft", "mtp", "ngram"]] = "auto"
     verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
 
 

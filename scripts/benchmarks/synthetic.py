@@ -235,19 +235,26 @@ def write_model(
     put("token_embd.weight", embedding)
     _write_layers(shape, rng, put, norm)
     norm("output_norm.weight")
-    # Row cycle[i] points at E[i]; specials share a successor with a normal token, which keeps it.
-    source = np.empty(shape.n_vocab, dtype=np.int64)
-    source[:] = np.arange(shape.n_vocab)
-    source[cycle[::-1]] = np.arange(shape.n_vocab)[::-1]
-    unreachable = np.setdiff1d(np.arange(shape.n_vocab), cycle)
-    output = _rescaled(embedding[source], shape.sharpness, shape.quant)
-    output[unreachable] = _rescaled(output[unreachable], 0.0, shape.quant)
-    put("output.weight", output)
+    put("output.weight", output_rows(embedding, shape, cycle))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def output_rows(embedding: Tensor, shape: Shape, cycle: Cycle) -> Tensor:
+    """The output matrix that follows `cycle`: row cycle[i] points at E[i].
+
+    Specials share a successor with a normal token, which keeps it.
+    """
+    every = np.arange(shape.n_vocab)
+    source = every.copy()
+    source[cycle[::-1]] = every[::-1]
+    unreachable = np.setdiff1d(every, cycle)
+    output = _rescaled(embedding[source], shape.sharpness, shape.quant)
+    output[unreachable] = _rescaled(output[unreachable], 0.0, shape.quant)
+    return output
 
 
 def _write_layers(

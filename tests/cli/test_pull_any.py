@@ -176,7 +176,7 @@ def test_heads_are_found_in_the_file_and_beside_it(home: PullingHome) -> None:
     home.hub.add("maker/inside", "inside-Q4_0.gguf", inside)
     run = home.run("pull", "maker/inside")
     assert "Drafts: this model's own heads (MTP), which are in its file." in run.stdout
-    assert "are not supported yet" in run.stdout
+    assert "MTP heads of the architecture llama are not supported" in run.stdout
     home.hub.add(REPO, "mtp-Tiny-8B.gguf", b"heads")
     run = home.run("pull", REPO)
     assert "(MTP), mtp-Tiny-8B.gguf in the same repository." in run.stdout

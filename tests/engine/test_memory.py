@@ -12,6 +12,8 @@ import llama_cpp.llama_cpp as C
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
+from benchmarks.synthetic_heads import Architecture, write_heads
+from localspec.engine.cache.hidden import MOST_BYTES
 from localspec.engine.llama import Context, ContextSettings, Model, library
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.models import ROLLBACK
@@ -74,6 +76,21 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
         with made(model):
             kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
     assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
+    assert counted.compute / MIB >= pass_
+
+
+@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
+def test_the_cache_and_buffers_of_heads(
+    architecture: Architecture, tmp_path: Path, told: list[str]
+) -> None:
+    path = write_heads(tmp_path / "m.gguf", architecture=architecture)
+    counted = need.need_of_heads(read_local_model(path), need.Load(context=CELLS, parallel=1))
+    with Model(str(path), heads=True) as model:
+        told.clear()
+        settings = ContextSettings(CELLS, need.PASS, SEQUENCES, 16, 1, heads=True)
+        with Context(model, settings):
+            kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
+    assert (counted.cache - MOST_BYTES) / MIB == pytest.approx(kept, abs=0.02)
     assert counted.compute / MIB >= pass_
 
 

@@ -22,12 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from benchmarks.synthetic_heads import Architecture
 from localspec.engine.cache.borders import OPENING
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.protocol.frames import Failed, PairFiles, Sampling
 from tests.support import architectures
 from tests.support.architectures import N_VOCAB, WINDOW
+from tests.support.heads import contextual_heads
 from tests.support.pairs import _disturb
 from tests.support.rescoring import assert_alike
 from tests.support.running import PLAIN, Running, drafting, running
@@ -151,7 +153,9 @@ class Company:
 
     def start(self) -> None:
         dice = self.random
-        speculative = dice.choice([PLAIN, PLAIN, drafting(3), drafting(5, "ngram"), drafting(None)])
+        drafter = self.engine.pair.drafter
+        kinds = drafting(3, drafter.kind if drafter else "draft"), drafting(5, "ngram")
+        speculative = dice.choice([PLAIN, PLAIN, *kinds, drafting(None, "auto")])
         # Copies cost nothing beside reading, or the other way round.
         self.engine.pair.prefixes.copy_cost.prefill_ms = lambda: dice.choice([1e6, 1e6, 1e-9])
         prompt = self.prompt()
@@ -206,7 +210,8 @@ class Company:
 @contextmanager
 def company(files: PairFiles, states: Path, seed: int, **more: object) -> Iterator[Company]:
     """Three slots, cells for fewer texts than that, and little memory for those without a slot."""
-    recurrent = files.name in HYBRID + HYBRID_EXPERTS + RECURRENT  # their states are larger
+    # their states are larger
+    recurrent = files.name.removesuffix("-contextual") in HYBRID + HYBRID_EXPERTS + RECURRENT
     settings = {
         "parallel": 3, "n_ctx": CELLS, "prefix_bytes": (16 if recurrent else 1) * MIB,
         "states_dir": str(states), "states_bytes": 1 << 30, **more,
@@ -240,6 +245,14 @@ def test_what_is_reused_is_what_a_fresh_context_would_have_read(
 ) -> None:
     files = pair_of(architecture, models)
     assert worst_of(files, tmp_path, STEPS) < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
+def test_what_is_reused_beside_heads_is_what_a_fresh_context_would_have_read(
+    architecture: Architecture, models: Path, tmp_path: Path
+) -> None:
+    assert worst_of(contextual_heads(models / "heads", architecture), tmp_path, STEPS) < 1
 
 
 @pytest.mark.slow

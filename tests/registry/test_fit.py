@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.synthetic import TINY_TARGET, target_cycle, write_model
+from benchmarks.synthetic_heads import write_heads
 from localspec.errors import DoesNotFit
 from localspec.protocol.settings import KvType
 from localspec.registry.header import fit, need
@@ -206,3 +209,25 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
     if need.takes(target, load.kv_type):
         plain = planned(target, draft, Memory(ram, vram), small_cache)
         assert worth(chosen) >= worth(plain)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ahead"), [("glm4moe", 2 * (32 + 32)), ("qwen35", 2 * (32 + 32)), ("llama", 0)]
+)
+def test_heads_that_draft_have_a_cache_beside_their_targets(
+    tmp_path: Path, architecture: Any, ahead: int
+) -> None:
+    """Only of architectures whose heads are used; where a draft is loaded they are not."""
+    if architecture == "llama":
+        model = read_local_model(write_model(tmp_path / "m.gguf", TINY_TARGET, target_cycle(512)))
+    else:
+        model = read_local_model(write_heads(tmp_path / "m.gguf", architecture=architecture))
+    load = Load(context=4096)
+    assert model.kept.ahead == ahead
+    assert model.drafting_heads == (ahead > 0)
+    found = need.need_of_heads(model, load)
+    assert (found.cache > ahead * 2 * 4096) == (ahead > 0)
+    assert (
+        fit.needed(model, None, load)
+        == need.need_of_target(model, load).total + found.total + need.RUNTIME
+    )

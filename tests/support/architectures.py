@@ -53,18 +53,23 @@ def shape(architecture: str) -> Shape:
     return Shape(layers=layers)
 
 
-def write(architecture: str, folder: Path, *, experts: bool = False, seed: int = 0) -> Path:
-    """One GGUF; experts: as a mixture of them. Raises ValueError where llama.cpp refuses it."""
-    path = folder / f"{architecture}{'-moe' if experts else ''}-{seed}.gguf"
+def write(
+    architecture: str, folder: Path, *, experts: bool = False, heads: int = 0, seed: int = 0
+) -> Path:
+    """One GGUF; experts: as a mixture of them; heads: so many blocks behind its own (MTP).
+
+    Raises ValueError where llama.cpp refuses it.
+    """
+    path = folder / f"{architecture}{'-moe' if experts else ''}{'-mtp' * heads}-{seed}.gguf"
     if not path.exists():
         header = folder / f"{path.stem}.header"
-        _write(header, architecture, experts, {})
+        _write(header, architecture, experts, heads, {})
         rng = np.random.default_rng(seed)
         wanted = _wanted(header)
         tensors = {name: _weights(rng, name, size) for name, size in wanted.items()}
         _sharpen(architecture, tensors)
         header.unlink()
-        _write(path, architecture, experts, tensors)
+        _write(path, architecture, experts, heads, tensors)
     return path
 
 
@@ -102,7 +107,11 @@ def _sharpen(architecture: str, tensors: dict[str, npt.NDArray[np.float32]]) -> 
 
 
 def _write(
-    path: Path, architecture: str, experts: bool, tensors: dict[str, npt.NDArray[np.float32]]
+    path: Path,
+    architecture: str,
+    experts: bool,
+    heads: int,
+    tensors: dict[str, npt.NDArray[np.float32]],
 ) -> None:
     import gguf
 
@@ -112,6 +121,8 @@ def _write(
     values = _metadata(architecture, sizes)
     if experts:
         values |= _experts(sizes)
+    if heads:
+        values |= {"block_count": sizes.layers + heads, "nextn_predict_layers": heads}
     for key, value in values.items():
         _put(writer, f"{architecture}.{key}", value)
     for name in ("alpha_n", "alpha_p", "beta", "eps"):
@@ -273,8 +284,10 @@ def _wanted(header: Path) -> dict[str, tuple[int, ...]]:
     make = library.llama_model_init_from_user
     make.restype = ctypes.c_void_p
     make.argtypes = (ctypes.c_void_p, _SetTensor, ctypes.c_void_p, C.llama_model_params)
+    params = C.llama_model_default_params()
+    params.load_mtp = True
     with _header_read(header) as metadata:
-        model = make(metadata, _SetTensor(note), None, C.llama_model_default_params())
+        model = make(metadata, _SetTensor(note), None, params)
     if not model:
         raise ValueError(f"llama.cpp refuses {header.name}")
     C.llama_model_free(model)

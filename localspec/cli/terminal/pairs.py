@@ -9,18 +9,17 @@ from localspec.cli.terminal import render
 
 _KINDS = {
     "model": "model",
-    "mtp-embedded": "n-gram (MTP)",
+    "mtp-embedded": "MTP heads",
     "mtp-sidecar": "n-gram (MTP)",
     "ngram": "n-gram",
 }
 _DRAFTS = {
     "model": "a draft model",
-    "mtp-embedded": (
-        "from the text itself (n-gram); the MTP heads in the target's file are not supported yet"
-    ),
+    "mtp-embedded": "the MTP heads in the target's file",
     "mtp-sidecar": "from the text itself (n-gram); the MTP heads in their own file are not supported yet",
     "ngram": "from the text itself (n-gram)",
 }
+_OWN = {"mtp-embedded": " with its own MTP heads"}
 _LICENCE = 120  # characters of a licence; some files hold all of it
 _FITS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
 
@@ -83,7 +82,7 @@ def _size(each: dict[str, Any]) -> str:
 
 
 def _files(each: dict[str, Any]) -> str:
-    draft = f" with {each['draft']}" if each["draft"] else ", no draft"
+    draft = f" with {each['draft']}" if each["draft"] else _OWN.get(each["kind"], ", no draft")
     return f"{each['target']}{draft}"
 
 
@@ -105,7 +104,7 @@ def pair(view: dict[str, Any]) -> None:
     rows.append(("memory", f"{size(view['needed'])} with {view['context']} tokens of context"))
     if len(view["contexts"]) > 1:
         rows += [("", _context(each)) for each in view["contexts"]]
-    rows.append(("here", _fit(view["fit"])))
+    rows.append(("here", _fit(view["fit"], view["kind"])))
     if view["fit"]:
         rows.append(("", plan(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
@@ -114,7 +113,7 @@ def pair(view: dict[str, Any]) -> None:
 
 def _model(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
     if model is None:
-        return [(role, "none; drafts may come from the text itself (n-gram)")]
+        return [(role, "none")]
     parameters = f"{model['parameters'] / 1e9:.2f} B parameters"
     if model["parameters"] < 1e8:
         parameters = f"{model['parameters'] / 1e6:.2f} M parameters"
@@ -171,13 +170,13 @@ def _verdict(view: dict[str, Any]) -> str:
     return "match" if view["matched"] else f"differ: {view['reason']}"
 
 
-def _fit(fit: dict[str, Any] | None) -> str:
+def _fit(fit: dict[str, Any] | None, kind: str) -> str:
     if fit is None:
         return "does not fit"
     layers = {-1: "all on the GPU", 0: "in main memory"}.get(
         fit["gpu_layers"], f"{fit['gpu_layers']} layers on the GPU"
     )
-    draft = "" if fit["draft"] else ", without a draft"
+    draft = "" if fit["draft"] or kind == "mtp-embedded" else ", without a draft"
     return (
         f"fits with {fit['context']} tokens of context, {layers}{draft} ({size(fit['free'])} free)"
     )

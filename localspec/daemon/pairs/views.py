@@ -72,7 +72,7 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
         size=record.size,
         target=record.target.file,
         draft=record.draft.file if record.draft else None,
-        kind="model" if record.draft else "ngram",
+        kind="model" if record.draft else "mtp-embedded" if record.target.heads else "ngram",
         notes=record.notes,
     )
 

@@ -3,6 +3,7 @@
 slot          one sequence of llama.cpp's: its text, how much of it each model has read (n_past), and how
               what they remember is cut
 slots         who gets which slot, commit and rollback: alone writes n_past
+hidden        a target's hidden states that its MTP heads have not read yet
 borders       where a prompt is worth going back to: where its messages begin
 shift         text found again at another place, moved in the cache for those who asked for that
 prefixes      texts that lost their slot, copied into memory, and when a copy pays

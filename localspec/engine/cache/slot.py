@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from localspec.engine.cache.borders import MIN_TOKENS, least_missed
+from localspec.engine.cache.hidden import Hidden
 from localspec.engine.llama import Context, State
 from localspec.protocol.frames import Cache
 
@@ -49,6 +50,7 @@ class Slot:
     marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
     turns: list[int] = field(default_factory=list)  # where a mark may be worth its copy
     draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
+    hidden: Hidden | None = None  # of the target, where it has MTP heads
     snapshots: int = (
         0  # after how many tokens the first one is that the target's last pass has left
     )
@@ -218,7 +220,7 @@ class DraftMemory:
         held = context.length(slot.draft_id)
         if held <= length:
             return length
-        if not context.model.cuttable:
+        if not context.cuttable:
             return self._back_to_mark(context, slot, length)
         there = length >= _least(context, slot.draft_id, held)
         if there and context.remove(slot.draft_id, length):
@@ -241,7 +243,7 @@ class DraftMemory:
     def copy(self, source: Slot, slot: Slot, length: int) -> int:
         """Share what it holds of the first `length` tokens of another slot, if it holds nothing."""
         context, shared = self._context, min(source.n_past_draft, length)
-        if context is None or not context.model.cuttable or not shared:
+        if context is None or not context.cuttable or not shared:
             return 0
         if shared < _least(context, source.draft_id, source.n_past_draft):
             return 0

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from localspec.engine.cache.borders import places
+from localspec.engine.cache.hidden import Hidden
 from localspec.engine.cache.prefixes import Prefix, Prefixes, common_prefix
 from localspec.engine.cache.shift import MOST_MOVES, Chunk, Parking, find_chunks
 from localspec.engine.cache.slot import DraftMemory, Slot, TargetMemory, usable
@@ -36,6 +37,10 @@ class Slots:
         self._restores = not (exact and target.model.n_swa)
         limit = prefixes.limit if prefixes is not None and self._restores else 0
         self._slots = [Slot(i, first_draft + i) for i in range(count)]
+        self._first_rows: dict[int, int] = {}  # of the present pass, by slot
+        if target.n_state:
+            for slot in self._slots:
+                slot.hidden = Hidden(target.n_state)
         self._memory = TargetMemory(target, self._worth_keeping, limit // 4, self._slots)
         self._draft_memory = DraftMemory(draft)
         self._parking = Parking(target, spare)
@@ -134,6 +139,8 @@ class Slots:
             return 0
         slot.tokens, slot.n_past = source.tokens[:offered], offered
         slot.n_past_draft = self._draft_memory.copy(source, slot, offered)
+        if slot.hidden is not None and source.hidden is not None:
+            slot.hidden.take(source.hidden, offered)
         return offered
 
     def _take(self, slot: Slot, prompt: list[int], keep: int, chunks: Sequence[Chunk] = ()) -> None:
@@ -266,12 +273,16 @@ class Slots:
     # ------------------------------------------------------------------ a pass
 
     def begin_pass(self, rows: Mapping[int, int]) -> None:
-        """A pass of the target begins, with so many rows of each slot, by its id.
+        """A pass of the target begins, with so many rows of each slot, by its id, in this order.
 
         llama.cpp keeps a snapshot of a recurrent state per row, but cuts a pass into pieces where
         sequences have different numbers of rows, and a piece moves the states of others without their
         snapshots; it would give what it finds in their place instead of refusing.
         """
+        self._first_rows, first = {}, 0
+        for slot_id, count in rows.items():
+            self._first_rows[slot_id] = first
+            first += count
         whole = len(set(rows.values())) == 1
         for slot in self._slots:
             count = rows.get(slot.id, 0)
@@ -285,13 +296,21 @@ class Slots:
 
     def prefilled(self, slot: Slot, count: int) -> None:
         """A pass has read `count` tokens of the prompt."""
+        self._keep_states(slot, count)
         slot.n_past += count
         slot.n_past = self._parking.attach(slot)
 
     def commit(self, slot: Slot, count: int) -> None:
         """Of what a pass read, `count` tokens are the text's; all else goes out of both memories."""
+        self._keep_states(slot, count)
         slot.n_past += count
         self.roll_back(slot, slot.n_past)
+
+    def _keep_states(self, slot: Slot, count: int) -> None:
+        """What the heads want to know of the first `count` tokens that a pass read."""
+        if slot.hidden is not None and count:
+            states = self._target.states(self._first_rows[slot.id], count)
+            slot.hidden.put(slot.n_past, states)
 
     def roll_back(self, slot: Slot, length: int) -> bool:
         """Cut both memories to `length` tokens. False: the model cannot, and reads some of it again."""
@@ -322,6 +341,8 @@ class Slots:
         slot.shared = min(slot.shared, length)
         if slot.exact is not None and slot.n_past <= slot.exact:
             slot.exact, slot.moves = None, 0
+        if slot.hidden is not None:
+            slot.hidden.cut(length)
         slot.marks = [mark for mark in slot.marks if mark.tokens <= length]
         slot.turns = [turn for turn in slot.turns if turn <= length]
         self.roll_back_draft(slot, min(slot.n_past_draft, length))
@@ -350,6 +371,8 @@ class Slots:
         self._draft_memory.empty(slot)
         slot.n_past = slot.n_past_draft = slot.shared = slot.moves = 0
         slot.draft_mark = slot.exact = None
+        if slot.hidden is not None:
+            slot.hidden.cut(0)
         slot.marks, slot.turns = [], []
 
     def clear(self, slot: Slot) -> None:

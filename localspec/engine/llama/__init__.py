@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import llama_cpp.llama_cpp as C
 
-from localspec.engine.llama.context import (
+from localspec.engine.llama.batch import (
     Aborted,
     BadBatch,
     Batch,
-    Context,
-    ContextSettings,
     DecodeError,
     DecodeFatal,
-    Logits,
     NoKvSlot,
-    NotFinite,
-    State,
 )
+from localspec.engine.llama.context import Context, ContextSettings, Logits, NotFinite, State
+from localspec.engine.llama.heads import StateBatch, States, why_no_heads
 from localspec.engine.llama.library import (
     OutOfMemory,
     backend,
@@ -51,6 +48,8 @@ __all__ = [
     "NotFinite",
     "OutOfMemory",
     "State",
+    "StateBatch",
+    "States",
     "Stop",
     "Vocab",
     "backend",
@@ -61,4 +60,5 @@ __all__ = [
     "last_beat",
     "llama_version",
     "system_info",
+    "why_no_heads",
 ]

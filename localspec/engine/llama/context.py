@@ -10,6 +10,8 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.llama.batch import Aborted, BadBatch, Batch, DecodeFatal, NoKvSlot
+from localspec.engine.llama.heads import States, emit_states, states
 from localspec.engine.llama.library import beat, cause, expect_stop, failed, forget_errors
 from localspec.engine.llama.model import Freed, Model
 from localspec.engine.llama.stop import Stop, heed_nothing
@@ -19,77 +21,8 @@ Logits = npt.NDArray[np.float32]
 State = npt.NDArray[np.uint8]  # of one sequence, as llama.cpp writes it
 
 
-class DecodeError(LocalspecError):
-    """llama_decode failed; the subclass says how."""
-
-    code = "decode_failed"
-
-
-class NoKvSlot(DecodeError):
-    """Return code 1: no room in the KV cache for this batch. Nothing was changed."""
-
-
-class Aborted(DecodeError):
-    """Return code 2: the pass was stopped. A cache of attention holds nothing of it, a state anything."""
-
-
-class BadBatch(DecodeError):
-    """Return code -1: llama.cpp refused the batch."""
-
-
-class DecodeFatal(DecodeError):
-    """Return code below -1: the context can no longer be trusted."""
-
-
 class NotFinite(LocalspecError):
     """Logits that are not numbers: weights of the file are not, or become too large in a pass."""
-
-
-class Batch:
-    """The rows of one pass: (token, position, sequence, wants logits). Reused, never reallocated."""
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._token = (C.llama_token * capacity)()
-        self._pos = (C.llama_pos * capacity)()
-        self._n_seq = (ctypes.c_int32 * capacity)(*([1] * capacity))
-        self._seq = (C.llama_seq_id * capacity)()
-        self._logits = (ctypes.c_int8 * capacity)()
-        pointer = ctypes.POINTER(C.llama_seq_id)
-        step = ctypes.sizeof(C.llama_seq_id)
-        base = ctypes.addressof(self._seq)
-        self._seq_rows = (pointer * capacity)(
-            *(ctypes.cast(base + i * step, pointer) for i in range(capacity))
-        )
-        self.struct = C.llama_batch(
-            n_tokens=0,
-            token=self._token,
-            embd=None,
-            pos=self._pos,
-            n_seq_id=self._n_seq,
-            seq_id=self._seq_rows,
-            logits=self._logits,
-        )
-        self.rows = 0
-
-    def clear(self) -> None:
-        self.rows = 0
-
-    def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
-        """Append a row; returns its index.
-
-        Raises:
-            BadBatch: more rows than the capacity.
-        """
-        row = self.rows
-        if row >= self.capacity:
-            raise BadBatch(f"A batch holds {self.capacity} rows.")
-        self._token[row] = token
-        self._pos[row] = position
-        self._seq[row] = sequence
-        self._logits[row] = logits
-        self.rows = row + 1
-        return row
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +31,8 @@ class ContextSettings:
 
     n_rollback: recurrent snapshots asked for (read `Context.n_rollback` for what was granted).
     chooses: sequences may have their greedy tokens chosen on the device (`choose_on_device`).
+    emits: passes give the hidden states that the model's MTP heads read. heads: the heads themselves,
+    with a cache of their own, instead of the model.
     """
 
     n_ctx: int
@@ -109,6 +44,8 @@ class ContextSettings:
     n_rollback: int = 0
     flash_attention: str = "auto"
     chooses: bool = False
+    emits: bool = False
+    heads: bool = False
 
 
 _FLASH = {
@@ -130,7 +67,13 @@ FEWEST_CELLS = 256
 
 
 class Context(Freed):
-    """KV memory and compute buffers of one model, for up to `n_seq` sequences (unified cache)."""
+    """KV memory and compute buffers of one model, for up to `n_seq` sequences (unified cache).
+
+    heads: of its MTP heads. n_state: numbers of a hidden state; 0: passes give none.
+    """
+
+    heads = False
+    n_state = 0
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
         """Create it.
@@ -143,30 +86,8 @@ class Context(Freed):
         self.stop: Stop | None = None  # what ends a pass on its way
         self._heeded: Stop | None = None
         self._shifted = False  # positions were changed, and the keys will be in the next pass
-        params = C.llama_context_default_params()
-        params.n_ctx = max(settings.n_ctx, FEWEST_CELLS)
-        # llama.cpp ends the process where there are fewer rows of logits than sequences.
-        n_batch = max(settings.n_batch, settings.n_seq)
-        self.n_outputs = max(min(settings.n_outputs, n_batch), settings.n_seq)
-        params.n_batch = params.n_ubatch = n_batch
-        params.n_seq_max = settings.n_seq
-        params.n_outputs_max = self.n_outputs
-        params.n_threads = settings.n_threads
-        params.n_threads_batch = settings.n_threads
-        params.n_rs_seq = settings.n_rollback
-        params.type_k = params.type_v = _KV_TYPES[settings.type_kv]
-        params.kv_unified = (
-            True  # one sequence may use the whole cache, and one pass holds them all
-        )
-        # Cells outside the window stay until others need them, so that an edit above reads nothing
-        # again, and cells that two sequences share, which llama.cpp never gives to others, leave
-        # room. A small cache would need a window for each sequence and the widest pass, more than
-        # half of this one at the usual context. What is there still is for `first` to say.
-        params.swa_full = True
-        params.no_perf = True
-        params.flash_attn_type = _FLASH[settings.flash_attention]
-        if settings.chooses:  # by default one row per sequence may be chosen on the device
-            params.n_outputs_max_per_seq = self.n_outputs
+        params = _parameters(settings)
+        self.n_outputs = int(params.n_outputs_max)
         forget_errors()
         self.handle = C.llama_init_from_model(model.handle, params)
         if not self.handle:
@@ -179,6 +100,15 @@ class Context(Freed):
         self.n_vocab = model.vocab.size
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
         self._memory = C.llama_get_memory(self.handle)
+        self.heads = settings.heads
+        if settings.heads or settings.emits:
+            self.n_state = model.n_state
+            emit_states(self.handle)
+
+    @property
+    def cuttable(self) -> bool:
+        """Can its memory be cut to fewer tokens? That of heads always, whatever the model has."""
+        return self.heads or self.model.cuttable
 
     def decode(self, batch: Batch) -> None:
         """One pass over the rows of `batch`; logits are readable until the next one.
@@ -240,6 +170,18 @@ class Context(Freed):
                 "another."
             )
         return logits
+
+    def states(self, row: int, count: int = 1) -> States:
+        """A view (count, n_state) of the hidden states of `count` rows of the last pass, valid until the
+        next.
+
+        Raises:
+            BadBatch: there are none.
+        """
+        found = states(self.handle, row, count, self.n_state) if self.n_state else None
+        if found is None:
+            raise BadBatch(f"Row {row} has no hidden state{cause()}.")
+        return found
 
     def choose_on_device(self, sequence: int, on: bool) -> bool:
         """Let the greedy token of each of a sequence's rows be chosen where the logits are.
@@ -357,6 +299,34 @@ class Context(Freed):
             for chain in self._choosers.values():
                 C.llama_sampler_free(chain)
             self._choosers.clear()
+
+
+def _parameters(settings: ContextSettings) -> Any:
+    """llama.cpp's."""
+    params = C.llama_context_default_params()
+    params.n_ctx = max(settings.n_ctx, FEWEST_CELLS)
+    # llama.cpp ends the process where there are fewer rows of logits than sequences.
+    n_batch = max(settings.n_batch, settings.n_seq)
+    params.n_batch = params.n_ubatch = n_batch
+    params.n_seq_max = settings.n_seq
+    params.n_outputs_max = max(min(settings.n_outputs, n_batch), settings.n_seq)
+    params.n_threads = settings.n_threads
+    params.n_threads_batch = settings.n_threads
+    params.n_rs_seq = settings.n_rollback
+    params.type_k = params.type_v = _KV_TYPES[settings.type_kv]
+    params.kv_unified = True  # one sequence may use the whole cache, and one pass holds them all
+    # Cells outside the window stay until others need them, so that an edit above reads nothing
+    # again, and cells that two sequences share, which llama.cpp never gives to others, leave
+    # room. A small cache would need a window for each sequence and the widest pass, more than
+    # half of this one at the usual context. What is there still is for `first` to say.
+    params.swa_full = True
+    params.no_perf = True
+    params.flash_attn_type = _FLASH[settings.flash_attention]
+    if settings.chooses:  # by default one row per sequence may be chosen on the device
+        params.n_outputs_max_per_seq = params.n_outputs_max
+    if settings.heads:
+        params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
+    return params
 
 
 def _bytes(state: State) -> Any:

@@ -54,9 +54,10 @@ class Model(Freed):
         split_mode: str = "layer",
         main_gpu: int = 0,
         extra_buffers: bool = True,
+        heads: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load `path`.
+        """Load `path`. heads: with its MTP heads, where it has some.
 
         Raises:
             LoadFailed: the file is missing or llama.cpp cannot read it, with its own reason.
@@ -70,6 +71,7 @@ class Model(Freed):
         params.split_mode = _SPLIT_MODES[split_mode]
         params.main_gpu = main_gpu
         params.use_extra_bufts = extra_buffers
+        params.load_mtp = heads
 
         @C.llama_progress_callback  # type: ignore[untyped-decorator] # the binding has no types
         def on_progress(fraction: float, _user: object) -> bool:
@@ -86,12 +88,18 @@ class Model(Freed):
         self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
         self.n_layer = int(C.llama_model_n_layer(self.handle))
         self.n_swa = int(C.llama_model_n_swa(self.handle))  # 0: attention without a window
+        self.n_heads = int(C.llama_model_n_layer_nextn(self.handle)) if heads else 0  # MTP
         self.n_params = int(C.llama_model_n_params(self.handle))
         self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
         self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
         self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
         self.architecture = self.metadata("general.architecture") or ""
         self.vocab = Vocab(self)
+
+    @property
+    def n_state(self) -> int:
+        """How many numbers a hidden state has, as its MTP heads read it."""
+        return int(C.llama_model_n_embd_out(self.handle))
 
     @property
     def cuttable(self) -> bool:

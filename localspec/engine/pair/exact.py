@@ -64,7 +64,13 @@ class ExactMode:
 
     def _make(self) -> Lane | None:
         models, n_batch = self._models, self._models.settings.n_batch
-        context = models.context(models.target, sequences=1, outputs=n_batch, chooses=True)
+        context = models.context(
+            models.target,
+            sequences=1,
+            outputs=n_batch,
+            chooses=True,
+            emits=self._draft is not None and self._draft.heads,
+        )
         batch = Batch(n_batch)
         self.width = self.width or choose_width(context, batch, self._costs)
         if self.width is None:

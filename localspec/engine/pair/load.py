@@ -21,9 +21,11 @@ from localspec.engine.llama import (
     Context,
     Model,
     OutOfMemory,
+    StateBatch,
     backend,
     gpus,
     llama_version,
+    why_no_heads,
 )
 from localspec.engine.pair import measuring, placement
 from localspec.engine.pair.exact import ExactMode
@@ -47,6 +49,7 @@ from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.model import PREFILL_WIDTH, DraftModel
+from localspec.engine.speculation.drafters.mtp import Heads
 from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
@@ -118,7 +121,7 @@ class _Load:
         """All steps, in the order in which they depend on each other."""
         models = self._open()
         draft = self._draft_context(models)
-        context, batch = self._target_context(models), Batch(self._settings.n_batch)
+        context, batch = self._target_context(models, draft), Batch(self._settings.n_batch)
         check_numbers(context, batch)
         no_rollback = _why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
@@ -172,7 +175,8 @@ class _Load:
                 f"{threads} threads were requested, but only {cores} are used: one per core."
             )
             threads = cores
-        target = self._model("target", files.target, settings)
+        heads = files.draft is None  # its own draft for it where no other model does
+        target = self._model("target", files.target, settings, heads)
         self.layers = target.n_layer
         if reason := takes_not(target, settings.type_kv):
             raise LoadFailed(
@@ -189,23 +193,43 @@ class _Load:
         parallel = settings.parallel if target.takes_company else 1
         return Models(target, draft, compared, settings, self.n_ctx, parallel, threads, self.opened)
 
-    def _model(self, stage: str, path: str, settings: EngineSettings) -> Model:
+    def _model(self, stage: str, path: str, settings: EngineSettings, heads: bool = False) -> Model:
         progress = partial(self._progress, stage)
-        return self.opened.enter_context(open_model(path, settings, progress))
+        return self.opened.enter_context(open_model(path, settings, progress, heads))
 
     def _draft_context(self, models: Models) -> Context | None:
-        if models.draft is None:
-            return None
-        if reason := takes_not(models.draft, self._settings.type_kv):
-            self._notes.append(f"The draft's KV cache is f16: {reason}.")
+        """Of the draft model, or else of the target's heads; None where there is neither."""
         sequences = models.parallel + 2  # one for the exact lane, one to look in with
         outputs = max(models.parallel + 1, 16)
-        return models.context(models.draft, sequences=sequences, outputs=outputs)
+        if models.draft is not None:
+            if reason := takes_not(models.draft, self._settings.type_kv):
+                self._notes.append(f"The draft's KV cache is f16: {reason}.")
+            return models.context(models.draft, sequences=sequences, outputs=outputs)
+        target = models.target
+        if not target.n_heads:
+            return None
+        if reason := why_no_heads(target):
+            self._no_draft = reason
+            return None
+        try:
+            return models.context(target, sequences=sequences, outputs=outputs, heads=True)
+        except OutOfMemory:
+            raise
+        except LoadFailed as error:
+            self._no_draft = "llama.cpp cannot make a context of this model's MTP heads"
+            self._notes.append(f"No drafts: {error.message}")
+            return None
 
-    def _target_context(self, models: Models) -> Context:
+    def _target_context(self, models: Models, draft: Context | None) -> Context:
         sequences = models.parallel + _can_move(models.target)
         outputs = models.parallel * (MAX_DEPTH + 1) + MAX_LIMIT
-        return models.context(models.target, sequences=sequences, outputs=outputs, chooses=True)
+        return models.context(
+            models.target,
+            sequences=sequences,
+            outputs=outputs,
+            chooses=True,
+            emits=draft is not None and draft.heads,
+        )
 
     def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
         """Greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""
@@ -239,20 +263,24 @@ class _Load:
     def _drafter(
         self, models: Models, context: Context | None, make_room: Callable[[], bool]
     ) -> tuple[DraftModel | None, CostTable | None]:
-        """The draft model and what its steps cost; None where it is of no use."""
-        if context is None or models.compared is None:
+        """The draft model, or heads, and what their steps cost; None where they are of no use."""
+        if context is None:
             return None, None
-        batch = Batch(self._settings.n_batch)
+        n_batch, heads = self._settings.n_batch, context.heads
+        batch = StateBatch(n_batch, context.n_state) if heads else Batch(n_batch)
         try:
             check_numbers(context, batch)
         except LoadFailed as error:
-            self._no_draft = "the draft model produces NaN or infinite values"
+            whose = "the MTP heads produce" if heads else "the draft model produces"
+            self._no_draft = f"{whose} NaN or infinite values"
             self._notes.append(f"No drafts: {error.message}")
             return None, None
         costs = self._draft_costs(context, batch)
-        shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
+        shared = SharedTokens()
+        if models.compared is not None:
+            shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
         scratch = models.parallel + 1
-        model = DraftModel(
+        model = (Heads if heads else DraftModel)(
             context,
             batch,
             costs,
@@ -290,7 +318,7 @@ def _can_move(target: Model) -> bool:
 def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
     """Why drafts cannot be taken back, if they cannot."""
     for context, name in ((target, "target"), (draft, "draft")):
-        if context is not None and not context.model.cuttable and context.n_rollback == 0:
+        if context is not None and not context.cuttable and context.n_rollback == 0:
             description = context.model.description
             return f"the {name} ({description}) cannot roll back tokens"
     return None

@@ -44,9 +44,17 @@ class Models:
     opened: ExitStack
 
     def context(
-        self, model: Model, *, sequences: int, outputs: int, chooses: bool = False
+        self,
+        model: Model,
+        *,
+        sequences: int,
+        outputs: int,
+        chooses: bool = False,
+        emits: bool = False,
+        heads: bool = False,
     ) -> Context:
-        """A context of one of the two; a draft that does not take the cache's type has f16.
+        """A context of one of the two, or of the target's heads, for which another `emits` hidden states;
+        a draft that does not take the cache's type has f16.
 
         Raises:
             OutOfMemory, LoadFailed
@@ -59,9 +67,11 @@ class Models:
             n_outputs=outputs,
             n_threads=threads_for(model, self.threads),
             type_kv="f16" if odd else self.settings.type_kv,
-            n_rollback=0 if model.cuttable else ROLLBACK,
+            n_rollback=0 if model.cuttable or heads else ROLLBACK,
             flash_attention=self.settings.flash_attention,
             chooses=chooses,
+            emits=emits,
+            heads=heads,
         )
         return self.opened.enter_context(Context(model, settings))
 
@@ -89,14 +99,20 @@ def threads_for(model: Model, threads: int) -> int:
     return 1 if model.n_params < SMALL_MODEL else threads
 
 
-def open_model(path: str, settings: EngineSettings, progress: Callable[[float], None]) -> Model:
-    """The model, its weights where the settings want them. Raises LoadFailed if it generates no text."""
+def open_model(
+    path: str, settings: EngineSettings, progress: Callable[[float], None], heads: bool = False
+) -> Model:
+    """The model, its weights where the settings want them; `heads`: with its MTP heads.
+
+    Raises LoadFailed if it generates no text.
+    """
     model = Model(
         path,
         n_gpu_layers=settings.n_gpu_layers,
         split_mode=settings.split_mode,
         main_gpu=settings.main_gpu,
         extra_buffers=settings.extra_buffers,
+        heads=heads,
         progress=progress,
     )
     if reason := _why_no_writer(model):

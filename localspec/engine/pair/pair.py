@@ -87,10 +87,15 @@ class Pair:
         target, draft, compared = self.models.target, self.models.draft, self.models.compared
         vocab = self.vocab
         note = compared.note if compared else ""
+        heads = self.drafter is not None and self.drafter.context.heads
         return Loaded(
             name=self.files.name,
             target_description=target.description,
-            draft_description=draft.description if draft else None,
+            draft_description=draft.description
+            if draft
+            else "its own MTP heads"
+            if heads
+            else None,
             n_ctx=self.n_ctx,
             parallel=self.models.parallel,
             chat_template=self.chat_template,

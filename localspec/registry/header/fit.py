@@ -16,6 +16,7 @@ from localspec.registry.header.need import (
     Load,
     Need,
     need_of_draft,
+    need_of_heads,
     need_of_target,
     takes,
 )
@@ -84,8 +85,12 @@ def fits(needed: int, free: Memory) -> Fits:
 
 def needed(target: Model, draft: Model | None, load: Load) -> int:
     """Bytes in all with `load.context` tokens, but for prompts without a slot."""
-    theirs = need_of_draft(draft, load).total if draft else 0
-    return need_of_target(target, load).total + theirs + RUNTIME
+    return need_of_target(target, load).total + _drafting(target, draft, load).total + RUNTIME
+
+
+def _drafting(target: Model, draft: Model | None, load: Load) -> Need:
+    """What drafts: the draft, or else the target's own heads, if it has some."""
+    return need_of_draft(draft, load) if draft else need_of_heads(target, load)
 
 
 def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
@@ -204,7 +209,7 @@ def _for_prefixes(target: Model, tried: _Try, load: Load) -> int:
 def _place(target: Model, tried: _Try, load: Load, kept_free: int) -> Fit | None:
     """Both on the GPU as far as they go, the rest in main memory; None: does not fit."""
     ours = need_of_target(target, load)
-    theirs = need_of_draft(tried.draft, load) if tried.draft else NOTHING
+    theirs = _drafting(target, tried.draft, load)
     models, room = ours.total + theirs.total, tried.room
     layers, draft_layers, on_gpu = 0, 0, 0
     if room.vram >= models:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from localspec.purpose import no_heads
 from localspec.registry.header.architectures import (
     attends_everywhere,
     attention_interval,
@@ -27,12 +28,14 @@ _GEMMA3N_OWN = 20  # layers of it that have a cache of their own; the others rea
 class Kept(NamedTuple):
     """`cached`: numbers for each token. `heads`: the lengths of keys and values that they come in.
     `state`: bytes for each sequence. `beside`: numbers for each row of a pass that a plain layer needs not.
+    `ahead`: numbers for each token that the model's own heads (MTP) keep, where they can draft.
     """
 
     cached: int
     heads: tuple[int, ...]
     state: int
     beside: int
+    ahead: int = 0
 
 
 class Lengths(NamedTuple):
@@ -61,7 +64,15 @@ def kept(
         heads |= {each for each in (key, value) if each}
     layers = sum(numbers.recurs(layer, architecture, kv_heads) for layer in range(len(kv_heads)))
     state = layers * _state(numbers, architecture, width) * _F32
-    return Kept(cached, tuple(sorted(heads)), state, _beside(numbers, architecture, len(kv_heads)))
+    count = numbers.one("nextn_predict_layers", 0)
+    ahead = 0 if no_heads(architecture, count) else sum(kv_heads[len(kv_heads) - count :])
+    return Kept(
+        cached,
+        tuple(sorted(heads)),
+        state,
+        _beside(numbers, architecture, len(kv_heads)),
+        ahead * (lengths.key + lengths.value),
+    )
 
 
 def _attending(numbers: _Numbers, architecture: str, kv_heads: tuple[int, ...]) -> Iterator[int]:

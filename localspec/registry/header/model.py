@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import BadGguf, UnsafeModel
-from localspec.purpose import no_writer
+from localspec.purpose import no_heads, no_writer
 from localspec.registry.header.architectures import Rollback, is_known, rollback
 from localspec.registry.header.gguf import Header, NumberArray, Value, read_header
 from localspec.registry.header.kept import Kept, Lengths, kept
@@ -56,6 +56,21 @@ class Model:
     file_size: int
     rollback: Rollback
     template_hash: str  # SHA-256 of the chat template, empty without one
+
+    @property
+    def no_heads(self) -> str:
+        """Why the heads (MTP) that it declares cannot draft, as a clause; empty: nothing says so."""
+        return no_heads(self.architecture, self._declared_heads) if self._declared_heads else ""
+
+    @property
+    def drafting_heads(self) -> int:
+        """How many heads (MTP) in its own file draft for it."""
+        return 0 if self.no_heads else self._declared_heads
+
+    @property
+    def _declared_heads(self) -> int:
+        count = self.header.metadata.get(f"{self.architecture}.nextn_predict_layers")
+        return count if type(count) is int else 0
 
 
 def shard_names(filename: str) -> list[str]:

@@ -21,6 +21,7 @@ RUNTIME = 128 << 20  # a worker's own memory, backends loaded
 # Rows with logits in one pass: each sequence's drafts, and those that a request or a lookup may bring
 # (the engine's MAX_DEPTH and MAX_LIMIT).
 _DRAFTED, _MOST_DRAFTED = 15, 64
+_STATES = 32 << 20  # of a target that heads may still read, of each text (the engine's MOST_BYTES)
 # Copies of a recurrent state that the engine asks for, where the model can take tokens back by them.
 _SNAPSHOTS = 8
 
@@ -83,6 +84,16 @@ def need_of_draft(model: Model, load: Load) -> Need:
         load = replace(load, kv_type="f16")
     sequences = load.parallel + 2  # one for the exact lane, one to look in with
     return _need(model, load, sequences, max(sequences, 16))
+
+
+def need_of_heads(model: Model, load: Load) -> Need:
+    """Bytes for the model's own heads (MTP), beyond their weights, which are among the model's."""
+    if not model.kept.ahead:
+        return NOTHING
+    sequences = load.parallel + 2  # as a draft's
+    found = _need(model, load, 0, max(sequences, 16))
+    cache = int(model.kept.ahead * KV_BYTES[load.kv_type] * load.context)
+    return Need(0, cache + load.parallel * _STATES, found.compute)
 
 
 def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:

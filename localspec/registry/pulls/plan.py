@@ -31,7 +31,7 @@ from localspec.registry.store.store import Store, local_parts
 # Left free on the disk beyond the files themselves: logs, state and other programs live there too.
 DISK_RESERVE = 64 << 20
 HEADS_UNUSED = (
-    "This model's own heads (MTP) are not supported yet; it drafts from the text itself (n-gram)."
+    "Heads (MTP) in their own file are not supported yet; drafts come from the text (n-gram)."
 )
 FROM_CACHE = "Offline: using the files in the Hugging Face cache; the hub may have newer ones."
 # A person waits for the first word of the hub, and without a network it never comes.
@@ -118,8 +118,10 @@ class Planner:
         notes += [note for model in models for note in _differs_from_catalogue(model)]
         if any(model.from_cache for model in models):
             notes.append(FROM_CACHE)
-        if pair.kind in ("mtp-embedded", "mtp-sidecar"):
+        if pair.kind == "mtp-sidecar":
             notes.append(HEADS_UNUSED)
+        elif pair.kind == "mtp-embedded" and (why := target.model.no_heads):
+            notes.append(f"{why[:1].upper()}{why[1:]}; drafts come from the text itself (n-gram).")
         files = {each.remote.sha256: each for model in models for each in model.files}
         fetch = sum(self.missing(each.remote) for each in files.values())
         self._check_disk(fetch)

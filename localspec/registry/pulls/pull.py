@@ -86,6 +86,7 @@ class Puller(Planner):
             repo=planned.weights.repo,
             revision=planned.files[0].remote.commit,
             parameters=planned.model.parameters,
+            heads=planned.model.drafting_heads,
         )
 
     def _part(self, remote: RemoteFile, used: Mapping[str, Path]) -> Part:

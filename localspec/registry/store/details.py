@@ -61,7 +61,7 @@ def describe(store: Store, record: Record, free: fit.Memory, load: need.Load) ->
         fit=chosen,
         fit_notes=fit_notes,
         loaded=False,
-        kind="model" if draft else "mtp-embedded" if ours.heads else "ngram",
+        kind="model" if draft else "mtp-embedded" if target.drafting_heads else "ngram",
         contexts=[ContextView(tokens, total, fit.fits(total, free)) for tokens, total in needs],
         problem="",
     )

@@ -181,4 +181,5 @@ def _stored(model: Model, path: Path, hashes: Hashes | None) -> StoredModel:
         parts=local_parts(path, hashes),
         architecture=model.architecture,
         parameters=model.parameters,
+        heads=model.drafting_heads,
     )

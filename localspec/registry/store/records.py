@@ -30,13 +30,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A target or draft: where it came from, and its parts (more than one when sharded)."""
+    """A target or draft: where it came from, and its parts (more than one when sharded).
+
+    heads: of its own (MTP), in its file, that can draft.
+    """
 
     parts: tuple[Part, ...]
     architecture: str
     repo: str = ""
     revision: str = ""
     parameters: int = 0
+    heads: int = 0
 
     @property
     def file(self) -> str:

@@ -41,7 +41,7 @@ def repeating(kinds: None) -> None:
 
 
 def test_the_kinds_are_ranked_for_a_fixed_depth() -> None:
-    assert [kind.kind for kind in Drafter.kinds] == ["grammar", "draft", "ngram"]
+    assert [kind.kind for kind in Drafter.kinds] == ["grammar", "draft", "mtp", "ngram"]
 
 
 def test_a_new_kind_is_in_the_statistics(

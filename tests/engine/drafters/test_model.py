@@ -120,7 +120,7 @@ def test_a_look_at_a_text_compares_its_end_with_what_would_have_been_drafted(
     before = drafting.slot.n_past_draft
     belief = Belief(Calibration())
     mean = belief.mean
-    drafting.model.probe(text, belief)
+    drafting.model.probe(Slot(0, 0, text), belief)
     assert belief.mean > mean if right else belief.mean < mean
     assert belief.calibration.count.sum() == PROBE_ROWS
     assert drafting.slot.n_past_draft == before
@@ -135,7 +135,7 @@ def test_a_look_costs_the_same_however_long_the_text_and_leaves_nothing_behind(
     for length in (2, 9, 40, 400):
         belief = Belief(Calibration())
         rows = drafting.model._batch
-        drafting.model.probe(list(range(100, 100 + length)), belief)
+        drafting.model.probe(Slot(0, 0, list(range(100, 100 + length))), belief)
         assert rows.rows <= PROBE_CONTEXT + PROBE_ROWS
         assert belief.calibration.count.sum() == min(PROBE_ROWS, length - 1)
         assert context.length(drafting.model._scratch) == 0

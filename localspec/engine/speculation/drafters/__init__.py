@@ -3,6 +3,7 @@
 base          what a kind is: offer, propose, observe, probe, close
 grammar       tokens that a grammar forces
 model         a second model, which keeps its own KV cache of what it proposed
+mtp           the target's own heads, which keep a KV cache as well
 ngram         what followed the last tokens when they occurred before
 ngram_index   where they did
 ngram_memory  what earlier requests have read and written
@@ -13,4 +14,5 @@ shared        the tokens that target and draft model share, where they do not sh
 
 from localspec.engine.speculation.drafters import grammar as grammar
 from localspec.engine.speculation.drafters import model as model
+from localspec.engine.speculation.drafters import mtp as mtp
 from localspec.engine.speculation.drafters import ngram as ngram

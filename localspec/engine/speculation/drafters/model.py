@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,7 +37,8 @@ class ModelDrafter(Drafter):
 
     @classmethod
     def serves(cls, given: Resources) -> bool:
-        return cls.asked_for(given.asked) and given.model is not None
+        model = given.model
+        return cls.asked_for(given.asked) and model is not None and model.kind == cls.kind
 
     def __init__(self, given: Resources, belief: Belief) -> None:
         super().__init__(given, belief)
@@ -73,7 +75,7 @@ class ModelDrafter(Drafter):
         if not self.belief.calibration.pay(self._model.probe_ms):
             return False
         self._unprobed = 0
-        self._model.probe(slot.tokens, self.belief)
+        self._model.probe(slot, self.belief)
         return True
 
     def close(self, slot: Slot) -> None:
@@ -81,7 +83,12 @@ class ModelDrafter(Drafter):
 
 
 class DraftModel:
-    """Drafts for several sequences in one pass per depth. Nothing it drafted is read again."""
+    """Drafts for several sequences in one pass per depth. Nothing it drafted is read again.
+
+    kind: of the drafters that draft with it.
+    """
+
+    kind: ClassVar[str] = ModelDrafter.kind
 
     def __init__(
         self,
@@ -142,7 +149,7 @@ class DraftModel:
             rows = self._next_rows(active)
             self._pass()
             for request, (row, length) in zip(active, rows, strict=True):
-                request.slot.draft_has_read(length)
+                self._has_read(request, row, length)
                 self._choose(request, self._proposals(row))
             if single:  # the first step also reads what was accepted
                 self.steps.observe(len(rows), (self._clock() - begun) * 1e3)
@@ -154,13 +161,37 @@ class DraftModel:
         self._batch.clear()
         rows = []
         for request in requests:
-            slot = request.slot
-            new = request.tokens[-1:] or slot.tokens[slot.n_past_draft :]
-            for at, token in enumerate(new, start=slot.n_past_draft):
-                last = at + 1 == slot.n_past_draft + len(new)
-                row = self._batch.add(self._shared.shown(token), at, slot.draft_id, last)
-            rows.append((row, at + 1))
+            slot, drafted = request.slot, request.tokens
+            length = len(slot.tokens) + len(drafted)
+            if drafted:
+                row = self._add_draft(request, length - 1)
+            else:
+                row = self._add_text(
+                    slot, slot.n_past_draft, length, slot.n_past_draft, slot.draft_id
+                )
+            rows.append((row, length))
         return rows
+
+    def _add_text(
+        self, slot: Slot, start: int, end: int, place: int, sequence: int, wanted: int = 1
+    ) -> int:
+        """Put tokens [start, end) of a slot's text into the batch, at places of a sequence from `place`
+        on, of which the last `wanted` get logits. Returns the last row.
+        """
+        row = -1
+        for at in range(start, end):
+            token = self._shared.shown(slot.tokens[at])
+            row = self._batch.add(token, place + at - start, sequence, at >= end - wanted)
+        return row
+
+    def _add_draft(self, request: DraftRequest, place: int) -> int:
+        """Put the last draft of a request into the batch; returns its row."""
+        token = self._shared.shown(request.tokens[-1])
+        return self._batch.add(token, place, request.slot.draft_id, True)
+
+    def _has_read(self, request: DraftRequest, row: int, length: int) -> None:
+        """The last pass has read a request's text up to `length`, in its row `row`."""
+        request.slot.draft_has_read(length)
 
     def _read(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
         """Read the texts, as far as there is time; those whose text is read."""
@@ -184,8 +215,7 @@ class DraftModel:
 
     def _mark(self, slot: Slot) -> None:
         """Keep a state that cannot be cut, for Slots to return to after a rejection."""
-        model = self.context.model
-        if (model.recurrent or model.hybrid) and slot.n_past_draft:
+        if not self.context.cuttable and slot.n_past_draft:
             slot.draft_mark = slot.n_past_draft, self.context.save(slot.draft_id, partial=True)
 
     def _choose(self, request: DraftRequest, logits: Logits) -> None:
@@ -203,40 +233,35 @@ class DraftModel:
         request.tokens.append(token)
         request.buckets.append(bucket(confidence))
 
-    def probe(self, tokens: Sequence[int], belief: Belief) -> None:
+    def probe(self, slot: Slot, belief: Belief) -> None:
         """Would the draft model have seen the end of a text coming that was written without it?
 
         One pass over the last tokens in a sequence of their own: the text before them stays unread, so
         looking costs the same in texts of any length.
         """
         start = self._clock()
-        window = tokens[-(PROBE_CONTEXT + PROBE_ROWS + 1) :]
-        first = max(len(window) - 1 - PROBE_ROWS, 0)
+        end = len(slot.tokens) - 1
+        begin = max(end - PROBE_CONTEXT - PROBE_ROWS, 0)
         self._batch.clear()
-        rows = [
-            (
-                self._batch.add(self._shared.shown(token), at, self._scratch, at >= first),
-                window[at + 1],
-            )
-            for at, token in enumerate(window[:-1])
-        ]
+        wanted = min(PROBE_ROWS, end - begin)
+        last = self._add_text(slot, begin, end, 0, self._scratch, wanted)
         try:
             self._pass(timed=False)
         finally:
             self.context.remove(self._scratch, 0)
-        for row, token in rows[first:]:
-            logits = self._proposals(row)
+        for back in reversed(range(wanted)):
+            logits = self._proposals(last - back)
             best = int(logits.argmax())
-            belief.observe(bucket(_probability(logits, best)), best == token)
+            belief.observe(bucket(_probability(logits, best)), best == slot.tokens[end - back])
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
     def _prefill(self, slot: Slot, end: int) -> None:
         """Read tokens up to `end` in chunks."""
         most = min(self._batch.capacity, self._tokens_in(self._pass_s))
         while (size := min(end - slot.n_past_draft, most)) > 0:
+            start = slot.n_past_draft
             self._batch.clear()
-            for at in range(slot.n_past_draft, slot.n_past_draft + size):
-                self._batch.add(self._shared.shown(slot.tokens[at]), at, slot.draft_id, False)
+            self._add_text(slot, start, start + size, start, slot.draft_id, wanted=0)
             self._pass(timed=False)
             slot.draft_has_read(slot.n_past_draft + size)
 

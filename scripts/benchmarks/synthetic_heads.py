@@ -1,0 +1,203 @@
+"""Synthetic models that carry their draft with them: MTP heads in the target's file.
+
+As the other synthetic models (benchmarks.synthetic): blocks cost time and decide nothing, so the
+target follows one cycle. The head is a block of its own behind the trunk's: it sees the next token's
+embedding E[i] and the target's hidden state, of which `eh_proj` lets the first through (and of the
+second as much as `listens` says), and its own output matrix follows the draft's cycle. So each of its
+drafts is accepted with the rate that was chosen, whatever the depth.
+
+"glm4moe" has attention everywhere, "qwen35" (hybrid) a recurrent state in every other layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks.synthetic import (
+    Cycle,
+    Shape,
+    Tensor,
+    _blocks,
+    _write_vocabulary,
+    draft_cycle,
+    output_rows,
+    target_cycle,
+)
+
+Architecture = Literal["glm4moe", "qwen35"]
+TINY_HEADS = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=2, n_vocab=512, n_ctx=2048)
+QUICK_HEADS = Shape(8, 1024, 2816, 16, 32_000, "q4_0", n_head_kv=4)
+_EXPERTS = 2
+_STATE, _KERNEL, _RANK, _GROUPS = 128, 4, 2, 2  # of the recurrent layers
+_NOTHING = 1e-5  # what the blocks add to a token's own embedding
+
+Matrix = tuple[
+    str, tuple[int, ...], float
+]  # name, dimensions with the rows' length last, deviation
+
+
+def write_heads(
+    path: Path,
+    shape: Shape = TINY_HEADS,
+    acceptance: float | tuple[float, float] = 0.8,
+    architecture: Architecture = "glm4moe",
+    *,
+    seed: int = 0,
+    listens: float = 0.0,
+    hollow: bool = False,
+) -> Path:
+    """Write one GGUF whose head's drafts are accepted with the rate `acceptance`.
+
+    listens: how much the head's state takes from the target's hidden state, by a random matrix: where
+    that is much, its drafts are no longer the chosen ones. hollow: it names a head and holds none.
+    """
+    import gguf
+
+    kinds = {
+        "f32": None,
+        "q8_0": gguf.GGMLQuantizationType.Q8_0,
+        "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    }
+    rng = np.random.default_rng(seed)
+    cycle = target_cycle(shape.n_vocab, seed)
+    writer = gguf.GGUFWriter(path, architecture)
+    _write_numbers(writer, shape, architecture)
+    _write_vocabulary(writer, shape.n_vocab)
+
+    def put(name: str, data: Tensor) -> None:
+        writer.add_tensor(name, data, raw_dtype=kinds[shape.quant])
+
+    def whole(name: str, data: Tensor) -> None:
+        writer.add_tensor(name, data if data.dtype == np.float16 else data.astype(np.float32))
+
+    embedding = _blocks(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
+    put("token_embd.weight", embedding)
+    for layer in range(shape.n_layer + (not hollow)):
+        for name, size, std in _matrices(shape, architecture, layer):
+            rows = int(np.prod(size[:-1]))
+            data = _blocks(rng, rows, size[-1], shape.quant, std)
+            put(f"blk.{layer}.{name}", data.reshape(*size[:-1], -1))
+        _write_small(whole, rng, shape, architecture, layer)
+    whole("output_norm.weight", np.ones(shape.n_embd))
+    put("output.weight", output_rows(embedding, shape, cycle))
+    if not hollow:
+        guess = draft_cycle(cycle, acceptance, seed + 1)
+        _write_head(put, whole, rng, shape, embedding, guess, listens)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_numbers(writer: Any, shape: Shape, architecture: Architecture) -> None:
+    head = shape.n_embd // shape.n_head
+    writer.add_name("synthetic-heads")
+    writer.add_block_count(shape.n_layer + 1)
+    writer.add_nextn_predict_layers(1)
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv or shape.n_head)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(head)
+    writer.add_vocab_size(shape.n_vocab)
+    if architecture == "glm4moe":
+        writer.add_leading_dense_block_count(shape.n_layer)  # the head alone has experts
+        writer.add_expert_count(_EXPERTS)
+        writer.add_expert_used_count(_EXPERTS)
+        writer.add_expert_shared_count(1)
+        writer.add_expert_feed_forward_length(shape.n_ff // 4)
+        return
+    writer.add_rope_dimension_sections([head // 4] * 4)
+    writer.add_full_attention_interval(2)
+    writer.add_ssm_conv_kernel(_KERNEL)
+    writer.add_ssm_inner_size(_STATE * _RANK)
+    writer.add_ssm_state_size(_STATE)
+    writer.add_ssm_time_step_rank(_RANK)
+    writer.add_ssm_group_count(_GROUPS)
+
+
+def _matrices(shape: Shape, architecture: Architecture, layer: int) -> Iterator[Matrix]:
+    """The quantized matrices of a block; those whose product is added to the token are next to nothing."""
+    width, ff, std = shape.n_embd, shape.n_ff, shape.n_embd**-0.5
+    kv = width // shape.n_head * (shape.n_head_kv or shape.n_head)
+    is_head, gated = layer == shape.n_layer, architecture == "qwen35"
+    if gated and not is_head and layer % 2 == 0:
+        inner, key = _STATE * _RANK, _STATE * _GROUPS
+        yield "attn_qkv.weight", (2 * key + inner, width), std
+        yield "attn_gate.weight", (inner, width), std
+        yield "ssm_out.weight", (width, inner), std * _NOTHING
+    else:
+        yield "attn_q.weight", ((1 + gated) * width, width), std
+        yield "attn_k.weight", (kv, width), std
+        yield "attn_v.weight", (kv, width), std
+        yield "attn_output.weight", (width, width), std * _NOTHING
+    if is_head and not gated:
+        few = ff // 4
+        for part, first, last in (("exps", (_EXPERTS,), few), ("shexp", (), few)):
+            yield f"ffn_gate_{part}.weight", (*first, last, width), std
+            yield f"ffn_up_{part}.weight", (*first, last, width), std
+            yield f"ffn_down_{part}.weight", (*first, width, last), std * _NOTHING
+    else:
+        yield "ffn_gate.weight", (ff, width), std
+        yield "ffn_up.weight", (ff, width), std
+        yield "ffn_down.weight", (width, ff), std * _NOTHING
+
+
+def _write_small(
+    whole: Callable[[str, Tensor], None],
+    rng: np.random.Generator,
+    shape: Shape,
+    architecture: Architecture,
+    layer: int,
+) -> None:
+    """What is never quantized."""
+    width, name = shape.n_embd, f"blk.{layer}"
+    whole(f"{name}.attn_norm.weight", np.ones(width))
+    whole(f"{name}.post_attention_norm.weight", np.ones(width))
+    is_head = layer == shape.n_layer
+    if architecture == "glm4moe":
+        if is_head:
+            whole(f"{name}.ffn_gate_inp.weight", rng.standard_normal((_EXPERTS, width)))
+            whole(f"{name}.exp_probs_b.bias", np.zeros(_EXPERTS))
+        return
+    if layer % 2 or is_head:
+        for part in ("q", "k"):
+            whole(f"{name}.attn_{part}_norm.weight", np.ones(width // shape.n_head))
+        return
+    channels = 2 * _STATE * _GROUPS + _STATE * _RANK
+    whole(f"{name}.ssm_conv1d.weight", rng.standard_normal((channels, _KERNEL)) / 2)
+    whole(f"{name}.ssm_dt.bias", np.zeros(_RANK))
+    # Rates of decay are negative: a state that grows would swamp everything.
+    whole(f"{name}.ssm_a", -np.abs(rng.standard_normal(_RANK)) - 0.1)
+    for part in ("beta", "alpha"):
+        whole(f"{name}.ssm_{part}.weight", rng.standard_normal((_RANK, width)) * width**-0.5)
+    whole(f"{name}.ssm_norm.weight", np.ones(_STATE))
+
+
+def _write_head(
+    put: Callable[[str, Tensor], None],
+    whole: Callable[[str, Tensor], None],
+    rng: np.random.Generator,
+    shape: Shape,
+    embedding: Tensor,
+    cycle: Cycle,
+    listens: float,
+) -> None:
+    width, name = shape.n_embd, f"blk.{shape.n_layer}.nextn"
+    heard = rng.standard_normal((width, width)) * width**-0.5 * listens
+    halves = np.concatenate([np.eye(width), heard], axis=1)
+    whole(
+        f"{name}.eh_proj.weight", halves.astype(np.float32 if shape.quant == "f32" else np.float16)
+    )
+    whole(f"{name}.enorm.weight", np.ones(width))
+    whole(f"{name}.hnorm.weight", np.ones(width))
+    put(f"{name}.shared_head_head.weight", output_rows(embedding, shape, cycle))

@@ -1,0 +1,362 @@
+"""MTP heads: greedy text as without them, drafts that follow from the text alone, and reasons where none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import numpy as np
+import pytest
+
+from benchmarks.synthetic_heads import Architecture, write_heads
+from localspec import purpose
+from localspec.engine.cache import hidden
+from localspec.engine.cache.hidden import TAIL, Hidden
+from localspec.engine.llama import heads as binding
+from localspec.engine.pair.models import Models
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
+from localspec.engine.speculation import verification
+from localspec.engine.speculation.drafters.mtp import Heads
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import PairFiles, Sampling, Speculative
+from tests.support import architectures
+from tests.support.heads import contextual_heads, cycle_heads, right_drafts
+from tests.support.pairs import N_VOCAB, expected
+from tests.support.rescoring import assert_alike
+from tests.support.running import GREEDY, Running, drafting, running
+from tests.support.statistics import chi_square_z
+
+Load = Callable[..., Running]
+ACCEPTANCE = 0.8
+PROMPTS = [[300, 17, 402, 255, 31, 340, 18, 77], [12, 99, 7], [480, 3, 55, 210, 9], [66] * 20]
+
+
+def heads_of(engine: Running) -> Heads:
+    assert isinstance(engine.pair.drafter, Heads)
+    return engine.pair.drafter
+
+
+def mtp(depth: int | None = 3, **more: Any) -> Speculative:
+    return drafting(depth, "mtp", **more)
+
+
+@pytest.fixture(scope="module", params=["glm4moe", "qwen35"])
+def cyclic(request: pytest.FixtureRequest, models: Path) -> Iterator[Running]:
+    """Attention alone, and a hybrid: a text that is known."""
+    with running(cycle_heads(models / "heads", ACCEPTANCE, request.param)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def contextual_files_with_heads(models: Path) -> PairFiles:
+    return contextual_heads(models / "heads")
+
+
+@pytest.fixture(scope="module")
+def deep(contextual_files_with_heads: PairFiles) -> Iterator[Running]:
+    """One whose text and drafts depend on every token before."""
+    with running(contextual_files_with_heads) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7])
+def test_heads_are_as_often_right_as_they_were_written_to_be(cyclic: Running, depth: int) -> None:
+    """And the text is the target's. Which drafts are right is known of each token."""
+    for first in (5, 77):
+        cyclic.forget()
+        answer = cyclic.ask([first], 100, speculative=mtp(depth))
+        assert answer.tokens == expected(first, 100)
+        told = answer.done.speculation
+        assert told.kind == "mtp"
+        assert (told.drafted, told.accepted) == right_drafts(first, 100, depth, ACCEPTANCE)
+
+
+def test_left_alone_they_are_used_where_it_pays(cyclic: Running) -> None:
+    cyclic.forget()
+    answer = cyclic.ask([5], 200, speculative=Speculative())
+    assert answer.tokens == expected(5, 200)
+    assert "mtp" in cyclic.pair.learned.calibrations
+
+
+def test_what_asks_for_a_draft_model_is_told_that_there_is_none(cyclic: Running) -> None:
+    told = cyclic.ask([5], 10, speculative=drafting(2)).done.speculation
+    assert not told.active
+    assert "no draft model" in str(told.reason)
+
+
+# ------------------------------------------------------------------------------- drafts of one text
+
+
+Proposals = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def recorded(engine: Running, monkeypatch: pytest.MonkeyPatch) -> Proposals:
+    """(text, drafts) of all that is proposed from now on."""
+    heads, found = heads_of(engine), Proposals()
+    whole = heads.propose
+
+    def propose(requests: Any) -> None:
+        whole(requests)
+        found.extend((tuple(each.slot.tokens), tuple(each.tokens)) for each in requests)
+
+    monkeypatch.setattr(heads, "propose", propose)
+    return found
+
+
+def anew(engine: Running, found: Proposals, text: tuple[int, ...], depth: int) -> tuple[int, ...]:
+    """What is drafted after `text` where it is read by an empty slot and nobody runs beside."""
+    engine.forget()
+    del found[:]
+    engine.ask(list(text[:-1]), depth + 2, speculative=mtp(depth))
+    assert found[0][0] == text
+    return found[0][1]
+
+
+def test_drafts_follow_from_the_text_alone_whoever_runs_beside(
+    deep: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four at once, drafts of each depth, and after each number of them that was kept."""
+    found = recorded(deep, monkeypatch)
+    deep.forget()
+    plain = [deep.ask(prompt, 40).tokens for prompt in PROMPTS]
+    deep.forget()
+    asked = [
+        deep.start(p, 40, speculative=mtp(d)) for p, d in zip(PROMPTS, (1, 2, 3, 4), strict=True)
+    ]
+    deep.finish()
+    for prompt, request, tokens in zip(PROMPTS, asked, plain, strict=True):
+        assert_alike(deep.pair.files.target, prompt, deep.answers[request].tokens, tokens)
+    told = [deep.answers[request].done.speculation for request in asked]
+    assert all(0 < each.accepted < each.drafted for each in told)
+    seen = list(found)
+    assert {len(drafts) for _, drafts in seen} >= {1, 2, 3, 4}
+    for text, drafts in seen[1::7]:
+        assert drafts == anew(deep, found, text, len(drafts))
+
+
+@pytest.mark.parametrize("architecture", sorted(purpose._WITH_HEADS))
+def test_what_several_texts_read_together_is_each_ones_own(
+    models: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """Passes over prompts of different lengths and texts that go on; then each drafts."""
+    if architecture in get_args(Architecture):
+        files = contextual_heads(models / "heads", cast(Architecture, architecture))
+    else:
+        file = architectures.write(architecture, models, experts=True, heads=1)
+        files = PairFiles(architecture, str(file), None)
+    engine = load(files)
+    found = recorded(engine, monkeypatch)
+    for prompt in PROMPTS:
+        engine.start(prompt, 12)
+        engine.engine.step()
+    engine.finish()
+    assert not found
+    for answer in list(engine.answers.values()):
+        engine.ask(answer.all_tokens, 5, speculative=mtp(3))
+    drafted = [each for each in found if len(each[1]) == 3][:4]
+    assert drafted
+    for text, drafts in drafted:
+        assert drafts == anew(engine, found, text, 3)
+
+
+def test_states_of_another_text_would_be_noticed(
+    deep: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above, were each given the state of the token before."""
+    before = Hidden.before
+
+    def shifted(states: Hidden, first: int, last: int) -> Any:
+        return np.roll(before(states, first, last), 1, axis=1)
+
+    found = recorded(deep, monkeypatch)
+    right = [
+        anew(deep, found, (*prompt, token), 3)
+        for prompt, token in ((p, deep.ask(p, 1).tokens[0]) for p in PROMPTS)
+    ]
+    monkeypatch.setattr(Hidden, "before", shifted)
+    wrong = [
+        anew(deep, found, (*prompt, token), 3)
+        for prompt, token in ((p, deep.ask(p, 1).tokens[0]) for p in PROMPTS)
+    ]
+    assert right != wrong
+
+
+@pytest.mark.parametrize("back", [1, 2, 3, 5, 9])
+def test_a_text_that_is_cut_back_drafts_as_one_that_was_read(
+    deep: Running, monkeypatch: pytest.MonkeyPatch, back: int
+) -> None:
+    """The next prompt leaves the last tokens out and goes on otherwise."""
+    found = recorded(deep, monkeypatch)
+    deep.forget()
+    first = deep.ask(PROMPTS[0], 21, speculative=mtp(4)).all_tokens
+    follow_up = [*first[: len(first) - back], 44, 45]
+    del found[:]
+    answer = deep.ask(follow_up, 8, speculative=mtp(3))
+    assert answer.started is not None
+    assert answer.started.cached_tokens == len(first) - max(back, 1)
+    text, drafts = found[0]
+    assert drafts == anew(deep, found, text, 3)
+
+
+def test_heads_read_a_prompt_when_they_are_used_and_not_before(
+    deep: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [(7 * at) % 500 for at in range(300)]
+    deep.forget()
+    context = heads_of(deep).context
+    read = deep.ask(prompt, 5).all_tokens
+    slot = max(deep.pair.shared.slots, key=lambda each: each.n_past)
+    assert context.length(slot.draft_id) == 0
+    found = recorded(deep, monkeypatch)
+    deep.ask(read, 6, speculative=mtp(3))
+    assert context.length(slot.draft_id) > 300
+    text, drafts = found[0]
+    assert drafts == anew(deep, found, text, 3)
+
+
+def test_heads_that_begin_late_read_the_end_of_a_text(
+    deep: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As much as there are states of."""
+    monkeypatch.setattr(hidden, "MOST_BYTES", 0)
+    with running(deep.pair.files) as engine:
+        prompt = [(7 * at) % 500 for at in range(300)]
+        answer = engine.ask(prompt, 40, speculative=mtp(2))
+        context = heads_of(engine).context
+        slot = max(engine.pair.shared.slots, key=lambda each: each.n_past)
+        assert context.first(slot.draft_id) > 300 - 2 * TAIL
+        assert answer.done.speculation.drafted > 0
+        assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
+
+
+# ------------------------------------------------------------------------------- sampling
+
+
+def z_of_drawn(engine: Running, rule: str) -> float:
+    """Standard deviations between what is drawn with drafts and the target's own distribution."""
+    prompt = PROMPTS[0]
+    prompt = [*prompt, *engine.ask(prompt, 1).tokens]
+    asked = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
+    sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
+    answers = [engine.ask(prompt, 3, asked, mtp(2, verification=rule)) for _ in range(300)]
+    assert sum(answer.done.speculation.accepted for answer in answers) > 20
+    by_first: dict[int, list[int]] = {}
+    for answer in answers:
+        by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
+    samples = []
+    for first, drawn in by_first.items():
+        entry = engine.ask([*prompt, first], 1, GREEDY, top_logprobs=N_VOCAB).logprobs
+        row = np.full(N_VOCAB, -np.inf, dtype=np.float32)
+        for token, _, value in entry[0].top:
+            row[token] = value
+        own = sampler.distribution(row)
+        if len(drawn) > 40:
+            samples.append((drawn, {int(t): own.of(int(t)) for t in own.ids}))
+    assert samples
+    return chi_square_z(*samples)
+
+
+def test_drafts_that_are_drawn_keep_the_targets_distribution(deep: Running) -> None:
+    assert z_of_drawn(deep, "rejection") < 4.5
+
+
+def test_drafts_that_are_all_kept_would_not(deep: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        verification,
+        "residual",
+        lambda target, draft: draft,  # after a rejection, drawn from the heads' own
+    )
+    assert z_of_drawn(deep, "rejection") > 4.5
+
+
+# ------------------------------------------------------------------------------- kept and put back
+
+
+def test_a_saved_text_drafts_on_after_a_restart(
+    contextual_files_with_heads: PairFiles, load: Load, tmp_path: Path
+) -> None:
+    prompt = [(7 * at) % 500 for at in range(280)]
+    settings = {"states_dir": str(tmp_path), "states_bytes": 1 << 30, "n_ctx": 1024}
+    first = load(contextual_files_with_heads, **settings)
+    text = first.ask(prompt, 30, speculative=mtp(3), conversation="a" * 32).all_tokens
+    first.close()
+    again = load(contextual_files_with_heads, **settings)
+    answer = again.ask([*text, 4, 5], 30, speculative=mtp(3), conversation="a" * 32)
+    assert answer.started is not None
+    assert answer.started.cached_tokens > 280
+    slot = max(again.pair.shared.slots, key=lambda each: each.n_past)
+    assert heads_of(again).context.first(slot.draft_id) == 0
+    again.forget()
+    plain = again.ask([*text, 4, 5], 30).tokens
+    assert_alike(again.pair.files.target, [*text, 4, 5], answer.tokens, plain)
+    assert answer.done.speculation.accepted > 0
+
+
+# ------------------------------------------------------------------------------- where there can be none
+
+
+@pytest.mark.parametrize("why", ["names", "context", "architecture", "not in it"])
+def test_without_heads_that_work_the_reason_is_said_and_the_text_is_plain(
+    models: Path, load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+) -> None:
+    if why == "names":
+        monkeypatch.setattr(binding, "_ext", None)
+        monkeypatch.setattr(binding, "_missing", "llama_set_embeddings_nextn")
+    elif why == "architecture":
+        monkeypatch.setattr(purpose, "_WITH_HEADS", frozenset())
+    elif why == "context":
+        make = Models.context
+
+        def context(models: Models, *args: Any, heads: bool = False, **more: Any) -> Any:
+            if heads:
+                raise LoadFailed("llama.cpp cannot make a context.")
+            return make(models, *args, **more)
+
+        monkeypatch.setattr(Models, "context", context)
+    files = cycle_heads(models / "heads", ACCEPTANCE, "glm4moe")
+    if why == "not in it":
+        hollow = write_heads(tmp_path / "hollow.gguf", hollow=True)
+        files = PairFiles("hollow", str(hollow), None)
+    engine = load(files)
+    answer = engine.ask([5], 40, speculative=mtp(3))
+    assert answer.tokens == expected(5, 40)
+    told = {"names": "llama_set_embeddings_nextn", "architecture": "glm4moe"}.get(why, why)
+    assert told in str(answer.done.speculation.reason)
+    assert told in str(engine.pair.info().speculation)
+
+
+# ------------------------------------------------------------------------------- the states that are kept
+
+
+def test_states_are_those_of_the_text_whatever_was_put_and_cut() -> None:
+    """Against a list, in many random turns; of too many the oldest are forgotten."""
+    rng = np.random.default_rng(0)
+    kept, truth = Hidden(4), np.zeros((0, 4), np.float32)
+    kept._most = 100
+    start = 0
+    for _ in range(300):
+        match rng.integers(4):
+            case 0 | 1:
+                rows = rng.standard_normal((rng.integers(1, 30), 4), dtype=np.float32)
+                kept.put(len(truth), rows)
+                truth = np.concatenate([truth, rows])
+            case 2:
+                truth = truth[: rng.integers(max(len(truth) - 20, 0), len(truth) + 1)]
+                kept.cut(len(truth))
+            case _:
+                place = int(rng.integers(len(truth) + 1))
+                kept.were_read(place)
+                assert kept.start <= max(start, place - TAIL, len(truth) - 100)
+        start = kept.start
+        assert kept.end == len(truth)
+        assert kept.end - kept.start <= 100
+        first = int(rng.integers(len(truth) + 1))
+        got = kept.before(first, len(truth) + 1)
+        for at, row in enumerate(got, start=first):
+            known = kept.start < at <= kept.end
+            assert np.array_equal(row, truth[at - 1] if known else np.zeros(4))
+    other = Hidden(4)
+    other.take(kept, len(truth) - 5)
+    assert (other.start, other.end) == (kept.start, len(truth) - 5)

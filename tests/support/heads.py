@@ -1,0 +1,47 @@
+"""Small models with MTP heads: one whose text and drafts are known, one whose text depends on all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.synthetic import draft_cycle, target_cycle
+from benchmarks.synthetic_heads import Architecture, write_heads
+from localspec.protocol.frames import PairFiles
+from tests.support.pairs import N_VOCAB, rescale
+
+
+def cycle_heads(folder: Path, acceptance: float, architecture: Architecture) -> PairFiles:
+    """A target that follows `expected` of tests.support.pairs; so many of its drafts are right."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{architecture}-{acceptance}.gguf"
+    if not file.exists():
+        write_heads(file, acceptance=acceptance, architecture=architecture)
+    return PairFiles(file.stem, str(file), None)
+
+
+def contextual_heads(folder: Path, architecture: Architecture = "glm4moe") -> PairFiles:
+    """One whose next token, and whose heads' draft, depend on every token before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{architecture}-contextual.gguf"
+    if not file.exists():
+        write_heads(file, acceptance=0.9, architecture=architecture, listens=2.5)
+        rescale(file, {"attn_output": 6e4, "ffn_down": 6e4, "ssm_out": 6e4})
+    return PairFiles(file.stem, str(file), None)
+
+
+def right_drafts(first: int, count: int, depth: int, acceptance: float) -> tuple[int, int]:
+    """(drafted, accepted) where `count` tokens follow a prompt of `first` and each round drafts `depth`, or
+    as many as may still be needed.
+    """
+    cycle = target_cycle(N_VOCAB)
+    guess = draft_cycle(cycle, acceptance)
+    token, written = first, 0
+    drafted = accepted = 0
+    while written < count:
+        asked = min(depth, count - written - 1)
+        kept = 0
+        while kept < asked and guess[token] == cycle[token]:
+            token, kept = int(cycle[token]), kept + 1
+        drafted, accepted = drafted + asked, accepted + kept
+        token, written = int(cycle[token]), written + kept + 1
+    return drafted, accepted
