@@ -31,6 +31,7 @@ from localspec.protocol.frames import (
     ApplyTemplate,
     Cancel,
     CountTokens,
+    Delta,
     Detokenize,
     Failed,
     Forget,
@@ -46,9 +47,9 @@ from localspec.protocol.frames import (
 )
 
 SAVE_EVERY = 50  # answers between two savings of what was learned
-# Seconds of text sent at once: each time costs the daemon and its client a turn on cores that a small
-# model's next pass, of a few milliseconds, wants for itself.
-TOGETHER_S = 0.008
+# Seconds of text sent at once, what a screen takes for a picture: each time costs the daemon and its
+# client a turn on cores that a small model's next pass, of a few milliseconds, wants for itself.
+TOGETHER_S = 0.016
 
 
 class Worker:
@@ -63,7 +64,7 @@ class Worker:
         self._renderer: TemplateRenderer | None = None
         self._finished = 0
         self._resting = True  # nothing to do: no step is waited for
-        self._outbox = bytearray()  # text that goes with the next frames
+        self._unsent: dict[int, Delta] = {}  # by request: its text that goes with the next frames
         self._sent = 0.0  # when the last went (monotonic)
         self._silent: set[int] = set()  # requests that have started and said nothing yet
 
@@ -109,23 +110,25 @@ class Worker:
 
     def _emit(self, frame: Frame) -> None:
         """The engine's frames, in their order; text may wait a moment for more, but nobody's first."""
-        self._outbox += frames.encode(frame)
         match frame:
-            case frames.Delta() if frame.id not in self._silent:
+            case Delta() if frame.id not in self._silent:
+                before = self._unsent.get(frame.id)
+                self._unsent[frame.id] = frame if before is None else before.and_then(frame)
                 return
             case frames.Started():
                 self._silent.add(frame.id)
             case frames.Done():
                 self._finished += 1
                 self._silent.discard(frame.id)
-            case frames.Delta() | frames.Failed():
+            case Delta() | Failed():
                 self._silent.discard(frame.id)
-        self._flush()
+        self._flush(frame)
 
-    def _flush(self) -> None:
-        if self._outbox:
-            self._send(self._outbox)
-            self._outbox = bytearray()
+    def _flush(self, *last: Frame) -> None:
+        """Send the text that waits, and then `last`."""
+        if self._unsent or last:
+            self._send(b"".join(map(frames.encode, (*self._unsent.values(), *last))))
+            self._unsent.clear()
             self._sent = time.monotonic()
 
     def _keep_learned(self, engine: Engine) -> None:

@@ -434,6 +434,19 @@ class Delta(Frame, omit_defaults=True):
     ids: list[int] = []
     timings: Timings | None = None
 
+    def and_then(self, more: Delta) -> Delta:
+        """This and what follows it, in one."""
+        shift = len(self.text)
+        return Delta(
+            self.id,
+            self.text + more.text,
+            self.logprobs + more.logprobs,
+            self.drafted + [(start + shift, end + shift) for start, end in more.drafted],
+            more.tokens,
+            self.ids + more.ids,
+            more.timings,
+        )
+
 
 class Speculation(msgspec.Struct):
     """What speculation did for one answer.

@@ -79,9 +79,9 @@ class EventStream(Response):
         one_by_one = asyncio.Lock()  # where several choices are written at once
 
         async def emit(*values: object) -> None:
-            await sent(*map(self.event, values))
+            await sent(b"".join(map(self.event, values)))
 
-        async def sent(*events: bytes) -> None:
+        async def sent(events: bytes) -> None:
             nonlocal begun, last
             async with one_by_one:
                 last = time.monotonic()
@@ -89,8 +89,8 @@ class EventStream(Response):
                     begun = True
                     headers = self.raw_headers
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
-                for event in events:
-                    await send(_body(event))
+                if events:
+                    await send(_body(events))
 
         async def pings() -> None:
             while True:

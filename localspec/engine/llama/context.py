@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,7 @@ class Context(Freed):
         self.n_ctx = int(C.llama_n_ctx(self.handle))
         self.n_seq = settings.n_seq
         self.n_vocab = model.vocab.size
+        self._row = ctypes.c_float * self.n_vocab
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
         self._memory = C.llama_get_memory(self.handle)
         self.heads = settings.heads
@@ -156,14 +158,13 @@ class Context(Freed):
         if not pointer:
             raise BadBatch(f"Row {row} has no logits{cause()}.")
         address = ctypes.addressof(pointer.contents)
-        buffer = (ctypes.c_float * self.n_vocab).from_address(address)
-        view: Logits = np.ctypeslib.as_array(buffer)
+        view: Logits = np.frombuffer(self._row.from_address(address), np.float32)
         return view
 
     def finite(self, row: int) -> Logits:
         """As `logits`. Raises NotFinite where they do not tell a highest one."""
         logits = self.logits(row)
-        if not np.isfinite(logits.max()):  # a NaN anywhere is the maximum
+        if not math.isfinite(logits[logits.argmax()]):  # which of several finds a NaN, if one is there
             raise NotFinite(
                 f"The model {self.model.path} produces NaN or infinite values for this text: its "
                 "file is damaged or was converted incorrectly. Download it again, or choose "

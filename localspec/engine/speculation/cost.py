@@ -7,6 +7,7 @@ that holds n rows, and the policy compares whole candidates.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,10 +37,13 @@ class CostTable:
         """rounds: how many what is given is worth; what is seen in each weighs less the more it was."""
         if not measured or 1 not in measured or min(measured.values()) <= 0:
             raise ValueError("a cost table needs a positive time for width 1")
-        self._widths = np.array(sorted(measured))
-        self._ms = np.array([measured[w] for w in sorted(measured)])
+        # Lists, not arrays: a round looks at one width or two, and the first touch of every function
+        # and array after a pass, which has emptied the processor's caches, takes microseconds.
+        self._widths = sorted(measured)
+        self._ms = [float(measured[width]) for width in self._widths]
         self._drift = 1.0
         self._table: npt.NDArray[np.float64] | None = None
+        self._padded: dict[int, int] = {}  # as the table, of what was true when it was asked for
         self._observed = 0
         self._rounds = rounds
         self._shared: dict[int, CostTable] = {}
@@ -57,9 +61,9 @@ class CostTable:
 
     def ms(self, width: int) -> float:
         """Expected milliseconds of a pass of this width; between measured widths, linear."""
-        at = int(self._widths.searchsorted(width))
+        at = bisect_left(self._widths, width)
         if at < len(self._widths) and self._widths[at] == width:
-            return float(self._ms[at]) * self._drift
+            return self._ms[at] * self._drift
         return float(self._shape(np.array([width]))[0]) * self._drift
 
     def per_token_ms(self, width: int) -> float:
@@ -70,19 +74,24 @@ class CostTable:
         """Milliseconds without drift, by number of rows (n,)."""
         widths, ms = self._widths, self._ms
         # beyond the widest: per row what it costs on average, never a cliff downwards
-        slope = max((ms[-1] - ms[0]) / max(int(widths[-1]) - 1, 1), 0.0)
+        slope = max((ms[-1] - ms[0]) / max(widths[-1] - 1, 1), 0.0)
         beyond = np.maximum(rows - widths[-1], 0) * slope
         return np.asarray(np.interp(rows, widths, ms) + beyond)
 
     def padded(self, rows: int) -> int:
         """The cheapest measured width ≥ rows (`rows` itself if none is cheaper)."""
-        own = float(self._shape(np.array([rows]))[0])
-        at = int(np.searchsorted(self._widths, rows, side="right"))
+        if rows not in self._padded:
+            self._padded[rows] = self._cheapest(rows)
+        return self._padded[rows]
+
+    def _cheapest(self, rows: int) -> int:
+        at = bisect_right(self._widths, rows)
         if at == len(self._widths):
             return rows
-        best = at + int(np.argmin(self._ms[at:]))
+        best = min(range(at, len(self._ms)), key=self._ms.__getitem__)
         # 2 %: less is noise, and padding is not free
-        return int(self._widths[best]) if self._ms[best] < own * 0.98 else rows
+        own = self.ms(rows) / self._drift
+        return self._widths[best] if self._ms[best] < own * 0.98 else rows
 
     def padded_ms(self, rows: int) -> npt.NDArray[np.float64]:
         """Milliseconds (rows + 1,) of a pass that must hold 0…rows rows, padded where that is cheaper.
@@ -92,7 +101,7 @@ class CostTable:
         if self._table is None or len(self._table) <= rows:
             counts = np.arange(max(rows, 64) + 1)
             own = self._shape(counts)
-            cheapest = np.append(np.minimum.accumulate(self._ms[::-1])[::-1], np.inf)
+            cheapest = np.append(np.minimum.accumulate(np.array(self._ms)[::-1])[::-1], np.inf)
             wider = cheapest[np.searchsorted(self._widths, counts, side="right")]
             own = np.where(wider < own * 0.98, wider, own)
             own[0] = 0.0
@@ -101,7 +110,7 @@ class CostTable:
 
     def observe(self, width: int, ms: float) -> None:
         """One pass of `width` took `ms`. Outliers count as OUTLIER times the expected at most."""
-        at = int(np.searchsorted(self._widths, width))
+        at = bisect_left(self._widths, width)
         known = at < len(self._widths) and self._widths[at] == width
         if not known and width > WIDEST:
             return
@@ -114,17 +123,22 @@ class CostTable:
             self._ms[at] *= news**0.5
         else:  # what is not news for all widths is this one's
             own = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
-            self._widths = np.insert(self._widths, at, width)
-            self._ms = np.insert(self._ms, at, own)
-            self._table = None
+            self._widths.insert(at, width)
+            self._ms.insert(at, own)
+            self._forget()
         self._observed += 1
         if self._observed % 16 == 0 or self._observed < self._rounds:
-            self._table = None
+            self._forget()
+
+    def _forget(self) -> None:
+        """What was worked out is to be worked out again."""
+        self._table = None
+        self._padded.clear()
 
     def as_dict(self) -> dict[int, float]:
         """Width → milliseconds as they stand now."""
-        pairs = zip(self._widths.tolist(), (self._ms * self._drift).tolist(), strict=True)
-        return {width: round(ms, 4) for width, ms in pairs}
+        pairs = zip(self._widths, self._ms, strict=True)
+        return {width: round(ms * self._drift, 4) for width, ms in pairs}
 
 
 class CostProfile:

@@ -1,0 +1,30 @@
+"""Frames between the daemon and its engine."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.protocol.frames import Delta, Timings, TokenLogprob
+
+PIECE = st.tuples(st.text(max_size=6), st.integers(1, 4), st.booleans())
+
+
+@given(st.lists(PIECE, min_size=1, max_size=8))
+def test_text_sent_together_says_what_it_says_apart(pieces: list[tuple[str, int, bool]]) -> None:
+    """Text, ids, which of it was drafted, the latest count and times."""
+    apart, written = [], 0
+    for text, count, drafted in pieces:
+        ids = list(range(written, written + count))
+        written += count
+        scored = [TokenLogprob(token, b"%d" % token, -1.0) for token in ids]
+        spans = [(0, len(text))] if drafted else []
+        apart.append(Delta(7, text, scored, spans, written, ids, Timings(predicted_n=written)))
+    found = reduce(Delta.and_then, apart)
+    assert (found.id, found.text) == (7, "".join(text for text, _, _ in pieces))
+    assert found.ids == [each.id for each in found.logprobs] == list(range(written))
+    marked = [found.text[start:end] for start, end in found.drafted]
+    assert marked == [text for text, _, drafted in pieces if drafted]
+    assert (found.tokens, found.timings) == (written, apart[-1].timings)
