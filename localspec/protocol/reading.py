@@ -130,13 +130,21 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
 
 
 def _with_whole_numbers(body: bytes | bytearray, part: str) -> bytes | None:
-    """The request with 7 for 7.0 in its field `part`; None: there is nothing of that."""
-    found = msgspec.json.decode(body) if part else None
+    """The request with 7 for 7.0 in its field `part`; None: there is nothing of that, or no request."""
+    try:
+        found = msgspec.json.decode(body) if part else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None  # what was refused first came before this
     values = found.get(part) if isinstance(found, dict) else None
     if not isinstance(values, dict):
         return None
-    whole = {k: int(v) for k, v in values.items() if isinstance(v, float) and v.is_integer()}
+    whole = {k: int(v) for k, v in values.items() if isinstance(v, float) and _is_whole(v)}
     return msgspec.json.encode({**found, part: values | whole}) if found and whole else None
+
+
+def _is_whole(value: float) -> bool:
+    """A whole number of those that a float tells apart."""
+    return value.is_integer() and abs(value) <= 2**53
 
 
 def converted(value: object, kind: type[Body], at: str) -> Body:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import openapi
 from localspec.protocol import disk, pairs, requests
+from localspec.protocol.clients.ollama import OllamaChatRequest, OllamaGenerateRequest
 from localspec.protocol.reading import BadBody, decode
 from localspec.protocol.requests import (
     ChatRequest,
@@ -340,11 +341,32 @@ def test_any_json_is_taken_or_refused_in_a_sentence(fields: dict[str, Any]) -> N
     assert said.encode().endswith(b".")
 
 
-@given(st.binary())
-def test_any_bytes_are_taken_or_refused_in_a_sentence(body: bytes) -> None:
-    for kind in (ChatRequest, requests.TokenizeRequest, requests.DetokenizeRequest):
-        with contextlib.suppress(BadBody):
-            decode(body, kind)
+REFUSED = b'{"system": 1, "prompt": 1, "messages": 1, "options": '  # before what comes is looked at
+
+
+@given(
+    st.binary(),
+    st.sampled_from([b"", REFUSED]),
+    JSON.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(
+        st.sampled_from(["num_predict", "top_k", "seed", "temperature", "stop"]),
+        st.floats() | st.integers() | st.integers().map(float),
+    ).map(lambda options: json.dumps(options).encode()),
+    st.sampled_from([b"", b"}"]),
+)
+def test_any_bytes_are_taken_or_refused_in_a_sentence(
+    body: bytes, begun: bytes, value: bytes, end: bytes
+) -> None:
+    for kind in (
+        ChatRequest,
+        requests.TokenizeRequest,
+        requests.DetokenizeRequest,
+        OllamaChatRequest,
+        OllamaGenerateRequest,
+    ):
+        for tried in (body, begun + body, begun + value + end, b'{"options": ' + value + end):
+            with contextlib.suppress(BadBody):
+                decode(tried, kind)
 
 
 @given(

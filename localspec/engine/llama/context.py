@@ -158,13 +158,15 @@ class Context(Freed):
         if not pointer:
             raise BadBatch(f"Row {row} has no logits{cause()}.")
         address = ctypes.addressof(pointer.contents)
-        view: Logits = np.frombuffer(self._row.from_address(address), np.float32)
+        # It takes whatever is a buffer.
+        view: Logits = np.frombuffer(self._row.from_address(address), np.float32)  # type: ignore[call-overload]
         return view
 
     def finite(self, row: int) -> Logits:
         """As `logits`. Raises NotFinite where they do not tell a highest one."""
         logits = self.logits(row)
-        if not math.isfinite(logits[logits.argmax()]):  # which of several finds a NaN, if one is there
+        highest = logits[logits.argmax()]  # a NaN, if there is one
+        if not math.isfinite(highest):
             raise NotFinite(
                 f"The model {self.model.path} produces NaN or infinite values for this text: its "
                 "file is damaged or was converted incorrectly. Download it again, or choose "
