@@ -157,7 +157,8 @@ class Trail:
 
     def _look_ahead(self, count: int) -> None:
         text, steps = self.text, self._steps
-        while len(steps) < count and self._place < self._end:
+        end = min(self._end, len(text))
+        while len(steps) < count and self._place < end:
             change = self._changes.at(text, self._place)
             if change is None:
                 steps.append(_Step(text[self._place], self._place))
@@ -213,7 +214,7 @@ class Trail:
         if len(written) > AHEAD:
             self.lost = True
             return
-        end = self._end - self.own * (
+        end = min(self._end, len(text)) - self.own * (
             len(written) - 1
         )  # what was written is no place to come back to
         found, best = away.start + len(written), 0
