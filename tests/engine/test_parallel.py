@@ -426,23 +426,29 @@ def test_each_pass_over_a_prompt_says_how_much_is_read(
 # ---------------------------------------------------------------------------- slow machines
 
 
+@pytest.mark.parametrize("least", [0.0, 0.2])
 @pytest.mark.parametrize("writing", [0, 1, 3])
 def test_passes_that_read_are_as_long_as_they_may_take(
-    contextual_files: PairFiles, load: Load, writing: int
+    contextual_files: PairFiles, load: Load, writing: int, least: float
 ) -> None:
-    """By what a row has cost so far, and less while others write; a machine that slows down is followed."""
+    """By what a row has cost so far, and less while others write; a machine that slows down is followed.
+
+    least: seconds of the narrowest pass, in which wider ones read the same weights.
+    """
     engine = load(contextual_files, pass_s=1.0, gap_s=0.5)
     most = 0.5 if writing else 1.0
     lane = engine.pair.shared
     row_s, taken = 0.02, [0.0]  # seconds of a row, and all that have gone by
     lane._clock = lambda: taken[0]
-    lane.costs = CostTable({width: width * row_s * 1e3 for width in range(1, 17)})
+    lane._row_s = None  # nothing was read yet
+    lane.costs = CostTable({width: max(width * row_s, least, 1e-3) * 1e3 for width in range(1, 17)})
     passes: list[tuple[int, float]] = []
     decode = lane.context.decode
 
     def slowly(batch: Batch) -> None:
-        taken[0] += batch.rows * row_s
-        passes.append((batch.rows, batch.rows * row_s))
+        spent = max(batch.rows * row_s, least)
+        taken[0] += spent
+        passes.append((batch.rows, spent))
         decode(batch)
 
     lane.context.decode = slowly  # type: ignore[method-assign]

@@ -21,6 +21,7 @@ from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.cost import Clock, CostTable
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
+LEAST_LEARNED = 24  # rows of a pass that tells what a row of a prompt costs
 LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations reads at least
 
 
@@ -93,10 +94,8 @@ class Lane:
 
     def rows_beside(self, decoding: int) -> int:
         """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
-        left_s = self._gap_s - float(self.pass_ms(decoding, decoding)[-1]) / 1e3
-        return min(
-            self.most_rows, int(max(min(left_s / self._row, self.batch.capacity), LEAST_BESIDE))
-        )
+        rows = min(self._gap_s / self._row, self.batch.capacity) - decoding  # theirs cost as much
+        return min(self.most_rows, int(max(rows, LEAST_BESIDE)))
 
     @property
     def prompt_per_second(self) -> float:
@@ -122,8 +121,11 @@ class Lane:
         return int(max(min(self._pass_s / self._row, self.batch.capacity), 1))
 
     def _learn_prefill(self, spent: float) -> None:
-        """A pass that read a prompt took `spent` seconds: dearer is believed at once, cheaper slowly."""
-        if self.batch.rows < min(self.most_rows, WIDTHS[-1]):
+        """A pass that read a prompt took `spent` seconds: dearer is believed at once, cheaper slowly.
+
+        What was measured at load says too much: there every row has its logits.
+        """
+        if self.batch.rows < min(self.rows_beside(0), LEAST_LEARNED):
             return  # a prompt's last rows say little about a row among many
         row_s = spent / self.batch.rows
         known = self._row_s or row_s
