@@ -167,8 +167,12 @@ def _sound(path: Path) -> tuple[bytes, State]:
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if free is not None and size > free // 2:
             raise Unusable("there is too little free memory for it")
+        if file.tell() >= size:
+            raise Unusable("it is cut short")
+        # Mapped, not read: new memory of hundreds of MiB is dearer than all else here. Nobody writes into
+        # a file that has its name; where one is replaced or removed, this stays as it was.
+        body: State = np.asarray(np.memmap(file, np.uint8, "r", file.tell()))
         hashed = hashlib.sha256(raw)
-        body: State = np.fromfile(file, np.uint8)
         hashed.update(body.data)
     if hashed.digest() != digest:
         raise Unusable("it is damaged")
