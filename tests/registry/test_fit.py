@@ -153,6 +153,7 @@ MODELS: st.SearchStrategy[dict[str, Any]] = st.builds(
         st.sampled_from([(64,), (80,), (128, 512)]),
         st.integers(0, 64 << 20),
         st.integers(0, 1 << 14),
+        st.just(0) | st.integers(1, 1 << 14),
     ),
 )
 LOADS = st.builds(
