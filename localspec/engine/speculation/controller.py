@@ -149,7 +149,7 @@ class Controller:
         asked = any(_costly(step) for step in choosing)
         choosing = _one_explores(choosing)
         if not choosing:
-            self._rest = max(self._rest - 1, 0)
+            self._took(False, False)
             return
         try:
             others = decoding - len(choosing)
