@@ -95,6 +95,32 @@ def test_what_is_found_is_the_longest_of_its_own_text_that_it_can_be_cut_to(
         assert found.least <= length
 
 
+rows = st.lists(st.integers(1, 400), min_size=1, max_size=60)
+
+
+@given(rows, st.integers(1, 5000), st.floats(0.01, 2.0), st.floats(1e-6, 1e-3))
+def test_an_idle_text_costs_at_most_twice_what_the_better_choice_would_have(
+    requests: list[int], cells: int, ms_per_mib: float, cell_ms: float
+) -> None:
+    """Than leaving it where it is all the time, or sending it to memory at once, whenever it is asked for."""
+    size = cells * 4096
+    costs = CopyCost(lambda: 1.0, ms_per_mib, cell_ms)
+    copies = 2 * size / MIB * ms_per_mib + 1.0  # with what a call takes
+    beside = 0
+    for at, count in enumerate(requests):
+        rest = requests[at:]
+        if costs.leaving_pays(cells, beside + count, lambda: size):
+            spent = beside * cells * cell_ms + copies
+        elif len(rest) == 1:
+            spent = (beside + count) * cells * cell_ms
+        else:
+            beside += count
+            continue
+        best = min(copies, sum(requests) * cells * cell_ms)
+        assert spent <= 2 * best + 1e-9
+        break
+
+
 def test_what_the_exact_lane_has_read_is_for_it_alone() -> None:
     kept = store()
     kept.put(prefix([1, 2, 3], exact=True))
@@ -258,6 +284,29 @@ def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
             assert answer.done.timings.cache_n == (299 if turn else 0)
 
 
+@pytest.mark.parametrize("dear", [True, False])
+def test_idle_texts_leave_their_cells_where_those_cost_more_than_copies(
+    load: Callable[..., Running], contextual: Running, contextual_files: PairFiles, dear: bool
+) -> None:
+    """And all are there when they are asked for again, beside one that runs as well."""
+    engine = load(contextual_files, parallel=5, n_ctx=2048, prefix_bytes=64 * MIB)
+    costs = engine.pair.prefixes.copy_cost
+    costs.prefill_ms, costs.cell_ms = (lambda: 1e6), 1e6 if dear else 0.0
+    texts = [conversation(at, 200) for at in range(4)]
+    fresh = [contextual.ask(text, 24, cache_prompt=False).tokens for text in texts]
+    for turn in range(3):
+        for text, truth in zip(texts[:3], fresh, strict=False):
+            beside = engine.start(texts[3], 24, speculative=drafting(3))
+            answer = engine.ask(text, 12)
+            assert_alike(contextual_files.target, text, answer.tokens, truth[:12])
+            assert_alike(contextual_files.target, texts[3], engine.answers[beside].tokens, fresh[3])
+            assert answer.done.timings.cache_n == (199 if turn else 0)
+            assert answer.started is not None
+            assert answer.started.cache == (("memory" if dear else "slot") if turn else "")
+    held = sum(slot.n_past > 0 for slot in engine.pair.shared.slots)
+    assert held == (2 if dear else 4)
+
+
 def test_exact_answers_stay_exact_after_a_prefix_came_back(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
@@ -329,7 +378,8 @@ def test_an_editors_keys_copy_nothing_and_leave_a_chats_text_where_it_is(
 ) -> None:
     engine = load(contextual_files, parallel=3, n_ctx=2048, prefix_bytes=MIB)
     engine.pair.vocab.fim = FIM
-    engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
+    costs = engine.pair.prefixes.copy_cost
+    costs.prefill_ms, costs.cell_ms = (lambda: 1e6), 0.0
     chats = [conversation(at, 200) for at in range(3)]
     for chat in chats:
         engine.ask(chat, 8)

@@ -20,6 +20,7 @@ from localspec.engine.llama import State
 REUSE_RATE = 0.25
 RESERVE = 512 << 20  # bytes of memory left to everybody else
 _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
+_LEAVING_MS = 1.0  # of a copy out and one back, besides their bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -73,10 +74,15 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 @dataclass(slots=True)
 class CopyCost:
-    """What a copied state costs against reading its text again. Milliseconds."""
+    """What a copied state costs against reading its text again, or leaving it where it is. Milliseconds.
 
-    prefill_ms: Callable[[], float]  # of one token of a prompt
+    prefill_ms: of one token of a prompt. cell_ms: of an idle text's cell in one row of a pass, which goes
+    over all of them to skip them.
+    """
+
+    prefill_ms: Callable[[], float]
     ms_per_mib: float = _FIRST_MS_PER_MIB
+    cell_ms: float = 0.0
 
     def copied(self, size: int, spent_ms: float) -> None:
         """Learn from a copy of so many bytes."""
@@ -91,6 +97,16 @@ class CopyCost:
         """Is a copy now worth the chance that so many tokens need not be read again?"""
         saved = tokens * self.prefill_ms() * REUSE_RATE
         return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
+
+    def leaving_pays(self, cells: int, rows: int, size: Callable[[], int]) -> bool:
+        """Have so many idle cells cost passes of so many rows what a copy out and one back does?
+
+        Whether the text is asked for again nobody knows. So it stays until then, and costs at most twice
+        what the better choice would have (Karlin et al. 1988, "Competitive snoopy caching").
+        size: bytes of the copy.
+        """
+        spent = cells * rows * self.cell_ms - _LEAVING_MS
+        return spent > 0 and spent > 2 * self._copy_ms(size())
 
     def _copy_ms(self, size: int) -> float:
         return size / (1 << 20) * self.ms_per_mib

@@ -56,6 +56,7 @@ class Slot:
     )
     busy: bool = False
     last_used: int = 0
+    beside: int = 0  # rows that passes have read for others since it was left
     shared: int = 0  # tokens whose cells another sequence may have too: they are not moved
     exact: int | None = None  # tokens before the first that was moved; None: none was
     moves: int = 0  # since it was read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from localspec.engine.cache.borders import places
 from localspec.engine.cache.hidden import Hidden
@@ -83,6 +84,7 @@ class Slots:
             slot, chunks = self._chunks(idle, prompt, shared, move)
             if chunks:
                 self._take(slot, prompt, shared[slot.id], chunks)
+                self._send_off(slot)
                 return slot
         best = max(idle, key=lambda s: (shared[s.id], -s.last_used))
         source = max(self._slots, key=lambda s: shared[s.id])
@@ -99,6 +101,7 @@ class Slots:
         self._take(best, prompt, back or keep)
         if not back:
             best.source = "slot" if best.n_past else ""
+        self._send_off(best)
         return best
 
     def _usable(self, slot: Slot, prompt: Sequence[int], align: int, move: int) -> int:
@@ -146,6 +149,7 @@ class Slots:
     def _take(self, slot: Slot, prompt: list[int], keep: int, chunks: Sequence[Chunk] = ()) -> None:
         self._clock += 1
         slot.busy, slot.last_used, moves = True, self._clock, slot.moves
+        slot.beside = 0
         if chunks:
             self._parking.park(slot, list(chunks))
         else:
@@ -213,20 +217,41 @@ class Slots:
         kept = self._prefixes
         return kept is not None and kept.copy_cost.worth_keeping(tokens, size)
 
-    def _keep(self, slot: Slot, left: int) -> None:
-        """Before a slot loses all but `left` tokens: keep a copy where that is worth it."""
+    def _keep(self, slot: Slot, left: int) -> bool:
+        """Before a slot loses all but `left` tokens: keep a copy where that is worth it.
+
+        Returns whether memory has it now.
+        """
         kept, lost = self._prefixes, slot.lasting - left
         if kept is None or lost <= 0 or kept.limit <= 0 or not self._restores:
-            return
+            return False
         if slot.exact_part(slot.n_past) < slot.n_past:
-            return  # what was moved is for the next key, and for nobody else
+            return False  # what was moved is for the next key, and for nobody else
         size = self._target.state_size(slot.id)
-        worth = self._worth_keeping(lost, size) and kept.has_room(size, slot.passing is not None)
-        if not worth or kept.covers(slot.tokens[: slot.lasting], self._exact):
-            return
+        if not self._worth_keeping(lost, size) or not kept.has_room(size, slot.passing is not None):
+            return False
+        if kept.covers(slot.tokens[: slot.lasting], self._exact):
+            return True
         held = self.snapshot(slot, left)
         kept.supersede(held)
-        kept.put(held)
+        return kept.put(held)
+
+    def _send_off(self, coming: Slot) -> None:
+        """Idle texts leave for memory where passes over their cells have cost enough, or will.
+
+        Not where that would take what a window has left, or what a recurrent state can be put back to.
+        """
+        kept, target = self._prefixes, self._target
+        if kept is None or not kept.copy_cost.cell_ms or target.model.n_swa or not self.cuttable:
+            return
+        rows = len(coming.unread)
+        for slot in self._slots:
+            cells = slot.n_past - slot.shared
+            if slot.busy or cells <= 0:
+                continue
+            size = partial(target.state_size, slot.id)
+            if kept.copy_cost.leaving_pays(cells, slot.beside + rows, size) and self._keep(slot, 0):
+                self.clear(slot)
 
     def _put_back(
         self, slot: Slot, prompt: list[int], offered: int, align: int, saved: Prefix | None
@@ -363,6 +388,9 @@ class Slots:
         slot.last_used = self._clock = self._clock + 1
         slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
         slot.busy = False
+        for each in self._slots:
+            if not each.busy and each is not slot:
+                each.beside += max(slot.n_past - slot.reused, 0)
 
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""

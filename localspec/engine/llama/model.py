@@ -87,6 +87,7 @@ class Model(Freed):
         self.path = path
         self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
         self.n_layer = int(C.llama_model_n_layer(self.handle))
+        self.n_attention_heads = int(C.llama_model_n_head(self.handle))
         self.n_swa = int(C.llama_model_n_swa(self.handle))  # 0: attention without a window
         self.n_heads = int(C.llama_model_n_layer_nextn(self.handle)) if heads else 0  # MTP
         self.n_params = int(C.llama_model_n_params(self.handle))
@@ -147,9 +148,7 @@ class Model(Freed):
     @property
     def head_lengths(self) -> tuple[int, int]:
         """How many numbers the key and the value of one head have."""
-        each = int(C.llama_model_n_embd(self.handle)) // max(
-            int(C.llama_model_n_head(self.handle)), 1
-        )
+        each = int(C.llama_model_n_embd(self.handle)) // max(self.n_attention_heads, 1)
         return self._number("attention.key_length", each), self._number(
             "attention.value_length", each
         )

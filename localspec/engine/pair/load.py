@@ -59,6 +59,11 @@ Progress = Callable[[str, float], None]
 Notice = Callable[[str], None]
 
 
+# Nanoseconds of a thread that one head of a layer takes to skip a cell in one row: measured on a CPU, with
+# 24 layers of 14 heads, a row is 1.45 ms dearer beside 9 000 idle cells on two threads.
+IDLE_CELL_NS = 1.0
+
+
 def _silent(_: str) -> None:
     pass
 
@@ -128,7 +133,7 @@ class _Load:
         self._progress("profile", 0.0)
         profile = self._profile(_key(self._files, models, measured={"choose_on_device": chooses}))
         costs = self._target_costs(context, batch)
-        prefixes, sessions = self._prefixes(costs, _key(self._files, models), notice)
+        prefixes, sessions = self._prefixes(costs, models, notice)
         drafter, steps = self._drafter(
             models,
             draft if no_rollback is None else None,
@@ -231,11 +236,14 @@ class _Load:
             emits=draft is not None and draft.heads,
         )
 
+    @property
+    def _on_gpu(self) -> bool:
+        return self._settings.n_gpu_layers != 0 and bool(gpus())
+
     def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
         """Greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""
-        on_gpu = self._settings.n_gpu_layers != 0 and bool(gpus())
         asked = self._settings.choose_on_device
-        return (on_gpu if asked is None else asked) and chooses_rightly(context, batch)
+        return (self._on_gpu if asked is None else asked) and chooses_rightly(context, batch)
 
     def _profile(self, key: str) -> ProfileStore:
         """Where costs are kept, and what an earlier load has left there."""
@@ -297,14 +305,18 @@ class _Load:
         return Learned(costs, self._stored.known_of(Drafter.kinds), self._noise)
 
     def _prefixes(
-        self, costs: CostTable, key: str, notice: Notice
+        self, costs: CostTable, models: Models, notice: Notice
     ) -> tuple[Prefixes, SessionStore]:
         """What texts that lose their slot go into: memory, and from there the disk."""
-        settings = self._settings
-        prefixes = Prefixes(
-            settings.prefix_bytes, CopyCost(partial(costs.per_token_ms, PREFILL_WIDTH))
+        settings, target = self._settings, models.target
+        # What a GPU takes to skip cells was not measured.
+        cell_ns = 0.0 if self._on_gpu else IDLE_CELL_NS * target.n_layer * target.n_attention_heads
+        copy_cost = CopyCost(
+            partial(costs.per_token_ms, PREFILL_WIDTH), cell_ms=cell_ns / models.threads / 1e6
         )
+        prefixes = Prefixes(settings.prefix_bytes, copy_cost)
         folder = Path(settings.states_dir) if settings.states_dir else None
+        key = _key(self._files, models)
         sessions = SessionStore(folder, key, settings.states_bytes, notice)
         prefixes.dropped = sessions.dropped
         return prefixes, sessions
