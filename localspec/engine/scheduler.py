@@ -172,8 +172,9 @@ class Scheduler:
         slot.passing = after_cursor(self._pair.vocab.fim, prompt)
         verifier, scored = sequence.verifier, sequence.request.top_logprobs is not None
         on_device = self._pair.chooses_on_device and not lane.exact
+        verifier.likeliest = verifier.needs_no_logits(scored=scored)
         verifier.on_device = lane.context.choose_on_device(
-            sequence.slot.id, on_device and verifier.needs_no_logits(scored=scored)
+            sequence.slot.id, on_device and verifier.likeliest
         )
         lane.active.append(sequence)
 

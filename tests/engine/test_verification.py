@@ -16,7 +16,13 @@ from localspec.engine.llama import Logits
 from localspec.engine.sampling.distribution import Distribution, Truncation, chance
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
-from localspec.engine.speculation.verification import verify_match, verify_rejection
+from localspec.engine.speculation.verification import (
+    Verifier,
+    rejects,
+    verify_match,
+    verify_rejection,
+)
+from localspec.protocol.frames import Speculative
 from tests.support.statistics import chi_square_z
 
 N = 5
@@ -52,6 +58,24 @@ def test_greedy_keeps_the_drafts_that_are_the_argmax_and_corrects_the_next(
     truth = greedy(0, len(drafted) + 1)
     right = next((i for i, d in enumerate(drafted) if d != truth[i]), len(drafted))
     assert kept == truth[: right + 1]
+
+
+@given(
+    st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=40, unique=True),
+    st.floats(0.1, 5.0),
+    st.floats(0.0, 1.0),
+    st.integers(0, 100),
+)
+def test_of_one_candidate_there_is_nothing_to_draw(
+    logits: list[float], temperature: float, share: float, place: int
+) -> None:
+    """So it is verified as greedy decoding is, without a look at the rest of its row."""
+    one = replace(OFF, temperature=temperature, top_k=1, top_p=share, min_p=share)
+    sampler, row = Sampler(one), np.array(logits, np.float32)
+    assert sampler.sample(row, place) == int(row.argmax())
+    assert Truncation(one).distribution(row).ids.tolist() == [int(row.argmax())]
+    assert Verifier(sampler, None, False).needs_no_logits(scored=False)
+    assert not rejects(Speculative(), sampler, None, drawn=True, scored=False)
 
 
 @given(drafts, st.integers(0, 100))

@@ -165,14 +165,22 @@ class Context(Freed):
     def finite(self, row: int) -> Logits:
         """As `logits`. Raises NotFinite where they do not tell a highest one."""
         logits = self.logits(row)
-        highest = logits[logits.argmax()]  # a NaN, if there is one
-        if not math.isfinite(highest):
+        self._highest(logits)
+        return logits
+
+    def likeliest(self, row: int) -> int:
+        """The token of the highest logit of one row. Raises BadBatch, NotFinite, as `finite`."""
+        return self._highest(self.logits(row))
+
+    def _highest(self, logits: Logits) -> int:
+        at = int(logits.argmax())  # of a NaN, if there is one
+        if not math.isfinite(logits[at]):
             raise NotFinite(
                 f"The model {self.model.path} produces NaN or infinite values for this text: its "
                 "file is damaged or was converted incorrectly. Download it again, or choose "
                 "another."
             )
-        return logits
+        return at
 
     def states(self, row: int, count: int = 1) -> States:
         """A view (count, n_state) of the hidden states of `count` rows of the last pass, valid until the

@@ -42,7 +42,8 @@ class Settings:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature <= 0.0 and self.dynatemp_range <= 0.0
+        """Is there nothing to draw? Of one candidate there is not, at any temperature."""
+        return self.top_k == 1 or (self.temperature <= 0.0 and self.dynatemp_range <= 0.0)
 
     @property
     def excludes(self) -> bool:

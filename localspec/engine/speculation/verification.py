@@ -39,7 +39,7 @@ def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler, place: in
 
 
 def verify_sampled(sampled: Callable[[int], int], drafted: Sequence[int]) -> list[int]:
-    """`verify_match` for greedy decoding where row i's token was sampled on the device already."""
+    """`verify_match` for greedy decoding where nothing but row i's likeliest token counts."""
     kept: list[int] = []
     for i in range(len(drafted) + 1):
         kept.append(sampled(i))
@@ -96,15 +96,15 @@ class Doubtful(Exception):
 class Verifier:
     """Verifies the drafts of one sequence, and advances its grammar with what is kept.
 
-    reject: by the rejection rule where drafts were drawn, else by match. on_device: the pass itself
-    gives the tokens, and no logits.
+    reject: by the rejection rule where drafts were drawn, else by match. likeliest: nobody looks at a row
+    but for its likeliest token. on_device: the pass itself gives that, and no logits.
     """
 
     def __init__(self, sampler: Sampler, matcher: Guide | None, reject: bool) -> None:
         self.sampler = sampler
         self.matcher = matcher
         self.reject = reject
-        self.on_device = False
+        self.likeliest = self.on_device = False
         # those that were looked at, valid until the target's next pass: its own, and adjusted
         self.rows: list[Logits] = []
         self.adjusted: list[Logits] = []
@@ -135,6 +135,8 @@ class Verifier:
 
         if self.on_device:
             kept = verify_sampled(lambda i: _sampled(context, first_row + i), drafts.tokens)
+        elif self.likeliest:
+            kept = verify_sampled(lambda i: context.likeliest(first_row + i), drafts.tokens)
         elif drafts.probs:
             kept = verify_rejection(
                 rows, drafts.tokens, drafts.probs, self.sampler, drafts.generated
