@@ -69,19 +69,20 @@ class Engine:
 
     def _started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
         cached, source = sequence.tally.cached, sequence.slot.source
-        asked = tokenized.request.sampling
+        asked, thoughts = tokenized.request.sampling, tokenized.request.thoughts
         biased = asked.ignore_eos or asked.logit_bias or asked.text_bias
         bias = dict(tokenized.sampler.settings.logit_bias) if biased else {}
-        speed, tail = self.pair.shared.prompt_per_second, tokenized.tail
-        read = sequence.n_prompt, cached, tail, source
-        self._emit(Started(sequence.id, *read, bias, speed, tokenized.note))
+        read = sequence.n_prompt, cached, tokenized.tail, source
+        cost = self.pair.shared.reading.expected
+        self._emit(Started(sequence.id, *read, bias, cost, tokenized.note, thoughts))
 
     def _has_read(self, sequence: Sequence) -> None:
         """A pass has read a part of its prompt."""
         step = sequence.step
         if not sequence.generated and (step.first_row < 0 or sequence.request.progress):
             processed = sequence.slot.n_past + len(step.read)
-            self._emit(Reading(sequence.id, processed, sequence.tally.since_start_ms()))
+            spent, cost = sequence.tally.since_start_ms(), self.pair.shared.reading.expected
+            self._emit(Reading(sequence.id, processed, spent, cost))
 
     # ------------------------------------------------------------------------ one step
 

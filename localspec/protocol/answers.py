@@ -272,7 +272,7 @@ class Figures(Struct):
     slot, in memory or on the disk, and those of which parts were moved ("shift"). `mean_depth`:
     drafts per target pass. `accepted_at`: the share of each pass's first, second, … drafts that
     were accepted. `speed_up`: over plain decoding. `prompt_per_second`: tokens of prompts that are
-    read, as measured last.
+    read, at a text's beginning; `full_prompt_per_second`: where the context is full.
     """
 
     first_text_ms: float | None = None
@@ -283,6 +283,7 @@ class Figures(Struct):
     accepted_at: list[float] = []
     speed_up: float | None = None
     prompt_per_second: float | None = None
+    full_prompt_per_second: float | None = None
 
 
 class Hashing(Struct):

@@ -327,6 +327,23 @@ class Loading(Frame):
     fraction: float
 
 
+class PromptCost(msgspec.Struct, frozen=True):
+    """What reading prompts costs, in seconds: a text's first token, and what each token that is before
+    another adds to it, for attention looks at them all.
+    """
+
+    token_s: float
+    deeper_s: float = 0.0
+
+    def at(self, position: float) -> float:
+        """Of the token at this position."""
+        return self.token_s + self.deeper_s * position
+
+    def of(self, start: float, end: float) -> float:
+        """Of the tokens from one position to another."""
+        return (end - start) * self.at((start + end) / 2)
+
+
 class Loaded(Frame, omit_defaults=True):
     """The pair that is loaded, as /props and status show it. n_ctx: tokens that all requests share;
     sampling_defaults: how a request is sampled that says nothing of it.
@@ -345,7 +362,7 @@ class Loaded(Frame, omit_defaults=True):
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
     notes: list[str] = []  # what had to give for want of memory
-    prompt_per_second: float = 0.0  # as Started has it
+    reading: PromptCost | None = None  # as Started has it
 
 
 class LoadError(Frame):
@@ -372,7 +389,7 @@ class Started(Frame, omit_defaults=True):
 
     `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
     "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
-    `prompt_per_second`: tokens of prompts that are read, as measured last.
+    `reading`: what that costs, as far as it is known by now. `thoughts`: what opens and closes them.
     `note`: what of the request cannot be had.
     """
 
@@ -382,19 +399,20 @@ class Started(Frame, omit_defaults=True):
     tail: str = ""
     cache: Literal[""] | Cache = ""
     logit_bias: dict[int, float] = {}
-    prompt_per_second: float = 0.0
+    reading: PromptCost | None = None
     note: str = ""
+    thoughts: list[tuple[str, str]] = []
 
 
-class Reading(Frame):
+class Reading(Frame, omit_defaults=True):
     """A pass has read a part of the prompt: so many of its tokens are read now, the cached ones
-    among them, `ms` after the request got its slot.
+    among them, `ms` after the request got its slot. `reading`: as Started has it.
     """
 
     id: int
     processed: int
     ms: float
-    note: str = ""
+    reading: PromptCost | None = None
 
 
 class Timings(msgspec.Struct):

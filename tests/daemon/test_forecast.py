@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -30,14 +31,15 @@ def knowing(answer: int = 100) -> Forecast:
 
 def loaded(prompts: float, step_ms: float) -> frames.Loaded:
     profile = {"target_ms": {1: step_ms}}
-    return frames.Loaded(
-        "p", "t", None, 4096, 4, None, "", "", profile=profile, prompt_per_second=prompts
-    )
+    reading = frames.PromptCost(1 / prompts)
+    return frames.Loaded("p", "t", None, 4096, 4, None, "", "", profile=profile, reading=reading)
 
 
-def done(tokens: int, speed: float = TOKENS) -> frames.Done:
+def done(
+    tokens: int, speed: float = TOKENS, reason: Literal["stop", "length"] = "stop"
+) -> frames.Done:
     timings = frames.Timings(predicted_n=tokens, predicted_per_second=speed)
-    return frames.Done(1, "stop", 10, tokens, timings, frames.Speculation())
+    return frames.Done(1, reason, 10, tokens, timings, frames.Speculation())
 
 
 def job(prompt: int = 0, most: int | None = None) -> Job:
@@ -79,14 +81,71 @@ def test_what_has_been_read_and_written_is_not_waited_for() -> None:
     one.sees(frames.Delta(1, "x", tokens=60))
     assert forecast.wait_s([one], [], 1) == pytest.approx(40 / TOKENS, rel=0.02)
     one.sees(frames.Delta(1, "x", tokens=400))  # longer than others were: it goes on for a while
-    assert forecast.wait_s([one], [], 1) == pytest.approx(100 / TOKENS, rel=0.02)
+    assert forecast.wait_s([one], [], 1) == pytest.approx(200 / TOKENS, rel=0.02)
+
+
+costs = st.builds(frames.PromptCost, st.floats(1e-4, 0.1), st.floats(0, 1e-5))
+
+
+@given(costs, st.integers(0, 40_000), st.integers(1, 40_000))
+def test_what_is_deep_in_a_text_takes_as_long_as_it_does(
+    cost: frames.PromptCost, cached: int, more: int
+) -> None:
+    """The sum over its tokens, each after all those that are before it."""
+    forecast, one = knowing(), Job(most=0)
+    for event in (
+        frames.Started(1, cached + more, cached, reading=cost),
+        frames.Reading(1, cached + more // 2, 1.0, reading=frames.PromptCost(cost.token_s, 1e-6)),
+    ):
+        one.sees(event)
+        forecast.sees(one, event)
+        assert event.reading is not None
+        left = sum(event.reading.at(at) for at in range(one.read, one.prompt))
+        assert forecast.reading_s(one) == pytest.approx(
+            left, rel=0.02, abs=event.reading.at(one.prompt)
+        )
+        assert forecast.wait_s([one], [], 1) == forecast.reading_s(one)
+    first, full = forecast.prompt_per_second or (0, 0)
+    assert (first, full) == pytest.approx((1 / cost.token_s, 1 / (cost.token_s + 4096e-6)))
+
+
+@given(st.lists(st.integers(0, 30), max_size=40), st.integers(31, 400))
+def test_short_answers_do_not_end_a_long_one(short: list[int], written: int) -> None:
+    forecast, one = knowing(), Job()
+    for tokens in short:
+        forecast.sees(Job(), done(tokens))
+    one.sees(frames.Started(1, 10, 10))
+    one.sees(frames.Delta(1, "x", tokens=written))
+    wait = forecast.wait_s([one], [], 1)
+    assert wait is not None
+    if written < 90 and len(short) < 32:
+        assert wait == pytest.approx((100 - written) / TOKENS, rel=0.02)
+    elif written >= 100 or len(short) >= 32:
+        assert wait == pytest.approx(written / 2 / TOKENS, rel=0.02)
+
+
+@given(st.lists(st.integers(0, 90)))
+def test_answers_that_their_limit_cut_do_not_make_others_shorter(cut: list[int]) -> None:
+    forecast = knowing()
+    for tokens in cut:
+        forecast.sees(Job(most=tokens), done(tokens, reason="length"))
+    assert forecast.wait_s([Job()], [], 1) == pytest.approx(100 / TOKENS, rel=0.02)
+
+
+def test_a_short_answer_says_little_of_how_fast_long_ones_are_written() -> None:
+    forecast = knowing()
+    for _ in range(3):
+        forecast.sees(Job(), done(100))
+        forecast.sees(Job(), done(2, speed=20 * TOKENS))
+    assert forecast.wait_s([Job(most=20)], [], 1) == pytest.approx(20 / TOKENS, rel=0.05)
 
 
 def test_texts_caches_and_speeds_are_learned_and_another_pair_has_its_own() -> None:
     forecast = knowing()
     asked = frames.Generate(1, frames.TextPrompt("x" * 6000), max_tokens=7, priority="editor")
+    started = frames.Started(1, 1000, 900, reading=frames.PromptCost(0.02))
     for _ in range(60):
-        forecast.sees(Job.of(asked), frames.Started(1, 1000, 900, prompt_per_second=50.0))
+        forecast.sees(Job.of(asked), started)
     assert Job.of(asked).editor
     assert forecast.prompt_left(Job.of(asked)) == pytest.approx(100, rel=0.02)
     assert forecast.reading_s(Job.of(asked)) == pytest.approx(2.0, rel=0.02)

@@ -176,6 +176,16 @@ def test_how_much_of_the_prompt_is_read_is_said_as_llama_server_does(home: Home)
     told = [each for each in events if "prompt_progress" in each]
     assert {each["type"] for each in told} == {"response.in_progress"}
     assert told[-1]["prompt_progress"]["total"] > 0
+    assert [each["type"] for each in events if "timings" in each] == ["response.completed"]
+
+
+def test_timings_come_with_each_token_as_llama_server_gives_them(home: Home) -> None:
+    fields = {"timings_per_token": True, "return_progress": True}
+    events = streamed(home, "say one two", **fields)
+    told = [each["timings"] for each in events if each["type"] == "response.output_text.delta"]
+    assert [each["predicted_n"] for each in told] == [1, 2]
+    assert all("timings" in each for each in events if "prompt_progress" in each)
+    assert events[-1]["timings"] == events[-1]["response"]["timings"]
 
 
 def test_an_engine_that_dies_fails_the_response_and_keeps_what_was_said(home: Home) -> None:

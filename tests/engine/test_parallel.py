@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch
+from localspec.engine.pair.reading import ReadingCost
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve
 from localspec.engine.speculation.cost import CostTable
-from localspec.protocol.frames import Constraint, PairFiles, Sampling, Speculative
+from localspec.protocol.frames import Constraint, PairFiles, PromptCost, Sampling, Speculative
 from tests.support.pairs import BOS, N_VOCAB, expected
 from tests.support.rescoring import NEAR_TIE, first_strange, worst_gap
 from tests.support.running import GREEDY, PLAIN, Running, drafting, running
@@ -419,8 +420,31 @@ def test_each_pass_over_a_prompt_says_how_much_is_read(
         assert [each.processed for each in answer.readings] == passes[: None if progress else -1]
         assert all(each.ms > 0 for each in answer.readings)
         assert answer.started is not None
-        assert answer.started.prompt_per_second > 0
+        assert answer.started.reading is not None
+        assert answer.started.reading.of(0, 200) > 0
         engine.ask(prompt, 1)
+
+
+def test_a_request_is_told_what_the_passes_over_others_prompts_have_cost(
+    contextual_files: PairFiles, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine where a row takes 1 ms, and 20 µs more for each that is before it."""
+    engine, truth = load(contextual_files, n_batch=64), PromptCost(1e-3, 2e-5)
+    lane = engine.pair.shared
+    times = iter(range(1_000_000))  # a pass asks before it begins, and when it is over
+
+    def clock() -> float:
+        return lane.batch.rows * truth.at(lane.batch.mean_position) if next(times) % 2 else 0.0
+
+    monkeypatch.setattr(lane, "_clock", clock)
+    for length in (engine.pair.n_ctx - 20, 90, 300):
+        engine.forget()
+        engine.ask([(13 * at + length) % 500 for at in range(length)], 3)
+    told = engine.ask(prompts(1)[0], 1).started
+    assert told is not None
+    assert told.reading is not None
+    assert told.reading.of(0, 400) == pytest.approx(truth.of(0, 400), rel=0.1)
+    assert told.reading.of(300, 400) == pytest.approx(truth.of(300, 400), rel=0.2)
 
 
 # ---------------------------------------------------------------------------- slow machines
@@ -440,7 +464,7 @@ def test_passes_that_read_are_as_long_as_they_may_take(
     lane = engine.pair.shared
     row_s, taken = 0.02, [0.0]  # seconds of a row, and all that have gone by
     lane._clock = lambda: taken[0]
-    lane._row_s = None  # nothing was read yet
+    lane.reading = ReadingCost(max(16 * row_s, least) / 16, 0.0, lane.context.n_ctx)
     lane.costs = CostTable({width: max(width * row_s, least, 1e-3) * 1e3 for width in range(1, 17)})
     passes: list[tuple[int, float]] = []
     decode = lane.context.decode

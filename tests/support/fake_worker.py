@@ -135,7 +135,8 @@ class FakeWorker:
         self.send(frames.Preparing(frame.id, begins=False))
         time.sleep(self.options.first_delay)
         count = long(words) if command == "read" else len(prompt.split())
-        self.send(frames.Started(frame.id, count, cached_tokens=1, prompt_per_second=100.0))
+        reading = frames.PromptCost(0.01)
+        self.send(frames.Started(frame.id, count, cached_tokens=1, reading=reading))
         if self.options.always or (self.options.first_decode and not self.safe):
             die(self.options.always or self.options.first_decode)
         sent = 0

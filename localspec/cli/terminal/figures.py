@@ -173,7 +173,9 @@ def _speed(figures: dict[str, Any]) -> str:
     if figures.get("speed_up") is not None:
         parts.append(f"{figures['speed_up']:.2f}× plain decoding")
     if figures.get("prompt_per_second"):
-        parts.append(f"reads {figures['prompt_per_second']:,.0f} prompt tokens/s")
+        first, full = figures["prompt_per_second"], figures["full_prompt_per_second"]
+        slows = f" ({full:,.0f} where the context is full)" if full < 0.9 * first else ""
+        parts.append(f"reads {first:,.0f} prompt tokens/s{slows}")
     if figures.get("first_text_ms") is not None:
         parts.append(f"first text after {figures['first_text_ms']:.0f} ms (median)")
     return ", ".join(parts)

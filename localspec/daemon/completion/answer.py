@@ -77,7 +77,7 @@ class Choice:
                 self.processed = event.cached_tokens
                 self.note = event.note
                 if self.parser is not None:
-                    self.parser.begin(event.tail)
+                    self.parser.begin(event.tail, event.thoughts)
             case frames.Reading():  # another engine may read it anew
                 self.processed = max(self.processed, event.processed)
                 self.reading_ms = event.ms

@@ -70,8 +70,10 @@ class Supervisor:
 
     def figures(self) -> Figures:
         """How answers went, for `localspec status`."""
-        speed = self.forecast.prompt_per_second or None
-        return msgspec.structs.replace(self.metrics.figures(), prompt_per_second=speed)
+        first, full = self.forecast.prompt_per_second or (None, None)
+        return msgspec.structs.replace(
+            self.metrics.figures(), prompt_per_second=first, full_prompt_per_second=full
+        )
 
     # ------------------------------------------------------------------ requests
 

@@ -58,6 +58,11 @@ class Batch:
         )
         self.rows = 0
 
+    @property
+    def mean_position(self) -> float:
+        """Of its rows, of which there are some."""
+        return sum(self._pos[: self.rows]) / self.rows
+
     def clear(self) -> None:
         self.rows = 0
 

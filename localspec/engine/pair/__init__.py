@@ -4,6 +4,7 @@ load       `load_pair`: files opened, contexts made, passes measured; smaller wh
 pair       `Pair`, what `load_pair` makes: frozen; what moves is in its parts
 models     models opened, compared with each other and tried before they are used; their contexts
 lane       one target context with its slots, and how wide its passes are
+reading    what reading prompts costs, by how deep in a text it is
 exact      exact mode: a lane of its own with a width that passes the self-test
 measuring  what passes take, and whether the machine was quiet
 profile    what is kept between loads: costs, and what was learned of drafts

@@ -16,6 +16,7 @@ import numpy as np
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
 from localspec.engine.pair.measuring import WIDTHS
+from localspec.engine.pair.reading import ReadingCost, deeper
 from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.cost import Clock, CostTable
@@ -48,6 +49,9 @@ class Lane:
         self.batch = batch
         self.slots = slots
         self.costs = costs
+        # Said by narrow passes it is too much: there every row has its logits.
+        first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
+        self.reading = ReadingCost(first_s, deeper(context.model), context.n_ctx)
         self.width = width
         self.active: list[Sequence] = []
         self.ended = 0  # requests that have, here
@@ -58,7 +62,6 @@ class Lane:
         # since the last request ended: passes, and the sequences in them
         self.passes = self.busy = 0
         self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
-        self._row_s: float | None = None  # of a prompt's token, once one was read
 
     @property
     def exact(self) -> bool:
@@ -98,19 +101,15 @@ class Lane:
         return min(self.most_rows, int(max(rows, LEAST_BESIDE)))
 
     @property
-    def prompt_per_second(self) -> float:
-        """Tokens of prompts that it reads."""
-        return 1 / self._row
-
-    @property
     def is_long(self) -> bool:
         """Will a pass over the batch take longer than somebody else should wait for it?"""
         return self.batch.rows * self._row > self._gap_s
 
     @property
     def _row(self) -> float:
-        """Seconds of a prompt's token."""
-        return self._row_s or self.costs.per_token_ms(WIDTHS[-1]) / 1e3
+        """Seconds of a token of the prompt that is read deepest."""
+        reading = (each.slot.n_past for each in self.active if each.prefilling)
+        return self.reading.at(max(reading, default=0))
 
     @property
     def most_rows(self) -> int:
@@ -121,15 +120,10 @@ class Lane:
         return int(max(min(self._pass_s / self._row, self.batch.capacity), 1))
 
     def _learn_prefill(self, spent: float) -> None:
-        """A pass that read a prompt took `spent` seconds: dearer is believed at once, cheaper slowly.
-
-        What was measured at load says too much: there every row has its logits.
-        """
+        """A pass that read a prompt took `spent` seconds."""
         if self.batch.rows < min(self.rows_beside(0), LEAST_LEARNED):
             return  # a prompt's last rows say little about a row among many
-        row_s = spent / self.batch.rows
-        known = self._row_s or row_s
-        self._row_s = max(row_s, known + 0.2 * (row_s - known))
+        self.reading.observe(self.batch.rows, self.batch.mean_position, spent)
 
     def decode(self, timed: bool, sequences: int = 1) -> float:
         """One pass over the batch, of so many sequences; returns its seconds, and tells the cost table if

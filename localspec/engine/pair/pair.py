@@ -106,7 +106,7 @@ class Pair:
             backend=backend() if self.settings.n_gpu_layers else "cpu",
             sampling_defaults=unasked(self.defaults),
             profile=self.learned.costs.as_dict(),
-            prompt_per_second=self.shared.prompt_per_second,
+            reading=self.shared.reading.expected,
         )
 
     def save(self) -> None:

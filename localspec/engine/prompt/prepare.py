@@ -19,6 +19,7 @@ from localspec.engine.llama import Vocab, check_tokens
 from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, prompt_budget
+from localspec.engine.prompt.marks import NotSeen, pieces
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammars.compile import Grammars
@@ -61,6 +62,7 @@ from localspec.protocol.frames import (
 )
 
 QUICK = 0.3  # seconds of preparing that others may wait for
+_UNREAD = "This model marks its thoughts in a way that is not known, so they are part of its answer's text."
 TAIL = 64  # characters; enough for a marker that the template left open
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
 
@@ -73,7 +75,7 @@ class Preparer:
     def __init__(self, pair: Pair, renderer: TemplateRenderer) -> None:
         self._pair = pair
         self._renderer = renderer
-        self._grammars = Grammars(pair.vocab, pair.models.target.chat_template or "")
+        self._grammars = Grammars(pair.vocab)
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
@@ -91,6 +93,7 @@ class Preparer:
             InvalidRequest: and its subclasses, with the field at fault.
         """
         self._rendered = ""
+        unread = self._mark(request)
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
         shown, tail = frozenset(self._control(request.shown)), self._rendered[-TAIL:]
@@ -107,8 +110,20 @@ class Preparer:
             shown,
             tail,
             self._saved(request, tokens),
-            note,
+            " ".join(filter(None, [note, unread])),
         )
+
+    def _mark(self, request: Generate) -> str:
+        """Have a chat's thoughts marked as this model marks them; returns what of them cannot be read."""
+        if not isinstance(request.prompt, ChatPrompt):
+            return ""
+        try:
+            request.thoughts = self._renderer.marks(request.thoughts)
+        except NotSeen:
+            request.thoughts = []
+            return _UNREAD
+        request.shown = [*request.shown, *(each for m in request.thoughts for each in pieces(m))]
+        return ""
 
     def _limit(self, request: Generate) -> Guide | None:
         """The end of thoughts that may have only so many tokens; a model whose template knows none
@@ -116,11 +131,12 @@ class Preparer:
         """
         if request.thinking is None:
             return None
-        vocab = self._pair.vocab
-        markers = []
-        for opening, closing in request.thinking.markers:
-            if not self._renderer.mentions(opening.rstrip(), closing):
-                continue
+        try:
+            known = self._renderer.marks(request.thinking.markers)
+        except NotSeen:
+            return None
+        vocab, markers = self._pair.vocab, []
+        for opening, closing in known:
             tokens = vocab.tokenize(closing, add_special=False, parse_special=True)
             markers.append(Marker(opening.encode(), closing.encode(), tokens))
         if not markers:

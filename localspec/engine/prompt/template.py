@@ -11,11 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 
+from localspec.engine.prompt.marks import CHANNELS, Marks, NotSeen, seen
 from localspec.engine.prompt.wordings import Messages, TemplateRaised, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
@@ -24,6 +25,9 @@ TIME_LIMIT = 2.0  # seconds a template may take
 START_LIMIT = 20.0  # seconds for the process to come up on a busy machine
 MARK = "zqplaceqz"  # stands for a text; no template has it
 _NOTHING = re.compile(r"\b(?:none|null)\b", re.IGNORECASE)
+_THOUGHT = re.compile("reasoning|thinking|thought", re.IGNORECASE)
+# By the names that families have for it.
+_THINKING = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
 _SKELETONS = 16  # kept; of a chat of 10,000 messages one is about a megabyte
 
 
@@ -76,9 +80,35 @@ class TemplateRenderer:
         except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
 
-    def mentions(self, *texts: str) -> bool:
-        """Is one of these in the template? In one that is not known it may be."""
-        return self._template is None or any(text in self._template for text in texts)
+    def marks(self, known: Sequence[Marks]) -> list[Marks]:
+        """What thoughts are marked with: those of the known marks that are in the template, or else the
+        ones that are seen in what it makes of thoughts.
+
+        Raises:
+            NotSeen: they are marked in another way.
+        """
+        if self._template is None:
+            return list(known)
+        found = [(o, c) for o, c in known if o.rstrip() in self._template or c in self._template]
+        if found or not known or CHANNELS in self._template or not _THOUGHT.search(self._template):
+            return found
+        if isinstance(self._seen, NotSeen):
+            raise self._seen
+        return [self._seen] if self._seen else []
+
+    @cached_property
+    def _seen(self) -> Marks | NotSeen | None:
+        def render(messages: Messages, asks: bool) -> str:
+            worded = self._capabilities.worded(messages)
+            asked = {"messages": worded, "add_generation_prompt": asks}
+            return self._rendered({**self._always, **_THINKING, **asked})
+
+        try:
+            return seen(render)
+        except NotSeen as unknown:
+            return unknown
+        except (TemplateRaised, TemplateFailed):
+            return None
 
     def _continued(self, prompt: ChatPrompt, messages: Messages) -> str:
         """Up to where the last message's text, or its thoughts, would stand."""

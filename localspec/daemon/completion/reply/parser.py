@@ -51,6 +51,7 @@ class AnswerParser:
         self._tools = tools or {}
         self._parallel = parallel
         self._reasoning = reasoning
+        self._thoughts: Sequence[tuple[str, str]] = THOUGHTS
         self._held = ""  # text that may be the beginning of a marker
         self._state: Literal["start", "thinking", "content", "call"] = "start"
         self._closing = ""  # of the thoughts, or of the call that is being read
@@ -59,11 +60,14 @@ class AnswerParser:
         self._channels = channels.Channels() if reasoning else None
         self._blank = False  # blanks are dropped until other text comes
 
-    def begin(self, tail: str) -> None:
-        """`tail` is the end of the prompt; a template may have opened the thoughts already."""
+    def begin(self, tail: str, thoughts: Sequence[tuple[str, str]] = ()) -> None:
+        """`tail` is the end of the prompt; a template may have opened the thoughts already. `thoughts`:
+        what this model opens and closes them with, where that is known.
+        """
+        self._thoughts = [*thoughts, *THOUGHTS]
         if not self._reasoning:
             return
-        for opening, closing in THOUGHTS:
+        for opening, closing in reversed(self._thoughts):
             if tail.rstrip().endswith(opening.rstrip()):
                 self._state, self._closing, self._blank = "thinking", closing, True
 
@@ -106,7 +110,7 @@ class AnswerParser:
     def _start(self, final: bool) -> None:
         """Does the answer begin with thoughts, or with a call that has no marker?"""
         text = self._held.lstrip()
-        for opening, closing in THOUGHTS if self._reasoning else ():
+        for opening, closing in self._thoughts if self._reasoning else ():
             if text.startswith(opening):
                 self._held = text[len(opening) :]
                 self._state, self._closing, self._blank = "thinking", closing, True

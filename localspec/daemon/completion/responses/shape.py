@@ -63,10 +63,14 @@ class ResponsesShape:
             said = isinstance(piece, Text) and piece.kind == "content"
             found += self._output.take(piece, self._logprobs if said else [])
             self._logprobs = []
+        if found and isinstance(event, frames.Delta) and event.timings is not None:
+            found[-1].timings = event.timings
         return self._named(found)
 
     def reading(self, index: int, now: PromptProgress) -> object:
         event = events.InProgress(response=self.response, prompt_progress=now)
+        if self.answer.wants_timings:
+            event.timings = self.answer.choices[index].timings
         return self._named([event])[0]
 
     def end(self) -> Sequence[object]:
@@ -74,7 +78,7 @@ class ResponsesShape:
         found = [*self._output.end(cut=choice.finish == "length")]
         self._end(choice)
         last = (events.Completed if self.response.status == "completed" else events.Incompleted)(
-            response=self.response
+            response=self.response, timings=self.response.timings
         )
         return self._named([*found, last])
 

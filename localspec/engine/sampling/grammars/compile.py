@@ -33,14 +33,10 @@ _KEPT = 8  # requests' plans: an agent sends the same tools with every turn
 
 
 class Grammars:
-    """Compiles constraints for one vocabulary. The tokenizer table is built at first use (1 s).
+    """Compiles constraints for one vocabulary. The tokenizer table is built at first use (1 s)."""
 
-    template: the model's, which has the markers of its thoughts; "": it may have any.
-    """
-
-    def __init__(self, vocab: Vocab, template: str = "") -> None:
+    def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._template = template
         self._plans: dict[bytes, tuple[Plan, str]] = {}
 
     @cached_property
@@ -90,16 +86,13 @@ class Grammars:
             tools, unheld = None, _UNKNOWN
         tail = tail.rstrip()
         close = next((c for o, c in request.thoughts if tail.endswith(o.rstrip())), "")
-        thoughts = [
-            pair for pair in request.thoughts if pair[0].rstrip() in (self._template or pair[0])
-        ]
         if tools is None and (constraint is None or not close):
             return (None if constraint is None else self.compile(constraint)), unheld
-        key = msgspec.msgpack.encode((tools, constraint, thoughts))
+        key = msgspec.msgpack.encode((tools, constraint, request.thoughts))
         if key not in self._plans:
             answer = _rule(constraint) if constraint is not None else ""
             compiled = partial(self._matcher, param=constraint.param if constraint else "tools")
-            plans = Plans(compiled, self._pieces, thoughts)
+            plans = Plans(compiled, self._pieces, request.thoughts)
             self._plans[key] = plans.plan(tools, answer)
             for old in list(self._plans)[:-_KEPT]:
                 del self._plans[old]

@@ -17,10 +17,14 @@ from localspec.protocol.clients.responses.items import (
     SummaryText,
     TokenLogprob,
 )
+from localspec.protocol.frames import Timings
 
 
 class Event(Struct, tag_field="type", kw_only=True):
+    """`timings` are llama-server's: at the end, and of each token under `timings_per_token`."""
+
     sequence_number: int = 0
+    timings: Timings | UnsetType = UNSET
 
 
 class OfResponse(Event, kw_only=True):
