@@ -44,6 +44,9 @@ WRITTEN = {  # as GLM, DeepSeek, Cohere, Kimi, Apertus, MiniCPM and Functionary 
     "{% if not loop.last %}, {% endif %}{% endfor %}]<|/tools|><|end|>",
     "no tojson": f'{EACH}<function name="{{{{ c.function.name }}}}">{TAGS}<param name="{{{{ k }}}}">'
     "{{ v }}</param>{% endfor %}</function>{% endfor %}<|end|>",
+    "quoted as in XML": f'{EACH}<function name="{{{{ c.function.name }}}}">{TAGS}<param name="{{{{ k }}}}">'
+    "{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}"
+    f"{VALUE}{{% endif %}}</param>{{% endfor %}}</function>\n{{% endfor %}}<|end|>",
     "JSON in text": f"{EACH}<act>{{{{ c.function.name }}}}\n{{{{ c.function.arguments + '' }}}}</act>"
     "{% endfor %}<|end|>",
 }
@@ -127,7 +130,7 @@ def read(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
     return [(name, json.loads(given)) for name, given in calls]
 
 
-@pytest.mark.parametrize("name", ["keys", "kinds", "counted", "list"])
+@pytest.mark.parametrize("name", ["keys", "kinds", "counted", "list", "quoted as in XML"])
 def test_however_an_answer_is_cut_the_same_is_read_of_it(name: str) -> None:
     """Of one that is mangled, too."""
     form, chosen = notation(ALL[name]), random.Random(name)
@@ -153,6 +156,8 @@ def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> Non
     calls = [(each, {**given}) for each, given in CALLS]
     if name in ("Qwen3-Coder", "chatml_xml_calls", "no tojson"):
         calls[0][1].pop("more")  # Python's own writing of objects has no quotes inside
+    if name == "quoted as in XML":
+        calls[0][1]["city"] = "Pa </param> & ]]> or </p>"
     for some in ([calls[0]], [calls[1]], calls):
         try:
             text = written(ALL[name], some, name)

@@ -21,6 +21,7 @@ _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _ID = re.compile(r"[\w.:-]*", re.ASCII)
 _PARTS = re.compile(rf"({ID}|\s+)")
 _LONGEST = 400  # characters of what stands before a call's arguments; what is longer is text
+QUOTE = "<![CDATA[", "]]>"
 _MORE, _OTHER = -1, -2  # in place of where a literal ends
 
 
@@ -167,9 +168,17 @@ class FoundCalls(Reader):
         return True
 
     def _value(self, start: int, types: set[str], *, final: bool) -> str | None:
-        """The text of a value; None: it is not whole yet. JSON may have in it what ends it."""
+        """The text of a value; None: it is not whole yet. JSON may have in it what ends it, and so may what
+        a model quotes as XML does.
+        """
         close = self._form.parameter[3]
         core = close.strip()
+        begun, over = QUOTE
+        if self.raw.startswith(begun, start) and (end := self.raw.find(over + core, start)) >= 0:
+            self._at = end + len(over + core)
+            return self.raw[start + len(begun) : end]
+        if begun.startswith(self.raw[start : start + len(begun)]) and not final:
+            return None
         end = self.raw.find(core, start)
         if end >= 0 and not final and not types & {"string", "any"}:
             end = self._json_end(start, core)

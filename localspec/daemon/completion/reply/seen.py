@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from localspec.daemon.completion.reply.calls import Arguments, Call
-from localspec.daemon.completion.reply.found import FoundCalls
+from localspec.daemon.completion.reply.found import QUOTE, FoundCalls
 from localspec.daemon.completion.reply.tools import UNKNOWN, format_of
 from localspec.protocol.calls import ID, CallFormat
 
@@ -111,9 +111,14 @@ def _rendered(template: str) -> list[str]:
         check=False,
     )
     replies = [json.loads(line) for line in done.stdout.splitlines()[1:] if len(line) < _LONGEST]
-    texts = [_IDS.sub("", str(reply.get("text", ""))) for reply in replies]
+    texts = [_plain(str(reply.get("text", ""))) for reply in replies]
     whole = len(texts) == len(_WORDINGS) * len(_CALLS)  # else it has crashed, or goes on and on
     return texts if whole else []
+
+
+def _plain(text: str) -> str:
+    """Without what stands for our ids, and without the quotes of values, which are read anywhere."""
+    return _IDS.sub("", text).replace(QUOTE[0], "").replace(QUOTE[1], "")
 
 
 def _variables(calls: _Called, as_text: bool, identity: str) -> dict[str, Any]:
