@@ -26,7 +26,8 @@ In an /infill the command is `prompt` after an exclamation mark.
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
 safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load; `--pace S` waits
 before each word of "say"; `--end-delay S` takes its time when told to end; `--alone FILE` writes
-its number there, and FILE.two when another engine with the same FILE is alive.
+its number there, and FILE.two when another engine with the same FILE is alive; `--most N` has no memory
+for a larger context, and with `--killed FILE` is killed for it, as the kernel kills and counts in FILE.
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ class FakeWorker:
         self.send(frames.Loading("target", 0.5))
         time.sleep(self.options.load_delay)
         if self.options.most and frame.settings.n_ctx > self.options.most:
+            if self.options.killed:
+                kills = int(self.options.killed.read_text().split()[1])
+                self.options.killed.write_text(f"oom_kill {kills + 1}\n")
+                die("SIGKILL")
             sys.stderr.write("failed to allocate the cache\n")
             os.abort()
         if self.options.load_error:
@@ -284,6 +289,7 @@ def main() -> None:
     parser.add_argument("--alone", type=Path)
     parser.add_argument("--load-error", action="store_true")
     parser.add_argument("--most", type=int, default=0)
+    parser.add_argument("--killed", type=Path)
     parser.add_argument("--template")
     options = parser.parse_args()
     held = options.alone and options.alone.open("w")  # the system gives it free when we end

@@ -7,7 +7,6 @@ here is decided which pair the one worker holds, and whether it may be started o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -209,9 +208,14 @@ class LoadedPair:
                 state = Loading(pair, asyncio.create_task(self._load(pair)), state.engine)
                 state.task.add_done_callback(self._load_ended)
                 self.state = state
-            with contextlib.suppress(Again):
+            try:
                 # Shielded: one client that leaves does not stop the load others wait for.
                 await asyncio.shield(state.task)
+            except Again:
+                pass
+            except errors.LocalspecError:
+                if state.pair == pair:  # another one's end is nothing to whoever waits for this one
+                    raise
 
     async def load(
         self, pair: frames.PairFiles, report: Callable[[PairStatus], Awaitable[None]]
