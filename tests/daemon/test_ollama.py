@@ -213,6 +213,9 @@ def test_models_are_listed_and_shown_under_names_with_a_tag(client: ollama.Clien
         assert "num_ctx" in (shown.parameters or "")
         assert "completion" in (shown.capabilities or [])
     assert client.chat(name, asking("say x")).message.content == "x"
+    told = dict(line.split() for line in (client.show(name).parameters or "").splitlines())
+    assert told["num_ctx"] == "4096"  # as it is loaded
+    assert float(told["temperature"]) == pytest.approx(0.8)
 
 
 def test_somebody_is_there(served: Home) -> None:

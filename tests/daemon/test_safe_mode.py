@@ -53,7 +53,9 @@ def test_what_does_not_help_is_not_remembered_nor_recalled_again_in_this_run(fil
     assert mode.recall() is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": "x"}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"version": "x"}', b"\xff", b'{"\xf0air": 1}']
+)
 def test_a_broken_file_counts_as_none_and_is_replaced(file: Path, content: bytes) -> None:
     file.parent.mkdir()
     file.write_bytes(content)

@@ -181,6 +181,13 @@ def test_a_newer_file_is_refused_and_left_alone(disk: Disk) -> None:
     assert "newer" in refused(disk, bytes(content))
 
 
+def test_a_name_in_the_header_that_is_no_utf_8_is_damage(disk: Disk) -> None:
+    """It is read before the hash is, to see whose text the file holds."""
+    disk.save("ab12")
+    content = disk.file("ab12").read_bytes()
+    assert "damaged" in refused(disk, content.replace(b"pair", b"\xf0air", 1))
+
+
 @given(st.data())
 def test_a_file_with_any_byte_changed_or_cut_off_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -322,9 +322,14 @@ def test_a_newer_record_is_refused_and_untouched(store: Store, record: Record) -
     assert path.read_text() == text
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', '{"version": "x"}'])
-def test_a_broken_record_is_told_and_can_be_mended(store: Store, record: Record, text: str) -> None:
-    (store.pairs / "p.json").write_text(text)
+BROKEN = [b"", b"{", b"[]", b'{"version": 1}', b'{"version": "x"}', b'{"\xf0air": 1}']
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_broken_record_is_told_and_can_be_mended(
+    store: Store, record: Record, content: bytes
+) -> None:
+    (store.pairs / "p.json").write_bytes(content)
     with pytest.raises(StoreError, match="is broken"):
         store.get("p")
     assert len(store.listing().problems) == 1

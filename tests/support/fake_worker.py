@@ -45,6 +45,7 @@ from pathlib import Path
 
 import msgspec
 
+from localspec.engine.sampling.settings import unasked
 from localspec.protocol import frames
 
 
@@ -122,6 +123,7 @@ class FakeWorker:
             chat_template=self.options.template,
             bos_token="<s>",
             eos_token="</s>",
+            sampling_defaults=unasked({}),
         )
         self.send(info)
 

@@ -99,7 +99,7 @@ class SafeMode:
     def _read(self) -> Record | None:
         try:
             record = msgspec.json.decode(read_file(self._file), type=Record)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return Record(VERSION)
         if record.version > VERSION:
             log.warning("%s is of a newer release; it is left alone", self._file)

@@ -129,7 +129,7 @@ def _header(raw: bytes, identity: str, body: int) -> _Header:
     """The header of a file with so many bytes behind it. Raises Unusable."""
     try:
         header = msgspec.msgpack.decode(raw, type=_Header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Unusable("it is damaged") from error
     if header.identity != identity:
         raise Unusable("it belongs to other files or settings")

@@ -270,7 +270,7 @@ class Hub:
                 if "next" not in response.links or there.origin != response.url.origin:
                     break  # the token stays with the host that it is for
                 url = str(there)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             raise causes.web_page(self.endpoint, repo) from None
         return tuple(each for each in found if each.type == "file")
 

@@ -196,7 +196,7 @@ class Unfinished:
         """What is wanted, the oldest first; nothing where the file is broken."""
         try:
             kept = msgspec.json.decode(read_file(self._path), type=_Kept)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return ()
         return kept.pulls if kept.version == VERSION else ()
 

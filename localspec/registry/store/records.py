@@ -111,7 +111,7 @@ def decode(name: str, data: bytes) -> Record:
                 f"this one supports {VERSION}); it is left untouched. Upgrade localspec to use it."
             )
         record = msgspec.json.decode(data, type=Record)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(f"The record of the pair '{name}' is broken: {error}.") from error
     if record.name != name or not all(model.parts for model in record.models):
         raise StoreError(f"The record of the pair '{name}' is broken: it names another pair.")

@@ -17,6 +17,7 @@ from localspec.protocol.clients.ollama import (
     OllamaVersion,
 )
 from localspec.protocol.pairs import PairView
+from localspec.protocol.sampling import parameters
 
 if TYPE_CHECKING:
     from localspec.registry.pulls.state import PullState
@@ -58,11 +59,12 @@ def running(view: PairView, info: frames.Loaded, idle_unload: float) -> OllamaMo
     return found
 
 
-def shown(view: PairView, n_ctx: int, defaults: dict[str, float]) -> OllamaShown:
+def shown(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> OllamaShown:
     """`n_ctx`: the context it is served with; `defaults`: how its file says to sample, where it is loaded."""
     target = view.target
     kind = target.architecture
-    parameters = {"num_ctx": n_ctx, **defaults}
+    sampled = {each.name: defaults[each.name] for each in parameters() if each.name in defaults}
+    told = {"num_ctx": n_ctx, **sampled}
     known: dict[str, Any] = {
         "general.architecture": kind,
         "general.parameter_count": target.parameters,
@@ -71,7 +73,11 @@ def shown(view: PairView, n_ctx: int, defaults: dict[str, float]) -> OllamaShown
     }
     return OllamaShown(
         modelfile=f"# To see all of it: localspec show {view.name}\nFROM {target.file}\n",
-        parameters="\n".join(f"{name:<30} {value:g}" for name, value in parameters.items()),
+        parameters="\n".join(
+            f"{name:<30} {value:g}"
+            for name, value in told.items()
+            if isinstance(value, int | float)  # a list is of a sampler that Ollama has not
+        ),
         template=target.template.text if target.template else "",
         details=_details(view),
         model_info=known,
