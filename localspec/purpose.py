@@ -16,12 +16,15 @@ _EMBEDDING = frozenset(
 )  # fmt: skip
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
-_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+# MTP heads in a file of their own, by the architecture of the targets whose cache they read.
+_SIDECARS = {"gemma4-assistant": "gemma4"}
+_HEADS = frozenset({"eagle3", "dflash", *_SIDECARS})
 _BOTH = frozenset({"t5"})
 _PROJECTORS = frozenset({"clip", "mmproj"})
 # Those whose MTP heads were seen to draft as they should. llama.cpp ends the process where it has no graph
-# for an architecture's heads, or more of them than it expects.
-_WITH_HEADS = frozenset({"glm4moe", "qwen35", "qwen35moe"})
+# for an architecture's heads, or more of them than it expects. Of several the first drafts all tokens.
+_WITH_HEADS = frozenset({"deepseek2", "glm4moe", "qwen35", "qwen35moe", "step35"})
+_WITH_SEVERAL = frozenset({"step35"})
 _NO_POOLING, _RANK = 0, 4  # enum llama_pooling_type; between them are the poolings of embeddings
 
 _EMBEDS = "it is an embedding model: it turns a text into a row of numbers and writes none"
@@ -58,6 +61,7 @@ def no_writer(
     if architecture in _HEADS:
         return (
             "it is a draft head, which needs the inner states of its target and works with no other"
+            + ("; name it as that target's draft" if architecture in _SIDECARS else "")
         )
     if architecture in _BOTH:
         return "it is an encoder-decoder model, and only models that go on with a text are served"
@@ -70,4 +74,19 @@ def no_heads(architecture: str, count: int) -> str:
     """Why a model's own heads (`nextn_predict_layers` of them) cannot draft, as a clause; empty: they can."""
     if architecture not in _WITH_HEADS:
         return f"MTP heads of the architecture {architecture} are not supported"
-    return f"{count} MTP heads in one file are not supported" if count > 1 else ""
+    if count > 1 and architecture not in _WITH_SEVERAL:
+        return f"{count} MTP heads in one file are not supported"
+    return ""
+
+
+def is_sidecar(architecture: str) -> bool:
+    """Is it of MTP heads in a file of their own, which draft for one target and have no cache?"""
+    return architecture in _SIDECARS
+
+
+def not_its_sidecar(architecture: str, target: str) -> str:
+    """Why a sidecar cannot draft for a target of another architecture, as a clause; empty: it can."""
+    wanted = _SIDECARS[architecture]
+    if target == wanted:
+        return ""
+    return f"MTP heads of {architecture} need a target of {wanted}, not {target}"

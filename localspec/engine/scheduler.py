@@ -138,9 +138,10 @@ class Scheduler:
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher
         asked, scored = request.speculative, request.top_logprobs is not None
-        drawn = pair.drafter is not None and asked.kind in ("auto", pair.drafter.kind)
+        drafter = pair.drafter_of(lane)
+        drawn = drafter is not None and asked.kind in ("auto", drafter.kind)
         reject = rejects(asked, sampler, matcher, drawn=drawn, scored=scored)
-        given = Resources(asked, reject, matcher, tokenized.lookup, pair.drafter, lane.slots)
+        given = Resources(asked, reject, matcher, tokenized.lookup, drafter, lane.slots)
         sequence = Sequence(
             tokenized,
             slot,
@@ -151,7 +152,7 @@ class Scheduler:
                 pair.learned.calibrations,
                 pair.settings.depth,
                 pair.no_rollback,
-                pair.no_draft,
+                pair.why_no_drafts(asked.kind),
             ),
             verifier=Verifier(sampler, matcher, reject),
         )

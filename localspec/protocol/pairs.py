@@ -98,8 +98,8 @@ class PairEntry(Struct):
     """One line of the list. `fits`: whether this machine's free memory holds it, by its size.
 
     "partly": the GPU's memory does not, but with main memory it does. `problem`: a sentence about a file
-    that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts; heads
-    in the target's file or beside it are not run yet, and such a pair drafts from the text itself (ngram).
+    that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts: a model,
+    heads (MTP) in the target's file or in that of the draft, or the text itself (ngram).
     """
 
     name: str

@@ -6,11 +6,13 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, write_model
+from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from tests.support.daemons import FAKE_WORKER
 from tests.support.gguf_files import U32, model
 from tests.support.pulling import PullingHome, pulling_home
@@ -178,9 +180,38 @@ def test_heads_are_found_in_the_file_and_beside_it(home: PullingHome) -> None:
     assert "Drafts: this model's own heads (MTP), which are in its file." in run.stdout
     assert "MTP heads of the architecture llama are not supported" in run.stdout
     home.hub.add(REPO, "mtp-Tiny-8B.gguf", b"heads")
-    run = home.run("pull", REPO)
-    assert "(MTP), mtp-Tiny-8B.gguf in the same repository." in run.stdout
-    assert file_of(home, "maker-tiny-8b", "draft") is None
+    assert "(MTP)" not in home.run("pull", REPO).stdout
+    target, sidecar = write_with_sidecar(home.root / "gemma")
+    home.hub.add("maker/gemma", "gemma-F32.gguf", target.read_bytes())
+    home.hub.add("maker/gemma", "mtp-gemma.gguf", sidecar.read_bytes())
+    run = home.run("pull", "maker/gemma")
+    assert "(MTP), mtp-gemma.gguf in the same repository." in run.stdout
+    assert file_of(home, "maker-gemma", "draft") == "mtp-gemma.gguf"
+    shown = home.run("show", "maker-gemma").stdout
+    assert re.search(r"^drafts +the MTP heads in the draft's file$", shown, re.M)
+    listed = json.loads(home.run("list", "--json").stdout)["pairs"]
+    assert [each["kind"] for each in listed if each["name"] == "maker-gemma"] == ["mtp-sidecar"]
+
+
+def test_heads_of_the_catalogue_come_with_their_target_or_are_said_to_be_of_no_use(
+    home: PullingHome,
+) -> None:
+    target, sidecar = write_with_sidecar(home.root / "gemma")
+    other, _ = write_with_sidecar(home.root / "other", replace(TINY_GEMMA, n_embd=96, n_head=3))
+    rows = []
+    for name, file in (("right", target), ("wrong", other)):
+        home.hub.add(f"maker/{name}", "target.gguf", file.read_bytes())
+        home.hub.add(f"maker/{name}", "mtp.gguf", sidecar.read_bytes())
+        rows.append(f'[pairs.{name}]\nsummary = "s"\n')
+        for role, part in (("target", "target"), ("heads", "mtp")):
+            rows.append(f'[pairs.{name}.{role}]\nrepo = "maker/{name}"\nfile = "{part}.gguf"\n')
+    home.catalogue.write_text("".join(rows))
+    assert home.run("pull", "right").returncode == 0
+    assert file_of(home, "right", "draft") == "mtp.gguf"
+    run = home.run("pull", "wrong")
+    assert run.returncode == 0
+    assert "reads states of 64 numbers, and the target's have 96. Drafts come from" in run.stdout
+    assert file_of(home, "wrong", "draft") is None
 
 
 def test_a_draft_of_this_disk_is_used_where_it_lies(home: PullingHome) -> None:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast, get_args
 
 import llama_cpp.llama_cpp as C
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
 from benchmarks.synthetic_heads import Architecture, write_heads
+from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.engine.cache.hidden import MOST_BYTES
 from localspec.engine.llama import Context, ContextSettings, Model, library
 from localspec.engine.pair.load import load_pair
@@ -79,11 +81,13 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
     assert counted.compute / MIB >= pass_
 
 
-@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
-def test_the_cache_and_buffers_of_heads(
-    architecture: Architecture, tmp_path: Path, told: list[str]
-) -> None:
-    path = write_heads(tmp_path / "m.gguf", architecture=architecture)
+@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "step35"])
+def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told: list[str]) -> None:
+    if architecture in get_args(Architecture):
+        path = write_heads(tmp_path / "m.gguf", architecture=cast(Architecture, architecture))
+    else:
+        count = 3 if architecture == "step35" else 1
+        path = architectures.write(architecture, tmp_path, experts=True, heads=count)
     counted = need.need_of_heads(read_local_model(path), need.Load(context=CELLS, parallel=1))
     with Model(str(path), heads=True) as model:
         told.clear()
@@ -92,6 +96,20 @@ def test_the_cache_and_buffers_of_heads(
             kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
     assert (counted.cache - MOST_BYTES) / MIB == pytest.approx(kept, abs=0.02)
     assert counted.compute / MIB >= pass_
+
+
+def test_heads_in_a_file_of_their_own_need_buffers_alone(tmp_path: Path, told: list[str]) -> None:
+    ours, theirs = write_with_sidecar(tmp_path)
+    read = read_local_model(theirs, as_draft=True)
+    counted = need.need_of_draft(read, need.Load(context=CELLS, parallel=1))
+    twice = need.need_of_draft(read, need.Load(context=CELLS, parallel=1, exact=True))
+    assert (counted.cache, twice.compute) == (0, 2 * counted.compute)
+    with Model(str(ours)) as model, Model(str(theirs), heads=True) as heads, made(model) as target:
+        told.clear()
+        settings = ContextSettings(CELLS, need.PASS, SEQUENCES, 16, 1, heads=True, target=target)
+        with Context(heads, settings):
+            assert not any("KV buffer" in line for line in told)
+            assert counted.compute / MIB >= buffers(told, "compute")
 
 
 @pytest.mark.parametrize("kv_type", need.KV_BYTES)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec.engine.llama import initialise
 from localspec.engine.pair.models import open_model
-from localspec.errors import LoadFailed, UnsafeModel
+from localspec.errors import LoadFailed, NotMatched, UnsafeModel
 from localspec.protocol.frames import EngineSettings
 from localspec.registry.header.model import read_local_model
+from localspec.registry.header.pairing import check_pair
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, with_key
 
 SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "draft.gguf"
@@ -60,6 +63,28 @@ def test_a_model_of_a_chat_architecture_may_be_for_embeddings(tmp_path: Path) ->
         assert says in refusal(model().put("llama.pooling_type", U32, pooling), tmp_path)
     looks_ahead = model().put("llama.attention.causal", BOOL, False)
     assert "looks ahead" in refusal(looks_ahead, tmp_path)
+
+
+def test_heads_in_a_file_of_their_own_are_a_draft_of_their_target_and_no_more(
+    tmp_path: Path,
+) -> None:
+    files = write_with_sidecar(tmp_path)
+    target, draft = read_local_model(files[0]), read_local_model(files[1], as_draft=True)
+    assert draft.sidecar
+    check_pair(target, draft)
+    with pytest.raises(UnsafeModel, match="draft head"):
+        read_local_model(files[1])
+    others = {
+        "states of 64": replace(TINY_GEMMA, n_embd=96, n_head=3),
+        "attention heads": replace(TINY_GEMMA, n_head=4),
+        "a target of gemma4, not llama": None,
+    }
+    for said, shape in others.items():
+        other = model().write(tmp_path / "m.gguf")
+        if shape:
+            other = write_with_sidecar(tmp_path / said, shape)[0]
+        with pytest.raises(NotMatched, match=said):
+            check_pair(read_local_model(other), draft)
 
 
 def test_a_model_that_writes_is_accepted_whatever_it_states(tmp_path: Path) -> None:

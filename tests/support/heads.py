@@ -1,17 +1,37 @@
-"""Small models with MTP heads: one whose text and drafts are known, one whose text depends on all of it."""
+"""Small models with MTP heads: one whose text and drafts are known, one whose text depends on all of it.
+
+The heads of gemma4 are a sidecar.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 from benchmarks.synthetic import draft_cycle, target_cycle
 from benchmarks.synthetic_heads import Architecture, write_heads
+from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import N_VOCAB, rescale
 
+Target = Architecture | Literal["gemma4"]
 
-def cycle_heads(folder: Path, acceptance: float, architecture: Architecture) -> PairFiles:
+
+def _with_sidecar(folder: Path, acceptance: float, **more: Any) -> PairFiles:
+    made = (folder / "target.gguf").exists()
+    files = folder / "target.gguf", folder / "mtp-target.gguf"
+    if not made:
+        write_with_sidecar(folder, acceptance=acceptance, **more)
+        if more:
+            for file, factor in zip(files, (7e5, 6e4), strict=True):
+                rescale(file, {"post_attention_norm": factor, "post_ffw_norm": factor})
+    return PairFiles(folder.name, str(files[0]), str(files[1]))
+
+
+def cycle_heads(folder: Path, acceptance: float, architecture: Target) -> PairFiles:
     """A target that follows `expected` of tests.support.pairs; so many of its drafts are right."""
+    if architecture == "gemma4":
+        return _with_sidecar(folder / f"gemma4-{acceptance}", acceptance)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{architecture}-{acceptance}.gguf"
     if not file.exists():
@@ -19,8 +39,10 @@ def cycle_heads(folder: Path, acceptance: float, architecture: Architecture) -> 
     return PairFiles(file.stem, str(file), None)
 
 
-def contextual_heads(folder: Path, architecture: Architecture = "glm4moe") -> PairFiles:
+def contextual_heads(folder: Path, architecture: Target = "glm4moe") -> PairFiles:
     """One whose next token, and whose heads' draft, depend on every token before."""
+    if architecture == "gemma4":
+        return _with_sidecar(folder / "gemma4-contextual", 0.9, listens=0.8, window=32)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{architecture}-contextual.gguf"
     if not file.exists():

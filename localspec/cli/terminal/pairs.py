@@ -10,13 +10,13 @@ from localspec.cli.terminal import render
 _KINDS = {
     "model": "model",
     "mtp-embedded": "MTP heads",
-    "mtp-sidecar": "n-gram (MTP)",
+    "mtp-sidecar": "MTP heads",
     "ngram": "n-gram",
 }
 _DRAFTS = {
     "model": "a draft model",
     "mtp-embedded": "the MTP heads in the target's file",
-    "mtp-sidecar": "from the text itself (n-gram); the MTP heads in their own file are not supported yet",
+    "mtp-sidecar": "the MTP heads in the draft's file",
     "ngram": "from the text itself (n-gram)",
 }
 _OWN = {"mtp-embedded": " with its own MTP heads"}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import Conflict, LocalspecError, Unavailable
 from localspec.protocol import frames
 from localspec.registry.disk.gain import Trial
+from localspec.registry.header.model import read_local_model
 
 # Beginnings of what people have written: code, prose, a list, data, an answer, a diff. Texts differ in
 # how easily they are guessed, so one alone says little.
@@ -48,20 +49,22 @@ class Trials:
             Interrupted: somebody else needs the engine. LocalspecError: this draft cannot be used.
         """
         files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
-        return asyncio.run_coroutine_threadsafe(self._try(files), self._loop).result()
+        heads = read_local_model(draft, as_draft=True).sidecar
+        trial = self._try(files, "mtp" if heads else "draft")
+        return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
 
     def end(self) -> None:
         """Unload what was measured last, unless somebody uses the engine again."""
         asyncio.run_coroutine_threadsafe(self._release(), self._loop).result()
 
-    async def _try(self, files: frames.PairFiles) -> Trial:
+    async def _try(self, files: frames.PairFiles, kind: Literal["draft", "mtp"]) -> Trial:
         texts: list[tuple[int, int]] = []
         profile: dict[str, Any] = {}
         end = self._loop.time() + ENOUGH_S
         for prompt in PROMPTS:
             if len(texts) >= 2 and self._loop.time() > end:
                 break
-            done = await self._answer(files, prompt)
+            done = await self._answer(files, prompt, kind)
             texts.append(accepted(done))
             info = self._supervisor.loaded.info
             if info is None or not info.profile.get("draft_ms"):
@@ -77,7 +80,9 @@ class Trials:
             float(profile["overhead_ms"]),
         )
 
-    async def _answer(self, files: frames.PairFiles, prompt: str) -> frames.Done:
+    async def _answer(
+        self, files: frames.PairFiles, prompt: str, kind: Literal["draft", "mtp"]
+    ) -> frames.Done:
         if self._supervisor.busy:
             raise Interrupted
         request = frames.Generate(
@@ -85,7 +90,7 @@ class Trials:
             frames.TextPrompt(prompt),
             sampling=_GREEDY,
             max_tokens=TOKENS,
-            speculative=frames.Speculative(depth=DEPTH, kind="draft"),
+            speculative=frames.Speculative(depth=DEPTH, kind=kind),
             cache_prompt=False,
         )
         try:

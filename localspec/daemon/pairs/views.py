@@ -50,7 +50,7 @@ def listing(registry: Registry, everything: bool) -> PairList:
         if name in here:
             known = next(each for each in entries if each.name == name)
             known.aliases, known.memory, known.reported = pair.aliases, pair.memory, pair.reported
-            known.kind, known.year, known.context = pair.kind, pair.year, pair.context
+            known.year, known.context = pair.year, pair.context
         elif everything:
             entries.append(_catalogue_entry(name, pair))
         if everything:
@@ -72,7 +72,7 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
         size=record.size,
         target=record.target.file,
         draft=record.draft.file if record.draft else None,
-        kind="model" if record.draft else "mtp-embedded" if record.target.heads else "ngram",
+        kind=record.kind,
         notes=record.notes,
     )
 
@@ -99,7 +99,8 @@ def _builtin_entries(registry: Registry) -> list[PairEntry]:
 
 
 def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
-    sizes = [each.size_gib for each in (pair.target, pair.draft) if each]
+    drafts = pair.draft or pair.heads
+    sizes = [each.size_gib for each in (pair.target, drafts) if each]
     return PairEntry(
         name,
         "catalogue",
@@ -109,7 +110,7 @@ def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
         licence=pair.licence,
         size=int(sum(sizes) * (1 << 30)) if all(sizes) else None,
         target=f"{pair.target.repo}/{pair.target.file}",
-        draft=f"{pair.draft.repo}/{pair.draft.file}" if pair.draft else None,
+        draft=f"{drafts.repo}/{drafts.file}" if drafts else None,
         aliases=pair.aliases,
         memory=pair.memory,
         hybrid=pair.hybrid,
@@ -152,9 +153,6 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
     view.problem = integrity.glance(registry.store, record)
     if preset := registry.catalogue.presets.get(record.name):
         view.notes += tuple(_said(preset))
-    known = registry.catalogue.pairs.get(record.name)
-    if known and record.source == "hub":
-        view.kind = known.kind
     return view
 
 

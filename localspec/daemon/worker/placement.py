@@ -106,7 +106,7 @@ def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | N
     memory = free if counted else fit.Memory(free.ram)
     try:
         target = read_local_model(Path(pair.target))
-        draft = read_local_model(Path(pair.draft)) if pair.draft else None
+        draft = read_local_model(Path(pair.draft), as_draft=True) if pair.draft else None
         chosen = fit.fit(target, draft, memory, load_of(settings))
     except errors.DoesNotFit as error:
         return Planned(pair, settings, beyond=error.message)

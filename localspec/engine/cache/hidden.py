@@ -14,10 +14,10 @@ TAIL = 64  # states that stay when they have been read: what is cut back is read
 class Hidden:
     """States after the tokens [start, end) of a text, a row each."""
 
-    def __init__(self, width: int) -> None:
-        """width: numbers of a state."""
+    def __init__(self, width: int, tail: bool = False) -> None:
+        """width: numbers of a state. tail: nobody wants more than the last ones."""
         self.start = self.end = 0
-        self._most = max(MOST_BYTES // (4 * width), 2 * TAIL)
+        self._most = 2 * TAIL if tail else max(MOST_BYTES // (4 * width), 2 * TAIL)
         self._rows: States = np.empty((0, width), np.float32)
 
     def put(self, at: int, rows: States) -> None:

@@ -27,7 +27,8 @@ class Slots:
         exact: bool = False,
         spare: int | None = None,
     ) -> None:
-        """prefixes: where what loses its slot is kept; exact: these are the exact lane's.
+        """draft: one that borrows the target's cells has no memory of a slot, whose sequence is the same in
+        both. prefixes: where what loses its slot is kept; exact: these are the exact lane's.
 
         spare: a sequence of the target's that is nobody's.
         """
@@ -37,13 +38,14 @@ class Slots:
         # A state put back lies in other cells than one that was read, so its sums have another order.
         self._restores = not (exact and target.model.n_swa)
         limit = prefixes.limit if prefixes is not None and self._restores else 0
-        self._slots = [Slot(i, first_draft + i) for i in range(count)]
+        borrows = draft is not None and draft.borrows
+        self._slots = [Slot(i, i if borrows else first_draft + i) for i in range(count)]
         self._first_rows: dict[int, int] = {}  # of the present pass, by slot
         if target.n_state:
             for slot in self._slots:
-                slot.hidden = Hidden(target.n_state)
+                slot.hidden = Hidden(target.n_state, tail=borrows)
         self._memory = TargetMemory(target, self._worth_keeping, limit // 4, self._slots)
-        self._draft_memory = DraftMemory(draft)
+        self._draft_memory = DraftMemory(None if borrows else draft)
         self._parking = Parking(target, spare)
         self._clock = 0
 

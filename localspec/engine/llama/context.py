@@ -32,8 +32,8 @@ class ContextSettings:
 
     n_rollback: recurrent snapshots asked for (read `Context.n_rollback` for what was granted).
     chooses: sequences may have their greedy tokens chosen on the device (`choose_on_device`).
-    emits: passes give the hidden states that the model's MTP heads read. heads: the heads themselves,
-    with a cache of their own, instead of the model.
+    heads: MTP heads, which read hidden states of their target: the model's own, with a cache of their
+    own, instead of the model; or, where it is a sidecar, those that read the cache of `target`.
     """
 
     n_ctx: int
@@ -45,8 +45,8 @@ class ContextSettings:
     n_rollback: int = 0
     flash_attention: str = "auto"
     chooses: bool = False
-    emits: bool = False
     heads: bool = False
+    target: Context | None = None
 
 
 _FLASH = {
@@ -70,10 +70,11 @@ FEWEST_CELLS = 256
 class Context(Freed):
     """KV memory and compute buffers of one model, for up to `n_seq` sequences (unified cache).
 
-    heads: of its MTP heads. n_state: numbers of a hidden state; 0: passes give none.
+    heads: of MTP heads. n_state: numbers of a hidden state; 0: passes give none. borrows: its cells are
+    another context's, which alone changes them; that one is made first and empty then.
     """
 
-    heads = False
+    heads = borrows = False
     n_state = 0
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -102,10 +103,14 @@ class Context(Freed):
         self._row = ctypes.c_float * self.n_vocab
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
         self._memory = C.llama_get_memory(self.handle)
-        self.heads = settings.heads
-        if settings.heads or settings.emits:
-            self.n_state = model.n_state
-            emit_states(self.handle)
+        self.heads, self.borrows = settings.heads, settings.target is not None
+        if settings.heads:
+            self.emit_states()
+
+    def emit_states(self) -> None:
+        """Passes give hidden states from now on."""
+        self.n_state = self.model.n_state
+        emit_states(self.handle, self.model, self.heads)
 
     @property
     def cuttable(self) -> bool:
@@ -233,7 +238,7 @@ class Context(Freed):
     def remove(self, sequence: int, start: int, end: int = -1) -> bool:
         """Drop positions [start, end) of a sequence; -1 is its end. False: the model cannot."""
         self._check_sequence(sequence)
-        return bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
+        return self.borrows or bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def copy(self, source: int, target: int, end: int, *, start: int = 0) -> None:
         """Make positions [start, end) of `source` part of `target` too (cells are shared)."""
@@ -297,7 +302,8 @@ class Context(Freed):
         return read == size
 
     def clear(self) -> None:
-        C.llama_memory_clear(self._memory, True)
+        if not self.borrows:  # llama.cpp would empty the other's
+            C.llama_memory_clear(self._memory, True)
 
     def _check_sequence(self, sequence: int) -> None:
         if not 0 <= sequence < self.n_seq:
@@ -337,6 +343,8 @@ def _parameters(settings: ContextSettings) -> Any:
         params.n_outputs_max_per_seq = params.n_outputs_max
     if settings.heads:
         params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
+    if settings.target is not None:
+        params.ctx_other = settings.target.handle
     return params
 
 

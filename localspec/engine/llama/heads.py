@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from localspec.engine.llama.batch import Batch
 from localspec.engine.llama.model import Model
-from localspec.purpose import no_heads
+from localspec.purpose import is_sidecar, no_heads
 
 _ext: Any = None
 _missing = ""
@@ -30,9 +30,11 @@ States = npt.NDArray[np.float32]  # (rows, width), a hidden state each
 
 
 def why_no_heads(model: Model) -> str:
-    """Why a model's heads cannot draft here, as a clause; empty where they can."""
+    """Why a model's heads, or a sidecar, cannot draft here, as a clause; empty where they can."""
     if _ext is None:
         return f"this build of llama.cpp has no interface for MTP heads ({_missing})"
+    if is_sidecar(model.architecture):
+        return ""
     if reason := no_heads(model.architecture, model.n_heads):
         return reason
     return "" if _are_in(model.path) else "the MTP heads that the target's file names are not in it"
@@ -72,13 +74,16 @@ def _tensors(file: str) -> list[bytes]:
         lib.gguf_free(header)
 
 
-def emit_states(handle: Any) -> None:
-    """The passes of this llama_context give hidden states, too, of every row.
+# Heads that make hidden states of rows that want logits, and of no others: llama.cpp ends the process
+# where it looks for those. Of any others it takes such states from the first rows of a pass.
+_FEW_STATES = frozenset({"gemma4-assistant", "step35"})
 
-    llama.cpp can give those of the rows that want logits alone, but takes them from the first rows of a
-    pass, whichever want some.
+
+def emit_states(handle: Any, model: Model, heads: bool) -> None:
+    """The passes of this llama_context give hidden states, too: of every row, or, of some `heads`, of those
+    that want logits.
     """
-    _ext.llama_set_embeddings_nextn(handle, True, False)
+    _ext.llama_set_embeddings_nextn(handle, True, heads and model.architecture in _FEW_STATES)
 
 
 def states(handle: Any, row: int, count: int, width: int) -> States | None:

@@ -13,6 +13,8 @@ from localspec.engine.llama import Batch, Context, Logits
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import Models
 from localspec.engine.speculation.cost import CostTable
+from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.engine.speculation.drafters.mtp import Sidecar
 from localspec.errors import InvalidRequest
 
 CANDIDATES = range(4, 9)
@@ -33,8 +35,11 @@ class ExactMode:
         costs: CostTable,
         prefixes: Prefixes,
         width: int | None,
+        drafter: DraftModel | None = None,
     ) -> None:
-        """draft: the context that drafts for this lane, too."""
+        """draft: the context that drafts for this lane, too; of heads that read the target's cache the lane
+        has one of its own, with a drafter like `drafter`.
+        """
         self.made: Lane | None = None
         self.width = width if width in CANDIDATES else None
         self.reason: str | None = None
@@ -46,7 +51,7 @@ class ExactMode:
                 f"{models.n_ctx} tokens; use a smaller `context`, or `exact = true`, which plans for both"
             )
         self._models = models
-        self._draft = draft
+        self._draft, self._drafter = draft, drafter
         self._costs = costs
         self._prefixes = prefixes
 
@@ -69,7 +74,6 @@ class ExactMode:
             sequences=1,
             outputs=n_batch,
             chooses=True,
-            emits=self._draft is not None and self._draft.heads,
         )
         batch = Batch(n_batch)
         self.width = self.width or choose_width(context, batch, self._costs)
@@ -77,8 +81,16 @@ class ExactMode:
             context.close()
             self.reason = "no pass width gives the same logits in every row"
             return None
-        slots = Slots(context, self._draft, models.parallel, 1, self._prefixes, exact=True)
-        return Lane(context, batch, slots, self._costs, self.width)
+        draft = self._draft
+        if draft is not None and draft.heads:
+            context.emit_states()
+        if draft is not None and draft.borrows:
+            draft = models.context(draft.model, sequences=1, outputs=1, heads=True, target=context)
+        slots = Slots(context, draft, models.parallel, 1, self._prefixes, exact=True)
+        lane = Lane(context, batch, slots, self._costs, self.width)
+        if draft is not None and isinstance(self._drafter, Sidecar):
+            lane.drafter = self._drafter.beside(draft, slots.evict)
+        return lane
 
 
 def choose_width(context: Context, batch: Batch, costs: CostTable) -> int | None:

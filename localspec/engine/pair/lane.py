@@ -20,6 +20,7 @@ from localspec.engine.pair.reading import ReadingCost, deeper
 from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.cost import Clock, CostTable
+from localspec.engine.speculation.drafters.model import DraftModel
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
 LEAST_LEARNED = 24  # rows of a pass that tells what a row of a prompt costs
@@ -53,6 +54,7 @@ class Lane:
         first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
         self.reading = ReadingCost(first_s, deeper(context.model), context.n_ctx)
         self.width = width
+        self.drafter: DraftModel | None = None  # of this lane alone, where it is not the pair's
         self.active: list[Sequence] = []
         self.ended = 0  # requests that have, here
         self.began = 0.0  # when the last pass did (perf_counter)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -34,22 +34,23 @@ from localspec.engine.pair.measuring import Measured
 from localspec.engine.pair.models import (
     Models,
     check_numbers,
-    check_vocabularies,
+    check_pair,
     chooses_rightly,
     open_model,
     physical_cores,
     runner,
+    some_text,
     takes_not,
     usable_cores,
 )
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.pair import NO_DRAFT, Pair
 from localspec.engine.pair.profile import Learned, ProfileStore, Stored, identity
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import Drafter
-from localspec.engine.speculation.drafters.model import PREFILL_WIDTH, DraftModel
-from localspec.engine.speculation.drafters.mtp import Heads
+from localspec.engine.speculation.drafters.model import PREFILL_WIDTH, DraftModel, ModelDrafter
+from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
 from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
@@ -116,7 +117,7 @@ class _Load:
         self._settings = settings
         self._progress = progress
         self._notes = notes
-        self._no_draft = "this pair has no draft model"
+        self._no_draft = NO_DRAFT
         self._contention = measuring.Contention()
         self._stored = Stored(None, None, 1.0)
         self._others = 0.0  # what share of the machine others use
@@ -125,8 +126,10 @@ class _Load:
     def pair(self, notice: Notice) -> Pair:
         """All steps, in the order in which they depend on each other."""
         models = self._open()
-        draft = self._draft_context(models)
-        context, batch = self._target_context(models, draft), Batch(self._settings.n_batch)
+        context, batch = self._target_context(models), Batch(self._settings.n_batch)
+        draft = self._draft_context(models, context)
+        if draft is not None and draft.heads:
+            context.emit_states()
         check_numbers(context, batch)
         no_rollback = _why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
@@ -134,13 +137,18 @@ class _Load:
         profile = self._profile(_key(self._files, models, measured={"choose_on_device": chooses}))
         costs = self._target_costs(context, batch)
         prefixes, sessions = self._prefixes(costs, models, notice)
-        drafter, steps = self._drafter(
-            models,
-            draft if no_rollback is None else None,
-            lambda: any(lane.slots.evict_draft() for lane in pair.lanes),
-        )
         spare = models.parallel if _can_move(models.target) else None
         slots = Slots(context, draft, 0, models.parallel, prefixes, spare=spare)
+        borrows = draft is not None and draft.borrows
+        with some_text(context, batch) if borrows else nullcontext(0) as first:
+            drafter, steps = self._drafter(
+                models,
+                draft if no_rollback is None else None,
+                slots.evict
+                if borrows
+                else lambda: any(lane.slots.evict_draft() for lane in pair.lanes),
+                first,
+            )
         pair = Pair(
             files=self._files,
             models=models,
@@ -152,7 +160,7 @@ class _Load:
                 pass_s=self._settings.pass_s,
                 gap_s=self._settings.gap_s,
             ),
-            exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width),
+            exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width, drafter),
             drafter=drafter,
             no_rollback=no_rollback,
             no_draft=self._no_draft,
@@ -181,7 +189,7 @@ class _Load:
             )
             threads = cores
         heads = files.draft is None  # its own draft for it where no other model does
-        target = self._model("target", files.target, settings, heads)
+        target = self._model("target", files.target, settings, heads=heads)
         self.layers = target.n_layer
         if reason := takes_not(target, settings.type_kv):
             raise LoadFailed(
@@ -192,32 +200,35 @@ class _Load:
         placed = msgspec.structs.replace(
             settings, n_gpu_layers=settings.draft_gpu_layers, split_mode="none"
         )
-        draft = self._model("draft", files.draft, placed) if files.draft else None
-        compared = check_vocabularies(target, draft) if draft else None
+        draft = self._model("draft", files.draft, placed, drafts=True) if files.draft else None
+        compared = check_pair(target, draft) if draft else None
         self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
         parallel = settings.parallel if target.takes_company else 1
         return Models(target, draft, compared, settings, self.n_ctx, parallel, threads, self.opened)
 
-    def _model(self, stage: str, path: str, settings: EngineSettings, heads: bool = False) -> Model:
+    def _model(self, stage: str, path: str, settings: EngineSettings, **kind: bool) -> Model:
         progress = partial(self._progress, stage)
-        return self.opened.enter_context(open_model(path, settings, progress, heads))
+        return self.opened.enter_context(open_model(path, settings, progress, **kind))
 
-    def _draft_context(self, models: Models) -> Context | None:
-        """Of the draft model, or else of the target's heads; None where there is neither."""
+    def _draft_context(self, models: Models, context: Context) -> Context | None:
+        """Of the draft model, or else of the target's heads; None where there is neither. context: the
+        target's, which is empty yet.
+        """
         sequences = models.parallel + 2  # one for the exact lane, one to look in with
-        outputs = max(models.parallel + 1, 16)
-        if models.draft is not None:
-            if reason := takes_not(models.draft, self._settings.type_kv):
+        make = partial(models.context, sequences=sequences, outputs=max(models.parallel + 1, 16))
+        draft = models.draft
+        if draft is not None and not models.sidecar:
+            if reason := takes_not(draft, self._settings.type_kv):
                 self._notes.append(f"The draft's KV cache is f16: {reason}.")
-            return models.context(models.draft, sequences=sequences, outputs=outputs)
-        target = models.target
-        if not target.n_heads:
+            return make(draft)
+        model, target = (draft, context) if draft is not None else (models.target, None)
+        if draft is None and not model.n_heads:
             return None
-        if reason := why_no_heads(target):
+        if reason := why_no_heads(model):
             self._no_draft = reason
             return None
         try:
-            return models.context(target, sequences=sequences, outputs=outputs, heads=True)
+            return make(model, heads=True, target=target)
         except OutOfMemory:
             raise
         except LoadFailed as error:
@@ -225,7 +236,7 @@ class _Load:
             self._notes.append(f"No drafts: {error.message}")
             return None
 
-    def _target_context(self, models: Models, draft: Context | None) -> Context:
+    def _target_context(self, models: Models) -> Context:
         sequences = models.parallel + _can_move(models.target)
         outputs = models.parallel * (MAX_DEPTH + 1) + MAX_LIMIT
         return models.context(
@@ -233,7 +244,6 @@ class _Load:
             sequences=sequences,
             outputs=outputs,
             chooses=True,
-            emits=draft is not None and draft.heads,
         )
 
     @property
@@ -263,32 +273,35 @@ class _Load:
         run = runner(context, batch)
         return self._table(self._stored.target, lambda: measuring.measure_widths(run, budget_s))
 
-    def _draft_costs(self, context: Context, batch: Batch) -> CostTable:
+    def _draft_costs(self, context: Context, batch: Batch, first: int) -> CostTable:
         deadline = time.monotonic() + measuring.BUDGET_S * 0.3
-        run, widths = runner(context, batch, last_only=True), (1, PREFILL_WIDTH, 2, 4, 16)
+        run, widths = runner(context, batch, True, first), (1, PREFILL_WIDTH, 2, 4, 16)
         return self._table(self._stored.draft, lambda: measuring.measure(run, widths, deadline))
 
     def _drafter(
-        self, models: Models, context: Context | None, make_room: Callable[[], bool]
+        self, models: Models, context: Context | None, make_room: Callable[[], bool], first: int
     ) -> tuple[DraftModel | None, CostTable | None]:
-        """The draft model, or heads, and what their steps cost; None where they are of no use."""
+        """The draft model, or heads, and what their steps cost; None where they are of no use. first: how
+        many tokens there are in its first sequence.
+        """
         if context is None:
             return None, None
         n_batch, heads = self._settings.n_batch, context.heads
         batch = StateBatch(n_batch, context.n_state) if heads else Batch(n_batch)
         try:
-            check_numbers(context, batch)
+            check_numbers(context, batch, first)
         except LoadFailed as error:
-            whose = "the MTP heads produce" if heads else "the draft model produces"
-            self._no_draft = f"{whose} NaN or infinite values"
+            called = (MtpDrafter if heads else ModelDrafter).called
+            self._no_draft = f"NaN or infinite values from {called}"
             self._notes.append(f"No drafts: {error.message}")
             return None, None
-        costs = self._draft_costs(context, batch)
+        costs = self._draft_costs(context, batch, first)
         shared = SharedTokens()
         if models.compared is not None:
             shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
         scratch = models.parallel + 1
-        model = (Heads if heads else DraftModel)(
+        kind = Sidecar if context.borrows else Heads if heads else DraftModel
+        model = kind(
             context,
             batch,
             costs,

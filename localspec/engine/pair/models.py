@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from localspec.engine.llama import (
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
 from localspec.protocol.settings import KV_BLOCK, KvType
-from localspec.purpose import no_writer
+from localspec.purpose import is_sidecar, no_writer, not_its_sidecar
 
 SMALL_MODEL = 4_000_000  # parameters
+SOME_TEXT = 8  # tokens of a target's that something is measured behind
 ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
 
 
@@ -43,6 +44,11 @@ class Models:
     threads: int
     opened: ExitStack
 
+    @property
+    def sidecar(self) -> bool:
+        """Are it MTP heads in a file of their own that draft?"""
+        return self.draft is not None and is_sidecar(self.draft.architecture)
+
     def context(
         self,
         model: Model,
@@ -50,11 +56,11 @@ class Models:
         sequences: int,
         outputs: int,
         chooses: bool = False,
-        emits: bool = False,
         heads: bool = False,
+        target: Context | None = None,
     ) -> Context:
-        """A context of one of the two, or of the target's heads, for which another `emits` hidden states;
-        a draft that does not take the cache's type has f16.
+        """A context of one of the two, or of the target's heads, in its file or beside it: then `target` is
+        whose cache they read. A draft that does not take the cache's type has f16.
 
         Raises:
             OutOfMemory, LoadFailed
@@ -70,8 +76,8 @@ class Models:
             n_rollback=0 if model.cuttable or heads else ROLLBACK,
             flash_attention=self.settings.flash_attention,
             chooses=chooses,
-            emits=emits,
             heads=heads,
+            target=target,
         )
         return self.opened.enter_context(Context(model, settings))
 
@@ -100,9 +106,15 @@ def threads_for(model: Model, threads: int) -> int:
 
 
 def open_model(
-    path: str, settings: EngineSettings, progress: Callable[[float], None], heads: bool = False
+    path: str,
+    settings: EngineSettings,
+    progress: Callable[[float], None],
+    *,
+    heads: bool = False,
+    drafts: bool = False,
 ) -> Model:
-    """The model, its weights where the settings want them; `heads`: with its MTP heads.
+    """The model, its weights where the settings want them; `heads`: with its MTP heads. drafts: it is the
+    draft of a pair, and may be heads alone.
 
     Raises LoadFailed if it generates no text.
     """
@@ -115,7 +127,7 @@ def open_model(
         heads=heads,
         progress=progress,
     )
-    if reason := _why_no_writer(model):
+    if reason := "" if drafts and is_sidecar(model.architecture) else _why_no_writer(model):
         model.close()
         raise LoadFailed(f"{path} cannot generate text: {reason}.")
     return model
@@ -145,11 +157,14 @@ def takes_not(model: Model, kv_type: KvType) -> str:
     )
 
 
-def check_vocabularies(target: Model, draft: Model) -> Compatibility:
-    """What the two vocabularies share. Raises LoadFailed where the draft cannot draft for the target."""
+def check_pair(target: Model, draft: Model) -> Compatibility:
+    """What their vocabularies share. Raises LoadFailed where the draft cannot draft for the target."""
     found = compare(target.vocab.tokenizer(), draft.vocab.tokenizer())
-    if not found.usable:
-        raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {found.reason}.")
+    reason = "" if found.usable else found.reason
+    if is_sidecar(draft.architecture):
+        reason = _why_not_its_sidecar(target, draft) or reason
+    if reason:
+        raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {reason}.")
     return found
 
 
@@ -168,16 +183,44 @@ def chooses_rightly(context: Context, batch: Batch) -> bool:
     return sampled == [int(context.logits(row).argmax()) for row in range(2)]
 
 
-def check_numbers(context: Context, batch: Batch) -> None:
+def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
+    """Why heads in a file of their own cannot read this target's states and cache, as a clause; empty: they
+    can. llama.cpp compares neither, and would read beyond what is there.
+    """
+    if reason := not_its_sidecar(sidecar.architecture, target.architecture):
+        return reason
+    if sidecar.n_state != target.n_state:
+        return f"its states have {sidecar.n_state} numbers, and the target's {target.n_state}"
+    if sidecar.head_lengths != target.head_lengths:
+        return "its attention heads have other lengths than the target's"
+    return ""
+
+
+@contextmanager
+def some_text(target: Context, batch: Batch) -> Iterator[int]:
+    """Have a text in the target's first sequence, for what reads its cache; how many tokens."""
+    batch.clear()
+    for at in range(SOME_TEXT):
+        batch.add(at % 7, at, 0, True)
+    target.decode(batch)
+    target.synchronize()
+    try:
+        yield SOME_TEXT
+    finally:
+        target.clear()
+
+
+def check_numbers(context: Context, batch: Batch, first: int = 0) -> None:
     """Does the model say anything? Raises LoadFailed where its logits are no numbers.
 
-    Two tokens are tried, then others: those that no text has may be anything in the file.
+    Two tokens are tried, behind the `first` there are, then others: those that no text has may be
+    anything in the file.
     """
     size = context.n_vocab
     for tokens in ((0, 1), (size // 3, size // 2)):
         batch.clear()
         for at, token in enumerate(tokens):
-            batch.add(token, at, 0, True)
+            batch.add(token, first + at, 0, True)
         context.decode(batch)
         context.synchronize()
         try:
@@ -194,15 +237,17 @@ def check_numbers(context: Context, batch: Batch) -> None:
     )
 
 
-def runner(context: Context, batch: Batch, last_only: bool = False) -> Callable[[int], None]:
-    """A pass of a given width over an empty sequence, for measuring."""
+def runner(
+    context: Context, batch: Batch, last_only: bool = False, first: int = 0
+) -> Callable[[int], None]:
+    """A pass of a given width over a sequence of `first` tokens, for measuring."""
 
     def run(width: int) -> None:
         batch.clear()
         for at in range(width):
-            batch.add(at % 7, at, 0, not last_only or at == width - 1)
+            batch.add(at % 7, first + at, 0, not last_only or at == width - 1)
         context.decode(batch)
         context.synchronize()
-        context.remove(0, 0)
+        context.remove(0, first)
 
     return run

@@ -14,10 +14,12 @@ from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import Models
 from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.sampling.settings import model_defaults, unasked
-from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.engine.speculation.drafters.model import DraftModel, ModelDrafter
+from localspec.engine.speculation.drafters.mtp import MtpDrafter
 from localspec.engine.speculation.drafters.ngram_memory import Memory
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
+NO_DRAFT = "this pair has no draft model"
 SAVING_S = 6.0  # for saving texts' states at the end; the daemon waits a little longer
 
 
@@ -26,8 +28,8 @@ class Pair:
     """Everything that lives as long as the pair is loaded; `load_pair` makes one.
 
     shared: the lane of all requests but those in exact mode. no_rollback: why drafts cannot be taken
-    back, if they cannot. no_draft: why there is no draft model, where there is no `drafter`. notes: what
-    had to give for want of memory, in sentences. memory: of texts, to draft from.
+    back, if they cannot. no_draft: why there is no `drafter`, where there is none. notes: what had to
+    give for want of memory, in sentences. memory: of texts, to draft from.
     """
 
     files: PairFiles
@@ -72,15 +74,33 @@ class Pair:
     def chat_template(self) -> str | None:
         return self.files.chat_template or self.models.target.chat_template
 
+    def drafter_of(self, lane: Lane) -> DraftModel | None:
+        """What drafts for it: a draft model, or heads."""
+        return lane.drafter or self.drafter
+
+    def why_no_drafts(self, kind: str) -> str:
+        """Why a request that names this kind of drafts gets none of a model, as a clause."""
+        if kind == ModelDrafter.kind and (self.models.draft is None or self.models.sidecar):
+            return NO_DRAFT
+        if kind == MtpDrafter.kind and self.models.draft and not self.models.sidecar:
+            return "this pair has a draft model, and MTP heads are not used beside one"
+        if kind == MtpDrafter.kind and self.no_draft == NO_DRAFT:
+            return "this model has no MTP heads"
+        return self.no_draft
+
     def busy_s(self) -> float:
         """Seconds spent inside llama.cpp's passes so far."""
-        return sum(lane.busy_s for lane in self.lanes) + (
-            self.drafter.busy_s if self.drafter else 0.0
-        )
+        passes = sum(lane.busy_s for lane in self.lanes)
+        return passes + sum(each.busy_s for each in self._drafters)
 
     def spent_s(self) -> float:
         """Seconds of passes so far, and of all that drafting takes: what no round has besides."""
-        return self.busy_s() + (self.drafter.own_s if self.drafter else 0.0)
+        return self.busy_s() + sum(each.own_s for each in self._drafters)
+
+    @property
+    def _drafters(self) -> set[DraftModel]:
+        found = (self.drafter_of(lane) for lane in self.lanes)
+        return {each for each in found if each is not None}
 
     def info(self) -> Loaded:
         """What the daemon is told of it."""

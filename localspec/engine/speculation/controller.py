@@ -50,7 +50,7 @@ class Drafting:
     ) -> Drafting:
         """For a new sequence. usual_depth: where the request names none; None: as it pays.
 
-        impossible: why this pair cannot speculate at all, if so; no_model: why its draft model cannot.
+        impossible: why this pair cannot speculate at all, if so; no_model: why no model drafts for it.
         """
         asked = given.asked
         depth = asked.depth if asked.depth is not None else usual_depth
@@ -78,9 +78,9 @@ class Drafting:
         drafter.close(slot)
         self.drafters = [each for each in self.drafters if each is not drafter]
         if isinstance(error, NoKvSlot):
-            self.reason = "the draft's context is full"
+            self.reason = f"the context of {drafter.called} is full"
         elif isinstance(error, NotFinite):
-            self.reason = "the draft model produces NaN or infinite values"
+            self.reason = f"NaN or infinite values from {drafter.called}"
         else:
             traceback.print_exception(error)
             self.reason = "drafting failed"

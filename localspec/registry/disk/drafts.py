@@ -62,7 +62,7 @@ def _judge(target: Model, found: Found, call: Call) -> DraftView:
     view = DraftView(found.name, path, found.origin, 0, 0.0, matched=False, reason="")
     view.file = call(found.name, found.path)
     try:
-        draft = read_local_model(found.path)
+        draft = read_local_model(found.path, as_draft=True)
     except LocalspecError as error:
         view.reason = error.message
         return view

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from localspec.purpose import no_heads
+from localspec.purpose import is_sidecar, no_heads
 from localspec.registry.header.architectures import (
     attends_everywhere,
     attention_interval,
@@ -55,11 +55,12 @@ def kept(
         numbers.one("attention.value_length_swa", lengths.value),
     )
     slides = windowed != lengths
+    latent = numbers.one("attention.key_length_mla", 0) > 0  # the value is a part of the key
     cached, heads = 0, set[int]()
     for layer in _attending(numbers, architecture, kv_heads):
         key, value = windowed if slides and numbers.slides(layer) else lengths
-        if numbers.one("attention.key_length_mla", 0):
-            value = 0  # it is a part of the key
+        if latent:
+            value = 0
         cached += kv_heads[layer] * (key + value)
         heads |= {each for each in (key, value) if each}
     layers = sum(numbers.recurs(layer, architecture, kv_heads) for layer in range(len(kv_heads)))
@@ -71,13 +72,26 @@ def kept(
         tuple(sorted(heads)),
         state,
         _beside(numbers, architecture, len(kv_heads)),
-        ahead * (lengths.key + lengths.value),
+        ahead * (lengths.key + (0 if latent else lengths.value)),
     )
+
+
+def cells(
+    header: Header, architecture: str, kv_heads: tuple[int, ...], key_length: int
+) -> set[tuple[bool, int, int, int]]:
+    """What the layers' caches are like: with a window or not, heads, length of a key and of a value."""
+    numbers, found = _Numbers(header, architecture), set()
+    for layer, heads in enumerate(kv_heads):
+        slides = numbers.slides(layer)
+        kind = "_swa" if slides else ""
+        key = numbers.one(f"attention.key_length{kind}", key_length)
+        found.add((slides, heads, key, numbers.one(f"attention.value_length{kind}", key)))
+    return found
 
 
 def _attending(numbers: _Numbers, architecture: str, kv_heads: tuple[int, ...]) -> Iterator[int]:
     """The layers that have a cache of their own."""
-    if is_recurrent(architecture):
+    if is_recurrent(architecture) or is_sidecar(architecture):
         return
     # Heads that predict further tokens are not run; shared layers read another one's cache.
     last = len(kv_heads) - numbers.one("nextn_predict_layers", 0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import BadGguf, UnsafeModel
-from localspec.purpose import no_heads, no_writer
+from localspec.purpose import is_sidecar, no_heads, no_writer
 from localspec.registry.header.architectures import Rollback, is_known, rollback
 from localspec.registry.header.gguf import Header, NumberArray, Value, read_header
 from localspec.registry.header.kept import Kept, Lengths, kept
@@ -58,6 +58,11 @@ class Model:
     template_hash: str  # SHA-256 of the chat template, empty without one
 
     @property
+    def sidecar(self) -> bool:
+        """Is it MTP heads in a file of their own, which draft for one target?"""
+        return is_sidecar(self.architecture)
+
+    @property
     def no_heads(self) -> str:
         """Why the heads (MTP) that it declares cannot draft, as a clause; empty: nothing says so."""
         return no_heads(self.architecture, self._declared_heads) if self._declared_heads else ""
@@ -94,24 +99,25 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(name) for name in shard_names(path.name)]
 
 
-def read_model(sources: Sequence[Source]) -> Model:
-    """Read and check the headers of a model's files (one, or all shards in order).
+def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> Model:
+    """Read and check the headers of a model's files (one, or all shards in order). as_draft: it may be heads
+    that only draft.
 
     Raises:
         BadGguf, UnsafeModel: one sentence that names file and fault.
     """
     headers = [read_header(source) for source in sources]
     check_shards(headers)
-    return describe(headers)
+    return describe(headers, as_draft=as_draft)
 
 
-def read_local_model(path: Path) -> Model:
-    """The model at `path`; its shards are looked for beside it.
+def read_local_model(path: Path, *, as_draft: bool = False) -> Model:
+    """The model at `path`; its shards are looked for beside it. as_draft: as `read_model`.
 
     Raises:
         BadGguf, UnsafeModel: one sentence that names file and fault.
     """
-    return read_model([FileSource(each) for each in shard_paths(path)])
+    return read_model([FileSource(each) for each in shard_paths(path)], as_draft=as_draft)
 
 
 def check_shards(headers: Sequence[Header]) -> None:
@@ -135,14 +141,14 @@ def check_shards(headers: Sequence[Header]) -> None:
         raise BadGguf(f"The parts of {first.name} do not contain the {total} tensors it declares.")
 
 
-def describe(headers: Sequence[Header]) -> Model:
-    """The model's numbers, every one of them checked.
+def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
+    """The model's numbers, every one of them checked. as_draft: as `read_model`.
 
     Raises:
         BadGguf, UnsafeModel: one sentence that names file and fault.
     """
     first = headers[0]
-    architecture = _architecture(first)
+    architecture = _architecture(first, as_draft)
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
     _check_floats(first, architecture)
     layers = _number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
@@ -153,8 +159,9 @@ def describe(headers: Sequence[Header]) -> Model:
     _check_experts(first, architecture)
     _check_scaling(first, architecture)
     _number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
-    extra = _number(first, f"{architecture}.nextn_predict_layers", 0, layers - 1, 0)
-    check_tensors(first.name, architecture, layers, extra, tensors)
+    alone = is_sidecar(architecture)  # all its layers are heads
+    extra = _number(first, f"{architecture}.nextn_predict_layers", 0, layers - (not alone), 0)
+    check_tensors(first.name, architecture, layers, 0 if alone else extra, tensors)
     window = _number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
     lengths = Lengths(
@@ -185,10 +192,11 @@ def describe(headers: Sequence[Header]) -> Model:
     )
 
 
-def _architecture(header: Header) -> str:
+def _architecture(header: Header, as_draft: bool) -> str:
     """The architecture, one that llama.cpp knows, of a model that writes text."""
     architecture = header.metadata.get("general.architecture")
-    _check_purpose(header)
+    if not (as_draft and isinstance(architecture, str) and is_sidecar(architecture)):
+        _check_purpose(header)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
         raise UnsafeModel(f"{header.name} does not declare a model architecture.")
     if not is_known(architecture):

@@ -83,7 +83,10 @@ def need_of_draft(model: Model, load: Load) -> Need:
     if not takes(model, load.kv_type):
         load = replace(load, kv_type="f16")
     sequences = load.parallel + 2  # one for the exact lane, one to look in with
-    return _need(model, load, sequences, max(sequences, 16))
+    found = _need(model, load, sequences, max(sequences, 16))
+    if model.sidecar and load.exact:  # it reads that lane's cache in passes of its own
+        return replace(found, compute=2 * found.compute)
+    return found
 
 
 def need_of_heads(model: Model, load: Load) -> Need:
@@ -101,7 +104,7 @@ def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:
     logits = rows * model.vocabulary * 4
     layer = PASS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
     cells = (
-        PASS * load.context * (2 if model.rollback == "short" else 1)
+        PASS * load.context * (2 if model.rollback == "short" or model.sidecar else 1)
     )  # with and without a window
     attention = 2 * cells if load.flash_attention else 4 * cells * (model.heads + 1)
     return Need(

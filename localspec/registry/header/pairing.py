@@ -13,8 +13,10 @@ from itertools import islice
 
 from localspec.compatibility import FIRST_COMPARED, Compatibility, compare
 from localspec.errors import BadGguf, CannotRollBack, NotMatched
+from localspec.purpose import not_its_sidecar
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.gguf import StringArray
+from localspec.registry.header.kept import cells
 from localspec.registry.header.model import Model
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 
@@ -36,7 +38,11 @@ class Verdict:
 
 
 def verdict(target: Model, draft: Model) -> Verdict:
-    """Whether the two speak the same tokens; a file without a tokenizer does not match."""
+    """Whether the two speak the same tokens, and of heads in a file of their own whether this is their
+    target; a file without a tokenizer does not match.
+    """
+    if draft.sidecar and (reason := _not_its_sidecar(target, draft)):
+        return Verdict(False, f"not a matched pair: {reason}")
     try:
         return judge(read_vocabulary(target.header), read_vocabulary(draft.header))
     except BadGguf as error:
@@ -64,6 +70,20 @@ def check_pair(target: Model, draft: Model | None) -> tuple[str, ...]:
             raise NotMatched(f"{target.name} and {draft.name}: {found.reason}.")
         notes += [f"{note[:1].upper()}{note[1:]}." for note in found.notes]
     return tuple(notes)
+
+
+def _not_its_sidecar(target: Model, draft: Model) -> str:
+    """Why heads in a file of their own cannot read the target's states and cache, as a clause."""
+    if reason := not_its_sidecar(draft.architecture, target.architecture):
+        return reason
+    states = draft.header.metadata.get(f"{draft.architecture}.embedding_length_out")
+    if states != target.width:
+        return f"the draft reads states of {states} numbers, and the target's have {target.width}"
+    theirs, ours = (
+        cells(each.header, each.architecture, each.kv_heads, each.key_length)
+        for each in (draft, target)
+    )
+    return "" if theirs <= ours else "the draft reads other attention heads than the target has"
 
 
 def judge(target: Vocabulary, draft: Vocabulary) -> Verdict:

@@ -177,13 +177,13 @@ class _Deciding:
     def _look(self, wanted: Reference, chosen: Choice) -> PlannedModel:
         return self._read(_weights(wanted, chosen))
 
-    def _read(self, weights: Weights) -> PlannedModel:
+    def _read(self, weights: Weights, *, as_draft: bool = False) -> PlannedModel:
         if weights not in self._known:
-            self._known[weights] = self._planner.look(weights, self._cancel)
+            self._known[weights] = self._planner.look(weights, self._cancel, as_draft=as_draft)
         return self._known[weights]
 
-    def _model(self, weights: Weights) -> Model:
-        return self._read(weights).model
+    def _drafting(self, weights: Weights) -> Model:
+        return self._read(weights, as_draft=True).model
 
     # ------------------------------------------------------------------ what drafts
 
@@ -202,7 +202,7 @@ class _Deciding:
         """
         target = self._read(pair.target).model
         for name, weights in self._of_the_catalogue(pair.target, target):
-            if self._suits(target, partial(self._model, weights)):
+            if self._suits(target, partial(self._drafting, weights)):
                 where = f"{weights.repo}/{weights.file}"
                 return _with(
                     pair, draft=weights
@@ -211,14 +211,14 @@ class _Deciding:
             pair = msgspec.structs.replace(pair, embedded_heads=True)
             return pair, "Drafts: this model's own heads (MTP), which are in its file."
         beside = heads(listed, pair.target.file)
-        if beside:
-            file = Weights(repo=pair.target.repo, file=beside, revision=pair.target.revision)
+        file = Weights(repo=pair.target.repo, file=beside, revision=pair.target.revision)
+        if beside and self._suits(target, partial(self._drafting, file)):
             return (
                 msgspec.structs.replace(pair, heads=file),
                 f"Drafts: this model's own heads (MTP), {beside} in the same repository.",
             )
         for path, name in self._on_this_disk():
-            if self._suits(target, partial(read_local_model, path)):
+            if self._suits(target, partial(read_local_model, path, as_draft=True)):
                 weights = Weights(repo="", file=str(path))
                 return _with(
                     pair, draft=weights
@@ -243,15 +243,17 @@ class _Deciding:
         """Pairs of the same model, then of its family; by repository, then by what its header says."""
         names = [model_name(target.repo), *_base_names(model)]
         seen: list[Weights] = []
-        for same in (lambda name: name, _family):
+        for same in (_itself, _family):
             for name in names:
                 for own, pair in self._catalogue.pairs.items():
                     alike = same(model_name(pair.target.repo)) == same(name)
-                    if alike and pair.draft and pair.draft not in seen:
+                    # Heads beside a target are of that size alone.
+                    draft = pair.draft or (pair.heads if same is _itself else None)
+                    if alike and draft and draft not in seen:
                         if len(seen) == _MOST_LOOKED_AT:
                             return
-                        seen.append(pair.draft)
-                        yield own, pair.draft
+                        seen.append(draft)
+                        yield own, draft
 
     def _on_this_disk(self) -> Iterator[tuple[Path, str]]:
         """Models here, the smallest file first: a draft's speed matters more than its quality."""
@@ -265,6 +267,10 @@ class _Deciding:
                 continue
         for _, found in sorted(sized, key=lambda each: (each[0], each[1].name)):
             yield found.path, f"{found.name} ({found.origin})"
+
+
+def _itself(name: str) -> str:
+    return name
 
 
 def _here(planner: Planner, wanted: Wanted) -> Record | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from localspec.errors import DiskFull, Offline, Unreachable
+from localspec.errors import BadGguf, DiskFull, NotMatched, Offline, Unreachable
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.header import fit
 from localspec.registry.header.model import Model, read_local_model, read_model
@@ -30,9 +30,6 @@ from localspec.registry.store.store import Store, local_parts
 
 # Left free on the disk beyond the files themselves: logs, state and other programs live there too.
 DISK_RESERVE = 64 << 20
-HEADS_UNUSED = (
-    "Heads (MTP) in their own file are not supported yet; drafts come from the text (n-gram)."
-)
 FROM_CACHE = "Offline: using the files in the Hugging Face cache; the hub may have newer ones."
 # A person waits for the first word of the hub, and without a network it never comes.
 _FIRST_TRIES = 4
@@ -106,21 +103,14 @@ class Planner:
         Raises:
             NotMatched, CannotRollBack, DoesNotFit, DiskFull, BadGguf, HubError and below.
         """
-        wanted = [pair.target, pair.draft] if pair.draft else [pair.target]
-        with ThreadPoolExecutor(len(wanted), thread_name_prefix="header") as pool:
-            models = list(
-                pool.map(lambda each: (known or {}).get(each) or self.look(each, cancel), wanted)
-            )
-        target, draft = models[0], models[1] if len(models) > 1 else None
-        notes = list(check_pair(target.model, draft.model if draft else None))
+        target, draft, notes = self._models(pair, cancel, known or {})
+        models = (target, draft) if draft else (target,)
         chosen = self._fits(target.model, draft.model if draft else None)
         notes += chosen.notes if chosen else ()
         notes += [note for model in models for note in _differs_from_catalogue(model)]
         if any(model.from_cache for model in models):
             notes.append(FROM_CACHE)
-        if pair.kind == "mtp-sidecar":
-            notes.append(HEADS_UNUSED)
-        elif pair.kind == "mtp-embedded" and (why := target.model.no_heads):
+        if pair.kind == "mtp-embedded" and (why := target.model.no_heads):
             notes.append(f"{why[:1].upper()}{why[1:]}; drafts come from the text itself (n-gram).")
         files = {each.remote.sha256: each for model in models for each in model.files}
         fetch = sum(self.missing(each.remote) for each in files.values())
@@ -135,15 +125,51 @@ class Planner:
             notes=tuple(notes),
         )
 
-    def look(self, weights: Weights, cancel: threading.Event | None = None) -> PlannedModel:
-        """Resolve a model's files and read their headers; without a repository, of a file here."""
+    def _models(
+        self,
+        pair: Pair,
+        cancel: threading.Event | None,
+        known: Mapping[Weights, PlannedModel],
+    ) -> tuple[PlannedModel, PlannedModel | None, list[str]]:
+        """Target, what drafts, and what is to be known of the two. Without heads that are of no use: they are
+        nothing that a person has named.
+        """
+        drafts = pair.draft or pair.heads
+
+        def look(weights: Weights) -> PlannedModel:
+            as_draft = weights is drafts
+            return known.get(weights) or self.look(weights, cancel, as_draft=as_draft)
+
+        with ThreadPoolExecutor(2, thread_name_prefix="header") as pool:
+            ours = pool.submit(look, pair.target)
+            theirs = pool.submit(look, drafts) if drafts else None
+        target, said = ours.result(), list[str]()
+        try:
+            draft = theirs.result() if theirs else None
+            return target, draft, list(check_pair(target.model, draft.model if draft else None))
+        except (BadGguf, NotMatched) as error:
+            if pair.draft or not drafts:
+                raise
+            said.append(f"{error.message} Drafts come from the text itself (n-gram).")
+        return target, None, [*check_pair(target.model, None), *said]
+
+    def look(
+        self,
+        weights: Weights,
+        cancel: threading.Event | None = None,
+        *,
+        as_draft: bool = False,
+    ) -> PlannedModel:
+        """Resolve a model's files and read their headers; without a repository, of a file here. as_draft: as
+        `read_model`.
+        """
         if not weights.repo:
             path = Path(weights.file)
-            stored = self._stored_here(path)
-            return PlannedModel(weights, (), read_local_model(path), stored)
+            model = read_local_model(path, as_draft=as_draft)
+            return PlannedModel(weights, (), model, self._stored_here(path, model))
         remotes, from_cache = self._resolve(weights, cancel)
         sources = [self._source(remote, cancel) for remote in remotes]
-        model = read_model(sources)
+        model = read_model(sources, as_draft=as_draft)
         files = tuple(
             PlannedFile(remote, bytes(source.prefix), source.flow)
             if isinstance(source, RemoteSource)
@@ -173,14 +199,14 @@ class Planner:
                 raise
             return known, True
 
-    def _stored_here(self, path: Path) -> StoredModel:
+    def _stored_here(self, path: Path, read: Model) -> StoredModel:
         """A file of the store with all that is known of it; any other is hashed when it is loaded."""
         for record in self.store.listing().records:
             for model in record.models:
                 if self.store.part_path(model.parts[0]) == path:
                     return model
         parts = local_parts(path)
-        return StoredModel(parts=parts, architecture=read_local_model(path).architecture)
+        return StoredModel(parts=parts, architecture=read.architecture)
 
     def _source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:
         """Where to read a header: the disk when the file is there, else the hub."""

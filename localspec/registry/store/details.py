@@ -27,7 +27,7 @@ def describe(store: Store, record: Record, free: fit.Memory, load: need.Load) ->
     Raises:
         BadGguf, StoreError
     """
-    models = [(each, *_read(store, each)) for each in record.models]
+    models = [(each, *_read(store, each, role)) for role, each in record.by_role]
     target, draft = models[0][1], models[1][1] if record.draft else None
     chosen, fit_notes = _fit(target, draft, free, load)
     size = min(load.context, target.context)
@@ -61,7 +61,7 @@ def describe(store: Store, record: Record, free: fit.Memory, load: need.Load) ->
         fit=chosen,
         fit_notes=fit_notes,
         loaded=False,
-        kind="model" if draft else "mtp-embedded" if target.drafting_heads else "ngram",
+        kind=record.kind if draft else "mtp-embedded" if target.drafting_heads else "ngram",
         contexts=[ContextView(tokens, total, fit.fits(total, free)) for tokens, total in needs],
         problem="",
     )
@@ -103,14 +103,14 @@ def fit_view(chosen: fit.Fit) -> FitView:
     )
 
 
-def _read(store: Store, stored: StoredModel) -> tuple[Model, Traits]:
+def _read(store: Store, stored: StoredModel, role: str) -> tuple[Model, Traits]:
     """What the headers of a model say, under the names its files had."""
     sources = [FileSource(store.part_path(part)) for part in stored.parts]
     for source, name in zip(sources, shard_names(Path(stored.file).name), strict=True):
         source.name = name
     headers = [read_header(source) for source in sources]
     check_shards(headers)
-    return model_of(headers), traits(headers)
+    return model_of(headers, as_draft=role == "draft"), traits(headers)
 
 
 def _model(

@@ -118,7 +118,7 @@ def describe_files(
 ) -> Record:
     """The record of such a pair, checked and not stored (the pair inside the package uses this)."""
     ours = _checked(target)
-    theirs = _checked(draft) if draft else None
+    theirs = _checked(draft, as_draft=True) if draft else None
     notes = check_pair(ours, theirs)
     return Record(
         name=name,
@@ -166,11 +166,11 @@ def _exists(store: Store, name: str) -> bool:
     return True
 
 
-def _checked(path: Path) -> Model:
+def _checked(path: Path, *, as_draft: bool = False) -> Model:
     for part in shard_paths(path):
         if not part.exists():
             raise BadGguf(f"{part} does not exist.")
-    model = read_local_model(path)
+    model = read_local_model(path, as_draft=as_draft)
     for part in shard_paths(path):
         check_weights(part)
     return model

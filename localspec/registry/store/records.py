@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from localspec.errors import RecordTooNew, StoreError
+from localspec.purpose import is_sidecar
 
 VERSION = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -69,6 +70,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     template_sha256: str = ""
     asked: str = ""
+
+    @property
+    def kind(self) -> Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]:
+        """What drafts for the target."""
+        if self.draft:
+            return "mtp-sidecar" if is_sidecar(self.draft.architecture) else "model"
+        return "mtp-embedded" if self.target.heads else "ngram"
 
     @property
     def by_role(self) -> tuple[tuple[str, StoredModel], ...]:

@@ -78,6 +78,7 @@ class _Model(Model):
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
         self.recurrent = self.hybrid = False
+        self.architecture = "llama"
         self.n_swa = 0
 
 

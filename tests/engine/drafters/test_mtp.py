@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
@@ -10,22 +11,25 @@ import numpy as np
 import pytest
 
 from benchmarks.synthetic_heads import Architecture, write_heads
+from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec import purpose
 from localspec.engine.cache import hidden
 from localspec.engine.cache.hidden import TAIL, Hidden
-from localspec.engine.llama import Logits
+from localspec.engine.llama import Logits, NoKvSlot, NotFinite
 from localspec.engine.llama import heads as binding
 from localspec.engine.pair.models import Models
+from localspec.engine.pair.pair import NO_DRAFT
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation import verification
+from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.drafters.mtp import Heads
+from localspec.engine.speculation.drafters.mtp import Heads, Sidecar
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles, Sampling, Speculative
 from tests.support import architectures
-from tests.support.heads import contextual_heads, cycle_heads, right_drafts
-from tests.support.pairs import N_VOCAB, expected
+from tests.support.heads import Target, contextual_heads, cycle_heads, right_drafts
+from tests.support.pairs import N_VOCAB, expected, target_alone
 from tests.support.rescoring import NEAR_TIE, assert_alike
 from tests.support.running import GREEDY, Running, drafting, running
 from tests.support.statistics import chi_square_z
@@ -44,9 +48,9 @@ def mtp(depth: int | None = 3, **more: Any) -> Speculative:
     return drafting(depth, "mtp", **more)
 
 
-@pytest.fixture(scope="module", params=["glm4moe", "qwen35"])
+@pytest.fixture(scope="module", params=["glm4moe", "qwen35", "gemma4"])
 def cyclic(request: pytest.FixtureRequest, models: Path) -> Iterator[Running]:
-    """Attention alone, and a hybrid: a text that is known."""
+    """Attention alone, a hybrid, and a sidecar: a text that is known."""
     with running(cycle_heads(models / "heads", ACCEPTANCE, request.param)) as engine:
         yield engine
 
@@ -60,6 +64,16 @@ def contextual_files_with_heads(models: Path) -> PairFiles:
 def deep(contextual_files_with_heads: PairFiles) -> Iterator[Running]:
     """One whose text and drafts depend on every token before."""
     with running(contextual_files_with_heads) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=["in the file", "sidecar"])
+def either(request: pytest.FixtureRequest, deep: Running, models: Path) -> Iterator[Running]:
+    """As `deep`."""
+    if request.param == "in the file":
+        yield deep
+        return
+    with running(contextual_heads(models / "heads", "gemma4")) as engine:
         yield engine
 
 
@@ -82,10 +96,44 @@ def test_left_alone_they_are_used_where_it_pays(cyclic: Running) -> None:
     assert "mtp" in cyclic.pair.learned.calibrations
 
 
+def test_exact_mode_has_the_same_drafts(cyclic: Running) -> None:
+    if not cyclic.pair.models.target.cuttable:
+        return  # there is none of a recurrent state
+    answer = cyclic.ask([77], 60, speculative=mtp(3), exact=True)
+    told = answer.done.speculation
+    assert answer.tokens == expected(77, 60)
+    assert (told.drafted, told.accepted) == right_drafts(77, 60, 3, ACCEPTANCE)
+    assert cyclic.pair.busy_s() > 0
+
+
 def test_what_asks_for_a_draft_model_is_told_that_there_is_none(cyclic: Running) -> None:
     told = cyclic.ask([5], 10, speculative=drafting(2)).done.speculation
     assert not told.active
     assert "no draft model" in str(told.reason)
+
+
+def test_what_asks_for_heads_is_told_of_heads(cycle: Running, load: Load) -> None:
+    """Of a pair with a draft model, and of a target alone."""
+    told = cycle.ask([5], 10, speculative=mtp(2)).done.speculation
+    assert told.reason == "this pair has a draft model, and MTP heads are not used beside one"
+    alone = load(target_alone(cycle.pair.files))
+    told = alone.ask([5], 10, speculative=mtp(2)).done.speculation
+    assert told.reason == "this model has no MTP heads"
+    assert alone.ask([5], 10, speculative=drafting(2)).done.speculation.reason == NO_DRAFT
+
+
+@pytest.mark.parametrize("error", [NotFinite("NaN"), NoKvSlot("full")])
+def test_heads_that_fail_are_called_heads(
+    cyclic: Running, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(_row: int) -> None:
+        raise error
+
+    cyclic.forget()
+    monkeypatch.setattr(heads_of(cyclic), "_proposals", fail)
+    answer = cyclic.ask([5], 30, speculative=mtp(2))
+    assert answer.tokens == expected(5, 30)
+    assert "the MTP heads" in str(answer.done.speculation.reason)
 
 
 # ------------------------------------------------------------------------------- drafts of one text
@@ -139,25 +187,25 @@ def anew(engine: Running, found: list[Proposal], text: tuple[int, ...], depth: i
 
 
 def test_drafts_follow_from_the_text_alone_whoever_runs_beside(
-    deep: Running, monkeypatch: pytest.MonkeyPatch
+    either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four at once, drafts of each depth, and after each number of them that was kept."""
-    found = recorded(deep, monkeypatch)
-    deep.forget()
-    plain = [deep.ask(prompt, 40).tokens for prompt in PROMPTS]
-    deep.forget()
+    found = recorded(either, monkeypatch)
+    either.forget()
+    plain = [either.ask(prompt, 40).tokens for prompt in PROMPTS]
+    either.forget()
     asked = [
-        deep.start(p, 40, speculative=mtp(d)) for p, d in zip(PROMPTS, (1, 2, 3, 4), strict=True)
+        either.start(p, 40, speculative=mtp(d)) for p, d in zip(PROMPTS, (1, 2, 3, 4), strict=True)
     ]
-    deep.finish()
+    either.finish()
     for prompt, request, tokens in zip(PROMPTS, asked, plain, strict=True):
-        assert_alike(deep.pair.files.target, prompt, deep.answers[request].tokens, tokens)
-    told = [deep.answers[request].done.speculation for request in asked]
+        assert_alike(either.pair.files.target, prompt, either.answers[request].tokens, tokens)
+    told = [either.answers[request].done.speculation for request in asked]
     assert all(0 < each.accepted < each.drafted for each in told)
     seen = list(found)
     assert {len(each.drafts) for each in seen} >= {1, 2, 3, 4}
     for each in seen[1::7]:
-        assert each.alike(anew(deep, found, each.text, len(each.drafts)))
+        assert each.alike(anew(either, found, each.text, len(each.drafts)))
 
 
 @pytest.mark.parametrize("architecture", sorted(purpose._WITH_HEADS))
@@ -168,7 +216,8 @@ def test_what_several_texts_read_together_is_each_ones_own(
     if architecture in get_args(Architecture):
         files = contextual_heads(models / "heads", cast(Architecture, architecture))
     else:
-        file = architectures.write(architecture, models, experts=True, heads=1)
+        count = 3 if architecture in purpose._WITH_SEVERAL else 1
+        file = architectures.write(architecture, models, experts=True, heads=count)
         files = PairFiles(architecture, str(file), None)
     engine = load(files)
     found = recorded(engine, monkeypatch)
@@ -186,7 +235,7 @@ def test_what_several_texts_read_together_is_each_ones_own(
 
 
 def test_states_of_another_text_would_be_noticed(
-    deep: Running, monkeypatch: pytest.MonkeyPatch
+    either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above, were each given the state of the token before."""
     before = Hidden.before
@@ -194,34 +243,34 @@ def test_states_of_another_text_would_be_noticed(
     def shifted(states: Hidden, first: int, last: int) -> Any:
         return np.roll(before(states, first, last), 1, axis=1)
 
-    found = recorded(deep, monkeypatch)
+    found = recorded(either, monkeypatch)
     right = [
-        anew(deep, found, (*prompt, token), 3)
-        for prompt, token in ((p, deep.ask(p, 1).tokens[0]) for p in PROMPTS)
+        anew(either, found, (*prompt, token), 3)
+        for prompt, token in ((p, either.ask(p, 1).tokens[0]) for p in PROMPTS)
     ]
     monkeypatch.setattr(Hidden, "before", shifted)
     wrong = [
-        anew(deep, found, (*prompt, token), 3)
-        for prompt, token in ((p, deep.ask(p, 1).tokens[0]) for p in PROMPTS)
+        anew(either, found, (*prompt, token), 3)
+        for prompt, token in ((p, either.ask(p, 1).tokens[0]) for p in PROMPTS)
     ]
     assert not all(map(Proposal.alike, right, wrong))
 
 
 @pytest.mark.parametrize("back", [1, 2, 3, 5, 9])
 def test_a_text_that_is_cut_back_drafts_as_one_that_was_read(
-    deep: Running, monkeypatch: pytest.MonkeyPatch, back: int
+    either: Running, monkeypatch: pytest.MonkeyPatch, back: int
 ) -> None:
     """The next prompt leaves the last tokens out and goes on otherwise."""
-    found = recorded(deep, monkeypatch)
-    deep.forget()
-    first = deep.ask(PROMPTS[0], 21, speculative=mtp(4)).all_tokens
+    found = recorded(either, monkeypatch)
+    either.forget()
+    first = either.ask(PROMPTS[0], 21, speculative=mtp(4)).all_tokens
     follow_up = [*first[: len(first) - back], 44, 45]
     del found[:]
-    answer = deep.ask(follow_up, 8, speculative=mtp(3))
+    answer = either.ask(follow_up, 8, speculative=mtp(3))
     assert answer.started is not None
     assert answer.started.cached_tokens == len(first) - max(back, 1)
     first_drafts = found[0]
-    assert first_drafts.alike(anew(deep, found, first_drafts.text, 3))
+    assert first_drafts.alike(anew(either, found, first_drafts.text, 3))
 
 
 def test_heads_read_a_prompt_when_they_are_used_and_not_before(
@@ -255,6 +304,64 @@ def test_heads_that_begin_late_read_the_end_of_a_text(
         assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
 
 
+# ------------------------------------------------------------------------------- a sidecar
+
+
+def test_a_sidecar_drafts_where_the_targets_cache_is_full(models: Path, load: Load) -> None:
+    """Idle texts give their cells up, and what is drafted after others left is drafted as ever."""
+    files = contextual_heads(models / "heads", "gemma4")
+    engine = load(files, n_ctx=256)
+    plain = {}
+    for at, prompt in enumerate(PROMPTS):
+        longer = [*prompt, *range(40 * at, 40 * at + 40)]
+        plain[at] = longer, engine.ask(longer, 30).tokens
+    assert sum(slot.n_past for slot in engine.pair.shared.slots) > 200
+    for longer, tokens in plain.values():
+        answer = engine.ask([*longer, 9], 60, speculative=mtp(4))
+        assert answer.done.speculation.reason is None
+        assert answer.done.speculation.drafted > 0
+        again = engine.ask(longer, 30, speculative=mtp(4)).tokens
+        assert_alike(files.target, longer, again, tokens)
+
+
+def test_a_probe_is_compared_with_what_came(cyclic: Running) -> None:
+    """The first place that a probe sees tells nothing yet."""
+    sidecar = heads_of(cyclic)
+    if not isinstance(sidecar, Sidecar):
+        return
+    cyclic.forget()
+    seen: list[bool] = []
+
+    class Heard(Belief):
+        def observe(self, at: int, hit: bool) -> None:
+            seen.append(hit)
+
+    belief = Heard(Calibration())
+    cyclic.start([5], 40)
+    for _ in range(30):
+        cyclic.engine.step()
+        slot = next(each for each in cyclic.pair.shared.slots if each.busy)
+        if len(slot.tokens) > slot.n_past:
+            sidecar.probe(slot, belief)
+    cyclic.finish()
+    drafted = [right_drafts(token, 2, 1, ACCEPTANCE)[1] == 1 for token in [5, *expected(5, 40)]]
+    assert seen in [drafted[at : at + len(seen)] for at in range(4)]
+    assert len(seen) > 20
+
+
+def test_a_sidecar_of_another_target_is_refused(models: Path, load: Load, tmp_path: Path) -> None:
+    files = cycle_heads(models / "heads", ACCEPTANCE, "gemma4")
+    other = replace(TINY_GEMMA, n_embd=96, n_head=3)
+    wider, _ = write_with_sidecar(tmp_path / "wider", other)
+    narrow, _ = write_with_sidecar(tmp_path / "narrow", replace(TINY_GEMMA, n_head=4))
+    llama = cycle_heads(models / "heads", ACCEPTANCE, "glm4moe").target
+    for target, told in ((wider, "64 numbers"), (narrow, "lengths"), (llama, "not glm4moe")):
+        with pytest.raises(LoadFailed, match=told):
+            load(PairFiles("other", str(target), files.draft))
+    with pytest.raises(LoadFailed, match="draft head"):
+        load(PairFiles("alone", str(files.draft), None))
+
+
 # ------------------------------------------------------------------------------- sampling
 
 
@@ -282,36 +389,41 @@ def z_of_drawn(engine: Running, rule: str) -> float:
     return chi_square_z(*samples)
 
 
-def test_drafts_that_are_drawn_keep_the_targets_distribution(deep: Running) -> None:
-    assert z_of_drawn(deep, "rejection") < 4.5
+def test_drafts_that_are_drawn_keep_the_targets_distribution(either: Running) -> None:
+    assert z_of_drawn(either, "rejection") < 4.5
 
 
-def test_drafts_that_are_all_kept_would_not(deep: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_are_all_kept_would_not(
+    either: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         verification,
         "residual",
         lambda target, draft: draft,  # after a rejection, drawn from the heads' own
     )
-    assert z_of_drawn(deep, "rejection") > 4.5
+    assert z_of_drawn(either, "rejection") > 4.5
 
 
 # ------------------------------------------------------------------------------- kept and put back
 
 
+@pytest.mark.parametrize("architecture", ["glm4moe", "gemma4"])
 def test_a_saved_text_drafts_on_after_a_restart(
-    contextual_files_with_heads: PairFiles, load: Load, tmp_path: Path
+    models: Path, load: Load, tmp_path: Path, architecture: Target
 ) -> None:
+    files = contextual_heads(models / "heads", architecture)
     prompt = [(7 * at) % 500 for at in range(280)]
     settings = {"states_dir": str(tmp_path), "states_bytes": 1 << 30, "n_ctx": 1024}
-    first = load(contextual_files_with_heads, **settings)
+    first = load(files, **settings)
     text = first.ask(prompt, 30, speculative=mtp(3), conversation="a" * 32).all_tokens
     first.close()
-    again = load(contextual_files_with_heads, **settings)
+    again = load(files, **settings)
     answer = again.ask([*text, 4, 5], 30, speculative=mtp(3), conversation="a" * 32)
     assert answer.started is not None
     assert answer.started.cached_tokens > 280
     slot = max(again.pair.shared.slots, key=lambda each: each.n_past)
-    assert heads_of(again).context.first(slot.draft_id) == 0
+    if architecture == "glm4moe":
+        assert heads_of(again).context.first(slot.draft_id) == 0
     again.forget()
     plain = again.ask([*text, 4, 5], 30).tokens
     assert_alike(again.pair.files.target, [*text, 4, 5], answer.tokens, plain)
@@ -322,9 +434,17 @@ def test_a_saved_text_drafts_on_after_a_restart(
 
 
 @pytest.mark.parametrize("why", ["names", "context", "architecture", "not in it"])
+@pytest.mark.parametrize("written", ["glm4moe", "gemma4"])
 def test_without_heads_that_work_the_reason_is_said_and_the_text_is_plain(
-    models: Path, load: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+    models: Path,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    why: str,
+    written: Target,
 ) -> None:
+    if written == "gemma4" and why not in ("names", "context"):
+        return
     if why == "names":
         monkeypatch.setattr(binding, "_ext", None)
         monkeypatch.setattr(binding, "_missing", "llama_set_embeddings_nextn")
@@ -339,7 +459,7 @@ def test_without_heads_that_work_the_reason_is_said_and_the_text_is_plain(
             return make(models, *args, **more)
 
         monkeypatch.setattr(Models, "context", context)
-    files = cycle_heads(models / "heads", ACCEPTANCE, "glm4moe")
+    files = cycle_heads(models / "heads", ACCEPTANCE, written)
     if why == "not in it":
         hollow = write_heads(tmp_path / "hollow.gguf", hollow=True)
         files = PairFiles("hollow", str(hollow), None)

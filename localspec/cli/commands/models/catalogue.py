@@ -11,8 +11,7 @@ from localspec.client.pairs import PairsClient
 @click.command(
     help="List pairs available to pull, and whether each fits into this machine's free "
     "memory; 'partly' means that it needs main memory besides the GPU's. Drafts come "
-    "from a draft model, from heads in the target's file (MTP) or from the text itself (n-gram). "
-    "(MTP) after n-gram: the heads are in a file of their own; those are not supported yet.",
+    "from a draft model, from heads trained with the target (MTP) or from the text itself (n-gram).",
     epilog="Example: localspec catalogue --fits",
 )
 @click.option("--fits", is_flag=True, help="Only list pairs that fit.")

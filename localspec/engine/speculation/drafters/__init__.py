@@ -3,7 +3,7 @@
 base          what a kind is: offer, propose, observe, probe, close
 grammar       tokens that a grammar forces
 model         a second model, which keeps its own KV cache of what it proposed
-mtp           the target's own heads, which keep a KV cache as well
+mtp           the target's heads: with a KV cache of their own, or, in a file beside it, with the target's
 ngram         what followed the last tokens when they occurred before
 ngram_index   where they did
 ngram_memory  what earlier requests have read and written

@@ -72,12 +72,13 @@ class Drafter(ABC):
     What target and draft model have read of a slot is rolled back by `Slots.commit`, after each pass.
     rank: with a fixed depth the kind of the lowest drafts. initial_acceptance: the rate expected with a
     pair nobody has seen at work; learned: what is known of any pair, as `Calibration.as_dict` gives it;
-    certain: as a calibration's. costly: each draft takes passes of its own. predicted: the drafts come
-    from a text the caller predicts.
+    certain: as a calibration's. costly: each draft takes passes of its own. called: what a person is
+    told of what drafts. predicted: the drafts come from a text the caller predicts.
     """
 
     kinds: ClassVar[list[type[Drafter]]] = []  # all there are, by rank
     kind: ClassVar[str]
+    called: ClassVar[str] = "the drafts"
     rank: ClassVar[int]
     initial_acceptance: ClassVar[float]
     learned: ClassVar[Mapping[str, Any] | None] = None

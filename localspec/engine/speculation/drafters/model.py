@@ -33,6 +33,7 @@ class ModelDrafter(Drafter):
     """A second model's drafts for one sequence: each costs a pass of that model."""
 
     kind, rank, initial_acceptance = "draft", 1, INITIAL_ACCEPTANCE
+    called = "the draft model"
     costly = True
 
     @classmethod
@@ -121,9 +122,13 @@ class DraftModel:
         self.steps = CostTable({m: costs.ms(m) for m in (1, 2, 4, 8)}, GUESSED)
         self.probe_ms = costs.ms(PROBE_CONTEXT + PROBE_ROWS)  # of a probe; corrected by each
 
+    def begin(self, slot: Slot) -> int:
+        """The first token of a slot that the draft model has to read."""
+        return slot.n_past_draft
+
     def unread(self, slot: Slot) -> int:
         """Tokens of a slot the draft model has not read (the last is read by the first draft)."""
-        return len(slot.tokens) - slot.n_past_draft
+        return len(slot.tokens) - self.begin(slot)
 
     def prefill_ms(self, slot: Slot) -> float:
         """What prefilling a slot's unread text would cost, beyond the token a first draft reads anyway."""
@@ -166,9 +171,8 @@ class DraftModel:
             if drafted:
                 row = self._add_draft(request, length - 1)
             else:
-                row = self._add_text(
-                    slot, slot.n_past_draft, length, slot.n_past_draft, slot.draft_id
-                )
+                begin = self.begin(slot)
+                row = self._add_text(slot, begin, length, begin, slot.draft_id)
             rows.append((row, length))
         return rows
 
@@ -221,7 +225,7 @@ class DraftModel:
     def _choose(self, request: DraftRequest, logits: Logits) -> None:
         if request.sampler is None:
             token = int(logits.argmax())
-            confidence = _probability(logits, token)
+            confidence = probability(logits, token)
         else:
             history = request.slot.tokens + request.tokens
             row = request.sampler.adjusted(logits, history)
@@ -252,7 +256,7 @@ class DraftModel:
         for back in reversed(range(wanted)):
             logits = self._proposals(last - back)
             best = int(logits.argmax())
-            belief.observe(bucket(_probability(logits, best)), best == slot.tokens[end - back])
+            belief.observe(bucket(probability(logits, best)), best == slot.tokens[end - back])
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
     def _prefill(self, slot: Slot, end: int) -> None:
@@ -282,7 +286,7 @@ class DraftModel:
         return spent
 
 
-def _probability(logits: Logits, token: int) -> float:
+def probability(logits: Logits, token: int) -> float:
     """Softmax probability of one token, within 1e-2 of the whole row's: tokens 16 nats below it are
     left out, since the exponential of a whole row costs more than everything else here.
     """
