@@ -18,18 +18,33 @@ class Unread(Exception):
     """Whoever read the output has left, as `head` does."""
 
 
-class _Out(io.FileIO):
-    """Standard output, whose errors are told from those of other files."""
+class _Out(io.BufferedWriter):
+    """Standard output, whose errors are told from those of other files.
+
+    They are told here and not by the file: Ctrl-C between its write and the end of a method around that
+    would leave in the buffer what is written already, and a word would be shown twice.
+    """
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Raises Unread; LocalspecError: why it cannot be written."""
         try:
             return super().write(data)
-        except BrokenPipeError as error:
-            raise Unread from error
         except OSError as error:
-            why = "it is closed" if error.errno == errno.EBADF else error.strerror
-            raise LocalspecError(f"Standard output cannot be written: {why}.") from error
+            raise _told(error) from error
+
+    def flush(self) -> None:
+        """Raises as `write` does."""
+        try:
+            super().flush()
+        except OSError as error:
+            raise _told(error) from error
+
+
+def _told(error: OSError) -> Unread | LocalspecError:
+    if isinstance(error, BrokenPipeError):
+        return Unread()
+    why = "it is closed" if error.errno == errno.EBADF else error.strerror
+    return LocalspecError(f"Standard output cannot be written: {why}.")
 
 
 def prepare() -> None:
@@ -48,9 +63,8 @@ def prepare() -> None:
         _put(os.O_WRONLY, 2)
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - to stay open
     if sys.stdout is sys.__stdout__ or sys.__stdout__ is None:  # else somebody's own, as a test's
-        raw = _Out(1, "w", closefd=False)
         sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(raw),
+            _Out(io.FileIO(1, "w", closefd=False)),
             sys.stdout.encoding,
             sys.stdout.errors,
             line_buffering=bool(sys.stdout.line_buffering),

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +23,7 @@ import pytest
 
 from localspec.cli.app import Commands, app
 from localspec.cli.options import COMMANDS
-from tests.support.daemons import PATIENCE, Home
+from tests.support.daemons import PATIENCE, Home, wait_for
 from tests.support.terminal import terminal
 
 ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "40"))
@@ -176,6 +179,38 @@ def test_a_reader_that_has_enough_is_no_error(home: Home) -> None:
                 stderr=subprocess.PIPE,
             )
             assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_ctrl_c_comes_upon_is_written_once(home: Home) -> None:
+    """A pipe takes a part of a piece; the rest waits when Ctrl-C comes, and follows later."""
+    program = (
+        "import sys; from localspec.cli import streams; streams.prepare()\n"
+        "try:\n sys.stdout.write(' '.join(map(str, range(1500)))); sys.stdout.flush()\n"
+        "except KeyboardInterrupt: print('stopped', file=sys.stderr, flush=True)\n"
+        "sys.stdout.flush()"
+    )
+    reading, writing = os.pipe()
+    room = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=home.environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        os.close(writing)
+        wait_for(lambda: waiting_in(reading) == room, "a full pipe")
+        writer.send_signal(signal.SIGINT)
+        assert writer.stderr is not None
+        assert writer.stderr.readline() == "stopped\n"
+        with os.fdopen(reading) as pipe:
+            assert pipe.read() == " ".join(map(str, range(1500)))
+    assert writer.returncode == 0
+
+
+def waiting_in(pipe: int) -> int:
+    """Bytes that can be read from it."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_a_chat_goes_on_where_nothing_can_be_kept(warm: Home) -> None:
