@@ -16,7 +16,7 @@ import pytest
 from localspec.config import KEYS
 from tests.support.daemons import Home, temporary_home, wait_for
 
-STEPS = int(os.environ.get("LOCALSPEC_TEST_SETTINGS", "8"))
+STEPS = int(os.environ.get("LOCALSPEC_TEST_SETTINGS", "5"))
 NUMBERS = ["-1", "-2", "0", "1", "2", "3", "7", "8", "16", "63", "64", "65", "255", "256", "257"]
 NUMBERS += ["1000", "4096", "99999", "16777216", "16777217", "9" * 30, "0.5", "1e3", "-0.0", "1_0"]
 WORDS = ["", " ", "auto", "all", "none", "never", "true", "off", "nan", "inf", "x", "é", "\udcff"]

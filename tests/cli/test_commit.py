@@ -310,7 +310,7 @@ def test_a_diff_longer_than_the_context_is_cut_and_that_is_said(tmp_path: Path) 
     with temporary_home() as home:  # the shipped pair, whose context is short
         home.environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         repository = Repository(home, tmp_path)
-        repository.stage("large.py", "".join(f"value_{n} = {n}\n" for n in range(20_000)))
+        repository.stage("large.py", "".join(f"value_{n} = {n}\n" for n in range(6_000)))
         repository.stage("small.py", "import os\n")
         run = repository.run()
         assert (run.returncode, run.stdout) == (1, "")
@@ -320,7 +320,7 @@ def test_a_diff_longer_than_the_context_is_cut_and_that_is_said(tmp_path: Path) 
         repository.hook()
         repository.git("commit", GIT_EDITOR="sh -c 'echo Own > \"$1\"' -", **WHO)
         assert repository.message() == "Own"
-        log = "".join(f"make: line {n}\n" for n in range(20_000))
+        log = "".join(f"make: line {n}\n" for n in range(6_000))
         run = home.run("explain", stdin=log)
         assert run.returncode == 0, run.stderr
         assert "lines in the middle" in run.stderr

@@ -124,7 +124,7 @@ lines = st.integers(4, 50)
 cuts = st.lists(st.integers(0, 4000), max_size=80)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(documents, columns, lines, cuts)
 @example("**" + "a " * 60 + "b** c", 20, 4, list(range(400)))
 @example("| a |\n|---|\n" + "| b |\n" * 20 + "| " + "word " * 9 + "|\n", 20, 4, list(range(400)))
@@ -135,7 +135,7 @@ def test_every_letter_digit_and_bracket_is_on_the_screen_in_order(
     assert weight("".join(found.shown)) == weight(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(documents, columns, cuts)
 def test_an_answer_in_pieces_looks_as_the_whole_one(
     text: str, columns: int, cuts: list[int]
@@ -143,7 +143,7 @@ def test_an_answer_in_pieces_looks_as_the_whole_one(
     assert shown(text, columns, 10_000, cuts).shown == shown(text, columns, 10_000).shown
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.lists(st.tuples(words, fences), min_size=1, max_size=4), columns, lines, cuts)
 def test_a_copied_code_block_is_what_the_model_wrote(
     parts: list[tuple[str, str]], columns: int, lines: int, cuts: list[int]
@@ -155,7 +155,7 @@ def test_a_copied_code_block_is_what_the_model_wrote(
         copied = copied[copied.index(f"\n{block}\n") + len(block) + 1 :]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(documents, documents, columns, lines, cuts)
 def test_an_answer_that_goes_on_shows_all_that_is_new(
     begun: str, text: str, columns: int, lines: int, cuts: list[int]

@@ -209,6 +209,7 @@ def test_a_daemon_that_is_killed_or_told_to_end_loses_nothing(slow: PullingHome)
 
 
 def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None:
+    slow.hub.rate = 500_000
     leader, follower = pty.openpty()
     terminal = start(slow, "pull", "tiny", stdout=subprocess.DEVNULL, stderr=follower)
     os.close(follower)

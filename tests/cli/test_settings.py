@@ -14,6 +14,7 @@ import pytest
 
 from localspec.config import KEYS, Config, load_config
 from tests.support.daemons import Home, RunningDaemon, wait_for
+from tests.support.many import in_pipes
 
 # A daemon that only sees what it is told: no edit of a file is noticed by watching it.
 BLIND = """
@@ -136,7 +137,7 @@ def test_a_port_that_cannot_be_had_is_refused_and_never_stops_the_daemon(free: H
 def test_what_is_set_counts_for_the_next_question(free: Home, loaded: bool) -> None:
     names = pairs_of(free, 2)
     daemon = RunningDaemon(free, program=BLIND)
-    for turn in range(6):
+    for turn in range(4):
         name = names[turn % 2]
         run = free.run("config", "set", "pair", name)
         assert "It applies from the next question." in run.stdout
@@ -194,7 +195,7 @@ def test_what_is_set_while_a_pair_loads_or_the_daemon_stops_counts_for_the_next_
     free: Home,
 ) -> None:
     first, second = pairs_of(free, 2)
-    free.use_fake("--load-delay", "1.5", "--end-delay", "1")
+    free.use_fake("--load-delay", "0.8", "--end-delay", "0.5")
     del free.environment["LOCALSPEC_PAIR"]
     kept(free).write_text(f'pair = "{first}"\n')
     free.run("start")
@@ -219,7 +220,7 @@ def test_what_is_set_while_a_pair_loads_or_the_daemon_stops_counts_for_the_next_
 def test_a_daemon_that_is_just_starting_uses_what_was_set(free: Home) -> None:
     """Between its reading the file and its listening nobody can be told."""
     names = pairs_of(free, 2)
-    for turn in range(4):
+    for turn in range(2):
         kept(free).write_text(f'pair = "{names[0]}"\n')
         started = free.spawn_daemon(BLIND)
         done = threading.Event()
@@ -279,7 +280,7 @@ def test_a_context_that_the_pair_does_not_get_is_told_in_numbers(free: Home) -> 
 )
 def test_whatever_is_in_the_file_the_commands_work(free: Home, text: bytes) -> None:
     kept(free).write_bytes(text)
-    for command in (
+    commands = (
         ["config"],
         ["config", "show", "--json"],
         ["config", "get", "pair"],
@@ -288,11 +289,12 @@ def test_whatever_is_in_the_file_the_commands_work(free: Home, text: bytes) -> N
         ["doctor"],
         ["--help"],
         ["config", "--help"],
-    ):
-        run = free.run(*command)
-        assert run.returncode in ((0, 1) if command == ["doctor"] else (0,)), (command, run.stderr)
-        assert "Traceback" not in run.stderr
-        assert "mistake" not in run.stderr
+    )
+    done = in_pipes(free.environment, [(command, {}) for command in commands])
+    for command, run in zip(commands, done, strict=True):
+        assert run.code in ((0, 1) if command == ["doctor"] else (0,)), (command, run.err)
+        assert "Traceback" not in run.err
+        assert "mistake" not in run.err
     assert free.run("config", "set", "queue", "5").returncode == 0
     assert free.status()["queue_limit"] == 5
     assert free.run("config", "unset", "queue").returncode == 0

@@ -26,7 +26,7 @@ from localspec.cli.options import COMMANDS
 from tests.support.daemons import PATIENCE, Home, wait_for
 from tests.support.terminal import terminal
 
-ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "40"))
+ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "25"))
 
 # What a command needs to do something; one that is not here is run as it is.
 WORDS = {

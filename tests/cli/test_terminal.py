@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -105,12 +106,13 @@ def test_ctrl_c_while_it_thinks(warm: Home) -> None:
 def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
-    start_daemon("--load-delay", "5")
+    daemon = start_daemon("--load-delay", "5")
     with terminal(home.environment, "ask", "say hello") as shown:
         shown.expect("loading")
         shown.interrupt()
         assert shown.wait() == 130
         assert shown.raw.rsplit("\r", 1)[-1] == "\x1b[K"
+    os.kill(daemon.worker_pid(), signal.SIGKILL)  # it would load to its end
 
 
 def test_whoever_waits_reads_for_what(

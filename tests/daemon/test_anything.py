@@ -27,7 +27,7 @@ from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 FOLDER = Path(localspec.__file__).parent / "builtin"
 REQUESTS = int(os.environ.get("LOCALSPEC_TEST_REQUESTS", "0"))
 SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
-SECONDS = 5.0  # of it, where no number of requests is asked for
+SECONDS = 3.0  # of it, where no number of requests is asked for
 CLIENTS = 2  # beside the bystander
 # A request's own refusals and limits. What is not among them is trouble that it made for others.
 ITS_OWN = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.daemon.test_two_editors import HURRIED
 from tests.support.daemons import (
     Home,
     RunningDaemon,
@@ -179,8 +180,17 @@ def running(home: Home) -> int:
     return count
 
 
+@pytest.fixture
+def hurried(home: Home) -> Iterator[RunningDaemon]:
+    """A daemon that does not leave the older completion the time in which it would be read."""
+    home.use_fake()
+    daemon = RunningDaemon(home, program=HURRIED)
+    yield daemon
+    daemon.stop()
+
+
 def test_a_newer_completion_takes_over_from_the_older_one(
-    home: Home, daemon: RunningDaemon
+    home: Home, hurried: RunningDaemon
 ) -> None:
     older = Pending(home)
     wait_for(lambda: running(home) == 1, "the older completion")
@@ -214,7 +224,7 @@ def test_an_editor_that_leaves_frees_its_place_at_once(home: Home, start_daemon:
     assert infill(home, "running")["content"] == "0"
 
 
-def test_a_stream_that_is_taken_over_ends_with_an_error(home: Home, daemon: RunningDaemon) -> None:
+def test_a_stream_that_is_taken_over_ends_with_an_error(home: Home, hurried: RunningDaemon) -> None:
     older = Pending(home, stream=True, id_slot=0)
     wait_for(lambda: running(home) == 1, "the older completion")
     with ThreadPoolExecutor(1) as pool:

@@ -22,8 +22,8 @@ def use_slow(home: Home, seconds: float) -> Path:
 
 
 def test_a_prompt_that_takes_longer_than_the_watchdog_waits_is_answered(home: Home) -> None:
-    """360 rows of 8 ms: in one pass nothing would be heard of it for 3 s."""
-    use_slow(home, 0.008)
+    """360 rows of 5 ms: in one pass nothing would be heard of it for 1.8 s."""
+    use_slow(home, 0.005)
     daemon = RunningDaemon(home)
     assert home.chat("x", **WISH).status == 200
     first = daemon.worker_pid()

@@ -208,7 +208,7 @@ def test_what_a_cancelled_answer_left_in_the_cache_is_its_text(contextual: Runni
 # ---------------------------------------------------------------------------- a full context
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_who_finds_no_room_waits_and_nobody_is_cut_for_others(
     crowded: Running, data: st.DataObject

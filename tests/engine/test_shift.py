@@ -285,7 +285,7 @@ def test_suggestions_are_mostly_those_of_a_fresh_reading(load: Callable[..., Run
         return engine.pair.vocab.tokenize(text, add_special=False, parse_special=False)
 
     alike = asked = moved = 0
-    for _ in range(8):
+    for _ in range(4):
         at = dice.randrange(200, len(lines) - 60)
         near = [fim.prefix, *plain(at - 36, 36), fim.suffix, *plain(at + 1, 12), fim.middle]
         ring = [plain(dice.randrange(1500), 6) for _ in range(8)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from localspec.engine.prompt import template as templating
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import TemplateFailed
 from localspec.protocol.frames import ChatPrompt, Message
@@ -117,10 +118,13 @@ def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: 
         "{{ 9 ** (9 ** 9) }}",
     ],
 )
-def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(endless: str) -> None:
+def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(
+    endless: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templating, "TIME_LIMIT", 1.0)
     renderer = TemplateRenderer("{{ messages[0].content }}" + endless, "", "")
     try:
-        with pytest.raises(TemplateFailed, match="took longer than 2 seconds"):
+        with pytest.raises(TemplateFailed, match="took longer than 1 seconds"):
             renderer.render(ChatPrompt(CONVERSATION[:1]))
         renderer._template = "{{ messages[0].content }}"
         assert renderer.render(ChatPrompt(CONVERSATION[:1])) == "You are terse."
@@ -137,8 +141,13 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(endless: s
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     ],
 )
-def test_a_template_that_makes_too_much_is_stopped(render: Render, huge: str) -> None:
-    with pytest.raises(TemplateFailed) as raised:
+def test_a_template_that_makes_too_much_is_stopped(
+    render: Render, huge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templating, "TIME_LIMIT", 1.0)
+    # a busy machine may not even come as far as the limits of memory and length
+    stopped = "more memory than a template may have|the result is longer|took longer than"
+    with pytest.raises(TemplateFailed, match=stopped) as raised:
         render(huge)
     assert len(raised.value.message) < 700
 

@@ -27,7 +27,8 @@ from tests.support.statistics import chi_square_z
 
 N = 5
 DEPTH = 2
-DRAWS = 50_000
+DRAWS = 25_000  # more than twice as many as show a rule to be wrong
+SHOWING = 10_000
 OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 _rng = np.random.default_rng(0)
 # What follows each token, in the target's and in the draft's opinion; they differ a good deal.
@@ -224,4 +225,4 @@ def test_the_test_of_the_distribution_finds_a_wrong_rule(
             return of(self, token) / (1.3 if is_draft else 1.0)
 
         monkeypatch.setattr(Distribution, "of", less)
-    assert excess(settings, DRAWS // 5, sampler) > 8
+    assert excess(settings, SHOWING, sampler) > 8
