@@ -28,6 +28,7 @@ from localspec.protocol.settings import (
     FlashAttention,
     Gpu,
     KvType,
+    KvTypeV,
     Layers,
     Limits,
     Mebibytes,
@@ -99,6 +100,9 @@ class Config:
     kv_type: Annotated[
         KvType, About("data type of the KV cache; smaller ones hold more tokens")
     ] = "f16"
+    kv_type_v: Annotated[KvTypeV, About("data type of its values, where keys have another")] = (
+        "same"
+    )
     flash_attention: Annotated[FlashAttention, About("flash attention")] = "auto"
     exact: Annotated[bool, About("make every answer byte-identical with and without a draft")] = (
         False
@@ -376,8 +380,9 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "encrypted: use 127.0.0.1, or set listen_anywhere (--listen-anywhere) if that is "
                 "what you want",
             )
-    if config.kv_type != "f16" and config.flash_attention == "off":
-        yield "kv_type", f"'kv_type' {config.kv_type} needs 'flash_attention' auto or on"
+    values = "kv_type" if config.kv_type_v == "same" else "kv_type_v"  # keys need nothing
+    if (kind := getattr(config, values)) != "f16" and config.flash_attention == "off":
+        yield values, f"'{values}' {kind} needs 'flash_attention' auto or on"
 
 
 # ---------------------------------------------------------------------------- the file

@@ -57,6 +57,7 @@ def test_flags_win_over_variables_over_the_file(file: Path) -> None:
         ("hello", ", line 1: Expected '='", "config edit"),
         ('listen = "0.0.0.0:80"', "can be reached from other machines", "unset listen"),
         ('kv_type = "q4_0"\nflash_attention = "off"', "needs 'flash_attention'", "unset kv_type"),
+        ('kv_type_v = "q4_0"\nflash_attention = "off"', "needs 'flash_att", "unset kv_type_v"),
         ("[engine]\ncontext = 512", "no setting 'engine'", "unset engine"),
     ],
 )
@@ -154,6 +155,7 @@ def test_a_setting_has_one_definition_of_its_limits() -> None:
         "main_gpu": "main_gpu",
         "flash_attention": "flash_attention",
         "kv_type": "type_kv",
+        "kv_type_v": "type_v",
     }.items():
         assert limits(hints[ours]) == limits(engine[theirs]), ours
     assert {each.name for each in msgspec.structs.fields(Speculative)} >= {"depth"}

@@ -23,7 +23,7 @@ from localspec.paths import default_paths, read_file
 
 _HEAD = "# The configuration of localspec; `localspec config` shows every key with its value.\n\n"
 # What they cost here, or whether they can be had, the daemon alone can say: one is started for it.
-_ASKED = ("context", "kv_type", "parallel", "listen", "listen_anywhere")
+_ASKED = ("context", "kv_type", "kv_type_v", "parallel", "listen", "listen_anywhere")
 
 
 def show(*, as_json: bool = False) -> None:

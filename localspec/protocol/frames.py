@@ -21,6 +21,7 @@ from localspec.protocol.settings import (
     FlashAttention,
     Gpu,
     KvType,
+    KvTypeV,
     Layers,
     Sequences,
     SplitMode,
@@ -187,6 +188,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     flash_attention: FlashAttention = "auto"
     choose_on_device: bool | None = None
     type_kv: KvType = "f16"
+    type_v: KvTypeV = "same"
     extra_buffers: bool = True
     exact: bool = False
     exact_lacks: Bytes = 0
@@ -197,6 +199,11 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     prefix_bytes: Bytes = 0
     states_dir: str = ""
     states_bytes: Bytes = 0
+
+    @property
+    def kv_types(self) -> tuple[KvType, KvType]:
+        """Of the cache's keys, and of its values."""
+        return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
 
 
 class Load(Frame, omit_defaults=True):

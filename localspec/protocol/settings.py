@@ -28,6 +28,7 @@ Mebibytes = Annotated[int, Meta(ge=0, le=1 << 24)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 SplitMode = Literal["layer", "row", "none"]
 KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
+KvTypeV = Literal["same", KvType]  # "same" as the keys'
 KV_BLOCK = 32  # numbers of a cache that share a scale, but for f16
 FlashAttention = Literal["auto", "on", "off"]
 

@@ -40,7 +40,7 @@ def test_tab_completes_commands_options_and_values(home: Home, name: str) -> Non
         for typed, completed in (
             ("hist", "history"),
             ("ask --no-l", "ask --no-log"),
-            ("config set kv", "config set kv_type"),
+            ("config set fl", "config set flash_attention"),
             ("config set kv_type q8", "config set kv_type q8_0"),
             ("config set exact t", "config set exact true"),
             ("ask -m bui", "ask -m builtin"),

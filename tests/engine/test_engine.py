@@ -16,7 +16,6 @@ from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.speculation.verification import Rows, verify_match
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import Generate, PairFiles, Sampling, Speculative, TokenPrompt
-from localspec.protocol.settings import KvType
 from tests.support.gguf_files import ARRAY, F32, I32, with_key
 from tests.support.pairs import (
     BOS,
@@ -124,11 +123,12 @@ def test_padding_leaves_nothing_behind(contextual: Running) -> None:
 
 
 # How far a type of cache moves a log-probability from that of the cache that re-scoring has.
-@pytest.mark.parametrize(("kv_type", "near"), [("q8_0", 0.03), ("q4_0", 1.0)])
+@pytest.mark.parametrize(("kv_type", "near"), [("q8_0", 0.03), ("q4_0", 1.0), ("q8_0/q4_0", 1.0)])
 def test_a_smaller_cache_answers_the_same_with_and_without_drafts(
-    contextual_files: PairFiles, load: Load, kv_type: KvType, near: float
+    contextual_files: PairFiles, load: Load, kv_type: str, near: float
 ) -> None:
-    engine = load(contextual_files, type_kv=kv_type)
+    keys, _, values = kv_type.partition("/")
+    engine = load(contextual_files, type_kv=keys, type_v=values or "same")
     plain = fresh(engine, PROMPT, 32)
     drafted = fresh(engine, PROMPT, 32, speculative=drafting(3))
     assert_alike(contextual_files.target, PROMPT, drafted.tokens, plain.tokens, near=near)

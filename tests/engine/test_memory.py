@@ -53,14 +53,14 @@ def buffers(lines: list[str], kinds: str) -> float:
     return sum(float(size) for _, size in found)
 
 
-def made(model: Model, kv_type: KvType = "f16") -> Context:
+def made(model: Model, kv_types: tuple[KvType, KvType] = need.F16) -> Context:
     settings = ContextSettings(
         n_ctx=CELLS,
         n_batch=need.PASS,
         n_seq=SEQUENCES,
         n_outputs=SEQUENCES * 16 + 64,
         n_threads=1,
-        type_kv=kv_type,
+        kv_types=kv_types,
         n_rollback=0 if model.cuttable else ROLLBACK,
     )
     return Context(model, settings)
@@ -112,15 +112,17 @@ def test_heads_in_a_file_of_their_own_need_buffers_alone(tmp_path: Path, told: l
             assert counted.compute / MIB >= buffers(told, "compute")
 
 
-@pytest.mark.parametrize("kv_type", need.KV_BYTES)
-def test_types_of_cache(kv_type: KvType, tmp_path: Path, told: list[str]) -> None:
+@pytest.mark.parametrize(
+    "kv_types", [*zip(need.KV_BYTES, need.KV_BYTES, strict=True), ("q8_0", "q4_0"), ("f16", "q5_1")]
+)
+def test_types_of_cache(kv_types: tuple[KvType, KvType], tmp_path: Path, told: list[str]) -> None:
     target, _ = write_pair(tmp_path, Shape(2, 64, 128, 2, 512), Shape(1, 64, 128, 2, 512))
     read = read_local_model(target)
     with Model(str(target)) as model:
         told.clear()
-        with made(model, kv_type):
+        with made(model, kv_types):
             kept = buffers(told, "KV")
-    counted = need._need(read, need.Load(context=CELLS, kv_type=kv_type), 1, 16)
+    counted = need._need(read, need.Load(context=CELLS, kv_types=kv_types), 1, 16)
     assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
 
 
@@ -143,8 +145,12 @@ def test_a_target_that_does_not_take_a_type_is_refused_and_a_draft_keeps_its_own
     assert loaded(even, odd) == [f"The draft's KV cache is f16: {said}."]
     with pytest.raises(LoadFailed, match=f"does not take `kv_type` q4_0: {said}. To use f16:"):
         loaded(odd, even)
-    assert need.takes(read_local_model(even), "q4_0")
-    assert not need.takes(read_local_model(odd), "q4_0")
+    assert need.takes(read_local_model(even), ("q4_0", "q4_0"))
+    for types in (("q4_0", "f16"), ("f16", "q4_0")):
+        assert not need.takes(read_local_model(odd), types)
+    settings = EngineSettings(n_ctx=512, type_v="q4_0")
+    with pytest.raises(LoadFailed, match=f"does not take `kv_type_v` q4_0: {said}. To use f16:"):
+        loaded(odd, even)
 
 
 # Half as long for q4_0, whose attention takes a CPU four times as long.

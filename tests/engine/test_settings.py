@@ -69,6 +69,7 @@ def test_a_number_beyond_its_limit_is_refused_before_anything_is_opened(
             "split_mode": st.sampled_from(["layer", "row", "none"]),
             "flash_attention": st.sampled_from(["auto", "on", "off"]),
             "type_kv": st.sampled_from(get_args(KvType)),
+            "type_v": st.sampled_from(["same", *get_args(KvType)]),
             "exact": st.booleans(),
             "depth": st.none() | st.integers(0, 64),
         },
@@ -83,7 +84,7 @@ def test_whatever_is_within_the_limits_loads_or_is_refused_in_a_sentence(
 ) -> None:
     """An abort would end the tests."""
     assert valid(changes)
-    if changes.get("type_kv", "f16") != "f16":
+    if {changes.get("type_kv", "f16"), changes.get("type_v", "same")} - {"f16", "same"}:
         with contextlib.suppress(LoadFailed):  # a head's width may not divide by what it is kept in
             load_pair(cycle_files, EngineSettings(**changes), lambda *_: None).close()
         return

@@ -16,13 +16,14 @@ from localspec.errors import DoesNotFit
 from localspec.protocol.settings import KvType
 from localspec.registry.header import fit, need
 from localspec.registry.header.fit import Fit, Memory
-from localspec.registry.header.kept import Kept
+from localspec.registry.header.kept import Kept, Lengths
 from localspec.registry.header.model import Model, read_local_model
 from localspec.registry.header.need import Load
 from tests.support.gguf_files import model
 
 GIB = 1 << 30
 TYPES: list[KvType] = ["f16", "q8_0", "q5_1", "q4_0"]
+OF_64, OF_80, OF_128 = (frozenset({length}) for length in (64, 80, 128))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def target(small: Model) -> Model:
     """Numbers of Qwen2.5-14B at Q4_K_M."""
     return replace(
-        small, layers=48, kept=Kept(48 * 8 * 256, (128,), 0, 0), width=5120, heads=40,
+        small, layers=48, kept=Kept(48 * 8 * 128, 48 * 8 * 128, (OF_128, OF_128), 0, 0), width=5120, heads=40,
         feed_forward=13824, vocabulary=152064, context=131072, weights=int(8.4 * GIB),
     )  # fmt: skip
 
@@ -43,7 +44,7 @@ def target(small: Model) -> Model:
 def draft(target: Model) -> Model:
     """Numbers of Qwen2.5-0.5B at Q8_0."""
     return replace(
-        target, layers=24, kept=Kept(24 * 2 * 128, (64,), 0, 0), width=896, heads=14,
+        target, layers=24, kept=Kept(24 * 2 * 64, 24 * 2 * 64, (OF_64, OF_64), 0, 0), width=896, heads=14,
         feed_forward=4864, vocabulary=151936, context=32768, weights=int(0.5 * GIB),
     )  # fmt: skip
 
@@ -52,8 +53,9 @@ def test_the_cache_is_what_llama_cpp_reports(target: Model, draft: Model) -> Non
     """llama.cpp: 192 KiB per token for 48 layers of 8 heads of 128 + 128; 12 KiB for the 0.5B."""
     assert need.cache_per_token(target) == 192 * 1024
     assert need.cache_per_token(draft) == 12 * 1024
-    assert need.cache_per_token(target, "q8_0") == 192 * 1024 * 34 / 64
-    assert need.cache_per_token(target, "q4_0") == 192 * 1024 * 18 / 64
+    assert need.cache_per_token(target, ("q8_0", "q8_0")) == 192 * 1024 * 34 / 64
+    assert need.cache_per_token(target, ("q4_0", "q4_0")) == 192 * 1024 * 18 / 64
+    assert need.cache_per_token(target, ("q8_0", "q4_0")) == 192 * 1024 * 26 / 64
     assert need.need_of_target(target, Load(8192)).cache == 8192 * 192 * 1024
     assert need.need_of_target(target, Load(8192, exact=True)).cache == 2 * 8192 * 192 * 1024
 
@@ -130,7 +132,7 @@ def test_no_more_context_than_the_target_knows(target: Model, draft: Model) -> N
 
 
 def test_a_cache_that_the_target_does_not_take_is_not_proposed(target: Model) -> None:
-    odd = replace(target, kept=Kept(48 * 8 * 160, (80,), 0, 0))
+    odd = replace(target, kept=Kept(48 * 8 * 80, 48 * 8 * 80, (OF_80, OF_80), 0, 0))
     chosen = fit.fit(odd, None, Memory(12 * GIB), Load())
     assert chosen.context < 65536
     assert chosen.others == ()
@@ -149,17 +151,18 @@ MODELS: st.SearchStrategy[dict[str, Any]] = st.builds(
     rollback=st.sampled_from(["full", "short", "snapshots", "none"]),
     kept=st.builds(
         Kept,
-        st.integers(0, 1 << 20),
-        st.sampled_from([(64,), (80,), (128, 512)]),
+        st.integers(0, 1 << 19),
+        st.integers(0, 1 << 19),
+        st.tuples(*[st.sampled_from([OF_64, OF_80, frozenset({128, 512})])] * 2),
         st.integers(0, 64 << 20),
         st.integers(0, 1 << 14),
-        st.just(0) | st.integers(1, 1 << 14),
+        st.builds(Lengths, *[st.just(0) | st.integers(1, 1 << 13)] * 2),
     ),
 )
 LOADS = st.builds(
     Load,
     context=st.just(0) | st.integers(256, 1 << 20),
-    kv_type=st.sampled_from(TYPES),
+    kv_types=st.tuples(st.sampled_from(TYPES), st.sampled_from(TYPES)),
     parallel=st.integers(1, 16),
     flash_attention=st.booleans(),
     exact=st.booleans(),
@@ -206,14 +209,14 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
         assert all(context > chosen.context for _, context in chosen.others)
     larger = planned(target, draft, Memory(ram + more, vram), load)
     assert worth(larger) >= worth(chosen)
-    small_cache = replace(load, kv_type="f16")
-    if need.takes(target, load.kv_type):
+    small_cache = replace(load, kv_types=need.F16)
+    if need.takes(target, load.kv_types):
         plain = planned(target, draft, Memory(ram, vram), small_cache)
         assert worth(chosen) >= worth(plain)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "ahead"), [("glm4moe", 2 * (32 + 32)), ("qwen35", 2 * (32 + 32)), ("llama", 0)]
+    ("architecture", "ahead"), [("glm4moe", 2 * 32), ("qwen35", 2 * 32), ("llama", 0)]
 )
 def test_heads_that_draft_have_a_cache_beside_their_targets(
     tmp_path: Path, architecture: Any, ahead: int
@@ -224,10 +227,10 @@ def test_heads_that_draft_have_a_cache_beside_their_targets(
     else:
         model = read_local_model(write_heads(tmp_path / "m.gguf", architecture=architecture))
     load = Load(context=4096)
-    assert model.kept.ahead == ahead
+    assert model.kept.ahead == Lengths(ahead, ahead)
     assert model.drafting_heads == (ahead > 0)
     found = need.need_of_heads(model, load)
-    assert (found.cache > ahead * 2 * 4096) == (ahead > 0)
+    assert (found.cache > 2 * ahead * 2 * 4096) == (ahead > 0)
     assert (
         fit.needed(model, None, load)
         == need.need_of_target(model, load).total + found.total + need.RUNTIME

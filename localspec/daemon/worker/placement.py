@@ -53,6 +53,7 @@ def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> Engine
         main_gpu=config.main_gpu,
         flash_attention=config.flash_attention,
         type_kv=config.kv_type,
+        type_v=config.kv_type_v,
         extra_buffers=not safe_mode,
         exact=config.exact,
         depth=None if config.depth < 0 else config.depth,
@@ -126,7 +127,7 @@ def load_of(settings: EngineSettings) -> Load:
 
     return Load(
         context=settings.n_ctx,
-        kv_type=settings.type_kv,
+        kv_types=settings.kv_types,
         parallel=settings.parallel,
         flash_attention=settings.flash_attention != "off",
         exact=settings.exact,

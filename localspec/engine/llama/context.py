@@ -41,7 +41,7 @@ class ContextSettings:
     n_seq: int
     n_outputs: int
     n_threads: int
-    type_kv: str = "f16"
+    kv_types: tuple[str, str] = ("f16", "f16")
     n_rollback: int = 0
     flash_attention: str = "auto"
     chooses: bool = False
@@ -330,7 +330,7 @@ def _parameters(settings: ContextSettings) -> Any:
     params.n_threads = settings.n_threads
     params.n_threads_batch = settings.n_threads
     params.n_rs_seq = settings.n_rollback
-    params.type_k = params.type_v = _KV_TYPES[settings.type_kv]
+    params.type_k, params.type_v = (_KV_TYPES[each] for each in settings.kv_types)
     params.kv_unified = True  # one sequence may use the whole cache, and one pass holds them all
     # Cells outside the window stay until others need them, so that an edit above reads nothing
     # again, and cells that two sequences share, which llama.cpp never gives to others, leave

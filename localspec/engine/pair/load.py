@@ -191,10 +191,13 @@ class _Load:
         heads = files.draft is None  # its own draft for it where no other model does
         target = self._model("target", files.target, settings, heads=heads)
         self.layers = target.n_layer
-        if reason := takes_not(target, settings.type_kv):
+        if reason := takes_not(target, settings.kv_types):
+            key = "kv_type" if takes_not(target, (settings.type_kv, "f16")) else "kv_type_v"
+            key = key if settings.type_v != "same" else "kv_type"
+            kind = settings.kv_types[key == "kv_type_v"]
             raise LoadFailed(
-                f"{files.target} does not take `kv_type` {settings.type_kv}: {reason}. To use f16: "
-                "localspec config unset kv_type"
+                f"{files.target} does not take `{key}` {kind}: {reason}. To use f16: "
+                f"localspec config set {key} f16"
             )
         # The draft on one GPU, whole: its steps are too short to be shared.
         placed = msgspec.structs.replace(
@@ -218,7 +221,7 @@ class _Load:
         make = partial(models.context, sequences=sequences, outputs=max(models.parallel + 1, 16))
         draft = models.draft
         if draft is not None and not models.sidecar:
-            if reason := takes_not(draft, self._settings.type_kv):
+            if reason := takes_not(draft, self._settings.kv_types):
                 self._notes.append(f"The draft's KV cache is f16: {reason}.")
             return make(draft)
         model, target = (draft, context) if draft is not None else (models.target, None)
@@ -357,7 +360,7 @@ def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None =
         "gpus": gpus(),
         "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
         "flash_attention": s.flash_attention,
-        "kv": s.type_kv,
+        "kv": "/".join(dict.fromkeys(s.kv_types)),
         "extra_buffers": s.extra_buffers,
     }
     if measured is not None:

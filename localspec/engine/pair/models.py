@@ -65,14 +65,15 @@ class Models:
         Raises:
             OutOfMemory, LoadFailed
         """
-        odd = model is self.draft and takes_not(model, self.settings.type_kv)
+        types = self.settings.kv_types
+        odd = model is self.draft and takes_not(model, types)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
             n_batch=self.settings.n_batch,
             n_seq=sequences,
             n_outputs=outputs,
             n_threads=threads_for(model, self.threads),
-            type_kv="f16" if odd else self.settings.type_kv,
+            kv_types=("f16", "f16") if odd else types,
             n_rollback=0 if model.cuttable or heads else ROLLBACK,
             flash_attention=self.settings.flash_attention,
             chooses=chooses,
@@ -147,14 +148,15 @@ def _why_no_writer(model: Model) -> str:
     return reason or ("it has an encoder" if model.has_encoder else "")
 
 
-def takes_not(model: Model, kv_type: KvType) -> str:
-    """Why the model's cache cannot be of this type, as a clause; empty where it can."""
-    odd = next((each for each in model.head_lengths if each % KV_BLOCK), 0)
-    if kv_type == "f16" or not odd:
-        return ""
-    return (
-        f"its attention heads have {odd} numbers, and {kv_type} keeps them in blocks of {KV_BLOCK}"
-    )
+def takes_not(model: Model, kv_types: tuple[KvType, KvType]) -> str:
+    """Why the model's cache cannot be of these types, as a clause; empty where it can."""
+    for length, kv_type in zip(model.head_lengths, kv_types, strict=True):
+        if kv_type != "f16" and length % KV_BLOCK:
+            return (
+                f"its attention heads have {length} numbers, and {kv_type} keeps them in blocks of "
+                f"{KV_BLOCK}"
+            )
+    return ""
 
 
 def check_pair(target: Model, draft: Model) -> Compatibility:

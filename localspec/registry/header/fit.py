@@ -115,9 +115,10 @@ def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
         )
     others = []
     for kv_type in KV_BYTES:
-        smaller = KV_BYTES[kv_type] < KV_BYTES[load.kv_type] and load.flash_attention
-        if smaller and takes(target, kv_type):
-            other = _chosen(target, draft, free, replace(load, kv_type=kv_type))
+        keys, values = load.kv_types
+        smaller = KV_BYTES[kv_type] < KV_BYTES[keys] and keys == values and load.flash_attention
+        if smaller and takes(target, both := (kv_type, kv_type)):
+            other = _chosen(target, draft, free, replace(load, kv_types=both))
             if other and other.context > chosen.context:
                 others.append((kv_type, other.context))
     beyond = ""

@@ -25,24 +25,25 @@ _GEMMA3N_EACH_LAYER = 256  # numbers of each token that it adds in each layer
 _GEMMA3N_OWN = 20  # layers of it that have a cache of their own; the others read that of these
 
 
-class Kept(NamedTuple):
-    """`cached`: numbers for each token. `heads`: the lengths of keys and values that they come in.
-    `state`: bytes for each sequence. `beside`: numbers for each row of a pass that a plain layer needs not.
-    `ahead`: numbers for each token that the model's own heads (MTP) keep, where they can draft.
-    """
-
-    cached: int
-    heads: tuple[int, ...]
-    state: int
-    beside: int
-    ahead: int = 0
-
-
 class Lengths(NamedTuple):
-    """Of a key and a value of one head."""
+    """Of a key and a value: of one head, or of many together."""
 
     key: int
     value: int
+
+
+class Kept(NamedTuple):
+    """`keys`, `values`: numbers for each token. `heads`: the lengths that each of both come in.
+    `state`: bytes for each sequence. `beside`: numbers for each row of a pass that a plain layer needs not.
+    `ahead`: keys and values for each token that the model's own heads (MTP) keep, where they can draft.
+    """
+
+    keys: int
+    values: int
+    heads: tuple[frozenset[int], frozenset[int]]
+    state: int
+    beside: int
+    ahead: Lengths = Lengths(0, 0)
 
 
 def kept(
@@ -56,23 +57,25 @@ def kept(
     )
     slides = windowed != lengths
     latent = numbers.one("attention.key_length_mla", 0) > 0  # the value is a part of the key
-    cached, heads = 0, set[int]()
+    keys, values, heads = 0, 0, (set[int](), set[int]())
     for layer in _attending(numbers, architecture, kv_heads):
         key, value = windowed if slides and numbers.slides(layer) else lengths
         if latent:
             value = 0
-        cached += kv_heads[layer] * (key + value)
-        heads |= {each for each in (key, value) if each}
+        keys, values = keys + kv_heads[layer] * key, values + kv_heads[layer] * value
+        heads[0].add(key)
+        heads[1].add(value)
     layers = sum(numbers.recurs(layer, architecture, kv_heads) for layer in range(len(kv_heads)))
     state = layers * _state(numbers, architecture, width) * _F32
     count = numbers.one("nextn_predict_layers", 0)
     ahead = 0 if no_heads(architecture, count) else sum(kv_heads[len(kv_heads) - count :])
     return Kept(
-        cached,
-        tuple(sorted(heads)),
+        keys,
+        values,
+        (frozenset(heads[0]), frozenset(heads[1])),
         state,
         _beside(numbers, architecture, len(kv_heads)),
-        ahead * (lengths.key + (0 if latent else lengths.value)),
+        Lengths(ahead * lengths.key, 0 if latent else ahead * lengths.value),
     )
 
 

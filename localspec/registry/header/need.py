@@ -16,6 +16,7 @@ from localspec.registry.header.model import Model
 
 # Bytes per cached number. A block of 32 has a scale of two bytes, of q5_1 an offset, too.
 KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
+F16: tuple[KvType, KvType] = "f16", "f16"
 PASS = 512  # rows of the widest one (the engine's `n_batch`)
 RUNTIME = 128 << 20  # a worker's own memory, backends loaded
 # Rows with logits in one pass: each sequence's drafts, and those that a request or a lookup may bring
@@ -30,12 +31,13 @@ _SNAPSHOTS = 8
 class Load:
     """How a pair is to be loaded, as far as it costs memory.
 
-    context: tokens, 0 where it is to be chosen. parallel: sequences. exact: with a lane for exact mode,
-    which has a cache of its own. prefixes: bytes for prompts that have no slot, at most.
+    context: tokens, 0 where it is to be chosen. kv_types: of the cache's keys, and of its values.
+    parallel: sequences. exact: with a lane for exact mode, which has a cache of its own. prefixes:
+    bytes for prompts that have no slot, at most.
     """
 
     context: int = 0
-    kv_type: KvType = "f16"
+    kv_types: tuple[KvType, KvType] = F16
     parallel: int = 5
     flash_attention: bool = True
     exact: bool = False
@@ -58,14 +60,20 @@ class Need:
 NOTHING = Need(0, 0, 0)
 
 
-def takes(model: Model, kv_type: KvType) -> bool:
-    """Whether the model's cache can be of this type."""
-    return kv_type == "f16" or not any(each % KV_BLOCK for each in model.kept.heads)
+def takes(model: Model, kv_types: tuple[KvType, KvType]) -> bool:
+    """Whether the model's cache can be of these types."""
+    pairs = zip(model.kept.heads, kv_types, strict=True)
+    return not any(t != "f16" and any(each % KV_BLOCK for each in heads) for heads, t in pairs)
 
 
-def cache_per_token(model: Model, kv_type: KvType = "f16") -> float:
+def cache_per_token(model: Model, kv_types: tuple[KvType, KvType] = F16) -> float:
     """Bytes of cache per token of context."""
-    return model.kept.cached * KV_BYTES[kv_type]
+    return _bytes((model.kept.keys, model.kept.values), kv_types)
+
+
+def _bytes(numbers: tuple[int, int], kv_types: tuple[KvType, KvType]) -> float:
+    """Of so many keys' and values' numbers."""
+    return sum(n * KV_BYTES[each] for n, each in zip(numbers, kv_types, strict=True))
 
 
 def need_of_target(model: Model, load: Load) -> Need:
@@ -79,9 +87,9 @@ def need_of_target(model: Model, load: Load) -> Need:
 
 
 def need_of_draft(model: Model, load: Load) -> Need:
-    """Bytes for the model that drafts. A type of cache that it does not take is f16 for it."""
-    if not takes(model, load.kv_type):
-        load = replace(load, kv_type="f16")
+    """Bytes for the model that drafts. Types of cache that it does not take are f16 for it."""
+    if not takes(model, load.kv_types):
+        load = replace(load, kv_types=F16)
     sequences = load.parallel + 2  # one for the exact lane, one to look in with
     found = _need(model, load, sequences, max(sequences, 16))
     if model.sidecar and load.exact:  # it reads that lane's cache in passes of its own
@@ -91,11 +99,11 @@ def need_of_draft(model: Model, load: Load) -> Need:
 
 def need_of_heads(model: Model, load: Load) -> Need:
     """Bytes for the model's own heads (MTP), beyond their weights, which are among the model's."""
-    if not model.kept.ahead:
+    if not any(model.kept.ahead):
         return NOTHING
     sequences = load.parallel + 2  # as a draft's
     found = _need(model, load, 0, max(sequences, 16))
-    cache = int(model.kept.ahead * KV_BYTES[load.kv_type] * load.context)
+    cache = int(_bytes(model.kept.ahead, load.kv_types) * load.context)
     return Need(0, cache + load.parallel * _STATES, found.compute)
 
 
@@ -109,7 +117,7 @@ def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:
     attention = 2 * cells if load.flash_attention else 4 * cells * (model.heads + 1)
     return Need(
         weights=model.weights,
-        cache=int(cache_per_token(model, load.kv_type) * load.context)
+        cache=int(cache_per_token(model, load.kv_types) * load.context)
         + model.kept.state * sequences * copies,
         compute=2 * logits
         + layer
