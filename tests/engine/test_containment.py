@@ -120,10 +120,11 @@ def start_victim(engine: Running, prompt: list[int], rng: random.Random, stage: 
         rng.choice([GREEDY, Sampling(temperature=0.8, seed=3)]),
         Speculative() if grammar else drafting(rng.choice([2, None]), "auto"),
         constraint=grammar,
-        top_logprobs=rng.choice([None, 3]),
+        top_logprobs=3 if stage in SAMPLER else rng.choice([None, 3]),
     )
 
 
+SAMPLER = ("adjust", "sample")  # which a greedy row that nobody else looks at never meets
 GRAMMAR = ("mask", "forced", "valid", "consume")
 
 

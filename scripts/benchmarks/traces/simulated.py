@@ -75,10 +75,12 @@ class _Vocab(Vocab):
 class _Model(Model):
     """A model with attention alone, so that every draft can be taken back."""
 
+    n_state = 0
+
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
         self.recurrent = self.hybrid = False
-        self.architecture = "llama"
+        self.architecture, self.n_layer, self.n_params = "llama", 0, 0
         self.n_swa = 0
 
 
