@@ -56,6 +56,8 @@ class _Run(NamedTuple):
     text: str
     opens: bool
     closes: bool
+    might_open: bool  # by CommonMark, which sees emphasis in more than is drawn so
+    might_close: bool
 
 
 def read(source: str, style: str = "") -> Text:
@@ -67,8 +69,8 @@ def read(source: str, style: str = "") -> Text:
         if mark["run"]:
             before, after = source[: mark.start()][-1:], source[mark.end() :][:1]
             place = at + mark.start() - done
-            opens, closes = _may(mark["run"], before, after)
-            runs.append(_Run(place, mark["run"], opens, closes))
+            may, might = _may(mark["run"], before, after), _might(mark["run"], before, after)
+            runs.append(_Run(place, mark["run"], *may, *might))
             continue
         if mark["code"] and not os.environ.get("NO_COLOR"):
             drawn = styled(_code(mark["code"]), _joined(style, CODE))
@@ -108,6 +110,16 @@ def _may(run: str, before: str, after: str) -> tuple[bool, bool]:
     return opens and after != "/", closes
 
 
+def _might(run: str, before: str, after: str) -> tuple[bool, bool]:
+    """The same by CommonMark."""
+    blank_before, blank_after = not before.strip(), not after.strip()
+    left = not blank_after and (not _punctuation(after) or blank_before or _punctuation(before))
+    right = not blank_before and (not _punctuation(before) or blank_after or _punctuation(after))
+    if "*" in run:
+        return left, right
+    return left and (not right or _punctuation(before)), right and (not left or _punctuation(after))
+
+
 def _glued(run: str, neighbour: str) -> bool:
     """Whether a word goes on there; * may stand in scripts that have no blanks between words."""
     return neighbour.isalnum() and ("_" in run or not _IS_CJK.match(neighbour))
@@ -122,21 +134,32 @@ def _emphasized(text: Text, runs: list[_Run]) -> Text:
     marks: set[int] = set()  # characters that are not drawn
     styles = text.styles
     opened: list[_Run] = []
+    alone: list[_Run] = []  # those without another
     for run in runs:
         match = next((each for each in reversed(opened) if each.text == run.text), None)
-        if run.closes and match and _is_text(text.plain[match.at + len(run.text) : run.at], run):
+        inside = text.plain[match.at + len(run.text) : run.at] if match else ""
+        if run.closes and match and _is_text(inside, run) and not _crossed(alone, match):
             del opened[opened.index(match) :]
+            alone.remove(match)
             style = {1: ITALIC, 2: BOLD, 3: f"{BOLD};{ITALIC}"}[len(run.text)]
             for at in range(match.at, run.at):
                 styles[at] = _joined(styles[at], style)
             for each in (match, run):
                 marks.update(range(each.at, each.at + len(each.text)))
-        elif run.opens:
+            continue
+        alone.append(run)
+        if run.opens:
             opened.append(run)
     if not marks:
         return text
     kept = [at for at in range(len(text.plain)) if at not in marks]
     return Text("".join(text.plain[at] for at in kept), [styles[at] for at in kept])
+
+
+def _crossed(alone: list[_Run], match: _Run) -> bool:
+    """Whether other emphasis that begins before `match` ends after it: then CommonMark sees none here."""
+    ended = {each.text[0] for each in alone if each.at > match.at and each.might_close}
+    return any(each.text[0] in ended for each in alone if each.at < match.at and each.might_open)
 
 
 def _is_text(inside: str, run: _Run) -> bool:
