@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -135,13 +137,35 @@ def replayed(first_ms: Sequence[float], read: int) -> editor.Replayed:
 
 def test_an_editor_is_judged_beside_the_peer() -> None:
     ours, theirs = replayed([8.0] * 19 + [30.0], 100), replayed([10.0] * 20, 200)
-    assert held(editor.verdicts(ours, theirs, editor.Same(5, 4, 2, 0))) == {
+    assert held(editor.verdicts(ours, theirs, editor.Same(6, 4, 1, 2, 0))) == {
         "first token p50 of an editor / llama-server's": (0.8, True),
         "first token p95 of an editor / llama-server's": (0.8, True),
         "tokens read per key of an editor / llama-server's": (0.5, True),
-        "answers that differ from a cold request's, cache exact": (1, False),
+        "answers that differ from a cold request's by more than a near tie, cache exact": (
+            1,
+            False,
+        ),
     }
     assert editor.verdicts(ours, None, editor.Same()) == []
+
+
+def scored(*tokens: tuple[str, float]) -> list[dict[str, Any]]:
+    """`completion_probabilities`: each token, and how much likelier it is than the next one."""
+    return [
+        {"token": token, "top_logprobs": [{"logprob": -0.5}, {"logprob": -0.5 - ahead}]}
+        for token, ahead in tokens
+    ]
+
+
+def test_how_near_a_tie_was_is_told_where_two_answers_part() -> None:
+    tokens = scored((" a", 5.0), (" b", 0.125), (" c", 3.0))
+    assert editor.parting(tokens, " a x") == pytest.approx(0.125)
+    assert editor.parting(tokens, "") == pytest.approx(5.0)
+    assert editor.parting(tokens, " a b c d") == pytest.approx(
+        3.0
+    )  # it ends, and the other goes on
+    assert editor.parting(tokens, " a b c") == math.inf
+    assert editor.parting([], " a") == math.inf
 
 
 def test_a_cache_is_not_exact_until_what_was_moved_in_it_is_gone() -> None:

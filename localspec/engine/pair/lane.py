@@ -24,14 +24,17 @@ from localspec.engine.speculation.drafters.model import DraftModel
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
 LEAST_LEARNED = 24  # rows of a pass that tells what a row of a prompt costs
+# What an ordinary pass beside generations takes of the longest gap they may have: of hundreds of passes some
+# take a fifth more, and the round around it is waited for as well.
+OF_GAP = 0.8
 LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations reads at least
 
 
 class Lane:
     """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
 
-    pass_s: seconds that a pass should take at most; gap_s: one that reads prompts beside those that
-    decode, who wait for it. 0: any number.
+    pass_s: seconds that a pass should take at most; gap_s: that those who decode should wait at most for
+    one that reads prompts. 0: any number.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Lane:
         self.busy_s = 0.0  # time inside llama.cpp
         # since the last request ended: passes, and the sequences in them
         self.passes = self.busy = 0
-        self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
+        self._pass_s, self._gap_s = pass_s or math.inf, OF_GAP * gap_s or math.inf
 
     @property
     def exact(self) -> bool:
