@@ -66,7 +66,7 @@ class Lane:
         self.busy_s = 0.0  # time inside llama.cpp
         # since the last request ended: passes, and the sequences in them
         self.passes = self.busy = 0
-        self._pass_s, self._gap_s = pass_s or math.inf, OF_GAP * gap_s or math.inf
+        self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
 
     @property
     def exact(self) -> bool:
@@ -102,7 +102,8 @@ class Lane:
 
     def rows_beside(self, decoding: int) -> int:
         """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
-        rows = min(self._gap_s / self._row, self.batch.capacity) - decoding  # theirs cost as much
+        seconds = OF_GAP * self._gap_s if decoding else self._gap_s
+        rows = min(seconds / self._row, self.batch.capacity) - decoding  # theirs cost as much
         return min(self.most_rows, int(max(rows, LEAST_BESIDE)))
 
     @property
