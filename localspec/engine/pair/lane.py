@@ -24,17 +24,14 @@ from localspec.engine.speculation.drafters.model import DraftModel
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
 LEAST_LEARNED = 24  # rows of a pass that tells what a row of a prompt costs
-# What an ordinary pass beside generations takes of the longest gap they may have: of hundreds of passes some
-# take a fifth more, and the round around it is waited for as well.
-OF_GAP = 0.8
 LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations reads at least
 
 
 class Lane:
     """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
 
-    pass_s: seconds that a pass should take at most; gap_s: that those who decode should wait at most for
-    one that reads prompts. 0: any number.
+    pass_s: seconds that a pass should take at most; gap_s: one that reads prompts beside those that
+    decode, who wait for it. 0: any number.
     """
 
     def __init__(
@@ -102,8 +99,7 @@ class Lane:
 
     def rows_beside(self, decoding: int) -> int:
         """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
-        seconds = OF_GAP * self._gap_s if decoding else self._gap_s
-        rows = min(seconds / self._row, self.batch.capacity) - decoding  # theirs cost as much
+        rows = min(self._gap_s / self._row, self.batch.capacity) - decoding  # theirs cost as much
         return min(self.most_rows, int(max(rows, LEAST_BESIDE)))
 
     @property
