@@ -230,4 +230,4 @@ def test_a_long_prompt_that_is_read_says_how_far_it_is(
     shares = [each["done"] for each in told if each.get("prompt_tokens") == 100]
     assert len(shares) > 2
     assert shares == sorted(shares)
-    assert told[-1]["seconds"] <= 1  # of twenty passes of 50 ms, what is left of the last ones
+    assert told[-1]["seconds"] == (told[-1]["done"] < 1)  # rounded up; the last may tell of all
