@@ -194,11 +194,18 @@ def test_clients_that_leave_in_the_middle_free_their_places_within_a_second(
 
 @pytest.mark.slow
 def test_mixed_requests_are_all_answered_and_the_daemon_does_not_grow(subject: Subject) -> None:
-    """A soak, in short: every kind of request at once; the daemon's memory stays flat.
+    """A soak, in short: every kind of request at once; the daemon's memory comes to rest.
 
-    In seconds the engine's caches are still filling; its verdict needs the minutes of scripts/soak.
+    Its allocator takes another piece once or twice in the first thousand requests, at any moment: a
+    leak takes one in every turn. The engine's caches fill for longer; its verdict needs the minutes
+    of scripts/soak.
     """
-    requests, daemon, _engine = soak_daemon.mixed(subject, 3, quiet)
-    assert requests.well, requests
-    assert daemon.well, daemon
+    found = []
+    for _turn in range(5):
+        requests, daemon, _engine = soak_daemon.mixed(subject, 2, quiet)
+        assert requests.well, requests
+        found.append(daemon)
+        if daemon.well:
+            break
+    assert found[-1].well, found
     assert subject.status()["counts"]["worker_deaths"] == 0
