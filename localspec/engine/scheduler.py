@@ -218,8 +218,13 @@ class Scheduler:
         budget = min(budget, lane.most_rows if alone else lane.rows_beside(decoding))
         chosen: list[Sequence] = []
         rows = 0
-        for sequence in prompts:
-            read = _chunk(lane, sequence, budget - rows)
+        # Those that one pass could hold, were nobody to wait for it, end together: each that ends before
+        # has the others wait for what it writes. Longer ones would only all end as late as the last.
+        together = sum(len(each.slot.unread) for each in prompts) <= lane.batch.capacity
+        for left, sequence in zip(range(len(prompts), 0, -1), prompts, strict=True):
+            whole = not together or sequence.request.priority == "editor"
+            most = budget - rows if whole else max((budget - rows) // left, 1)
+            read = _chunk(lane, sequence, min(most, budget - rows))
             if not read:
                 break
             rows += len(read)

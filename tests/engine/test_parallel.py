@@ -380,6 +380,38 @@ def test_depth_falls_as_load_rises(cycle_files: PairFiles, load: Load) -> None:
     assert drafted_per_round(4) < drafted_per_round(1)
 
 
+@settings(max_examples=10)
+@given(count=st.integers(2, 3), length=st.integers(60, 150), budget=st.integers(3, 60))
+def test_prompts_that_one_batch_could_hold_end_together_and_longer_ones_are_read_in_turn(
+    contextual: Running, count: int, length: int, budget: int
+) -> None:
+    """A bystander writes a token in every pass meanwhile."""
+    lane = contextual.pair.shared
+    contextual.forget()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane, "rows_beside", lambda decoding: budget)
+        bystander = contextual.start([BOS, 7], 500)
+        contextual.engine.step()
+        waiting = [contextual.start([at, *range(10, 9 + length)], 1) for at in range(count)]
+        ended: dict[int, int] = {}
+        begun = 0
+        while len(ended) < count:
+            written = contextual.sequence(bystander).generated
+            contextual.engine.step()
+            assert contextual.sequence(bystander).generated == written + 1
+            begun = begun or sum(each.prefilling and each.slot.n_past > 0 for each in lane.active)
+            for each in waiting:
+                if contextual.answers[each].ending:
+                    ended.setdefault(each, contextual.engine.rounds)
+        contextual.engine.cancel(bystander)
+        contextual.finish()
+    if count * length <= lane.batch.capacity:
+        assert begun == count
+        assert max(ended.values()) - min(ended.values()) <= 1
+    else:
+        assert begun == 1
+
+
 def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
     contextual: Running,
 ) -> None:
