@@ -12,7 +12,7 @@ from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.engine.speculation.controller import Controller
+from localspec.engine.speculation.controller import Controller, PassCosts
 from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.verification import Doubtful
 from localspec.errors import Cancelled
@@ -115,8 +115,10 @@ class Engine:
         if not any(sequence.step.drafts.limit > 0 for sequence in sequences):
             return sequences
         count = len(sequences)
+        alike = count if lane.alike and count > 1 else 0
         self._controller.next(
-            [sequence.step for sequence in sequences], lambda rows: lane.pass_ms(rows, count)
+            [sequence.step for sequence in sequences],
+            PassCosts(lambda rows: lane.pass_ms(rows, count), alike),
         )
         for sequence in sequences:
             if sequence.step.error is not None:

@@ -238,14 +238,17 @@ class Scheduler:
         """How many drafts each that decodes may bring: rows of the pass, room, tokens that may come."""
         rows = sum(len(each.step.read) for each in sequences)
         spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
+        most = min(spare // len(decoding), MAX_LIMIT)
+        if lane.max_depth is not None:
+            most = min(most, lane.max_depth)
+        if lane.alike and len(sequences) > 1:  # each has rows for the drafts of the others
+            held = sum(len(sequence.tokens) for sequence in lane.active)
+            most = min(most, (self._pair.n_ctx - held) // len(decoding))
+            if len(sequences) > len(decoding):
+                most = 0  # nobody has as many rows as a prompt
         for sequence in decoding:
             room = self._pair.n_ctx - len(sequence.tokens) - 1
-            limit = min(sequence.left - 1, room, spare // len(decoding), MAX_LIMIT)
-            if lane.max_depth is not None:
-                limit = min(limit, lane.max_depth)
-            if lane.rollback is not None and len(sequences) > 1:
-                limit = 0  # each number of rows would have a pass of its own, in llama.cpp
-            sequence.step.drafts.limit = limit
+            sequence.step.drafts.limit = min(sequence.left - 1, room, most)
             sequence.step.drafts.hurried = len(sequences) > len(decoding)
 
     # ------------------------------------------------------------------------ the pass
@@ -254,7 +257,11 @@ class Scheduler:
         """Put the rows of all steps into the lane's batch. True: no prompt is among them."""
         batch = lane.batch
         batch.clear()
-        lane.slots.begin_pass({each.slot.id: each.step.rows for each in sequences})
+        decoding_only = all(not sequence.prefilling for sequence in sequences)
+        rows = {each.slot.id: each.step.rows for each in sequences}
+        if lane.alike and decoding_only:
+            rows = dict.fromkeys(rows, max(rows.values()))
+        lane.slots.begin_pass(rows)
         for sequence in sequences:
             slot, step = sequence.slot, sequence.step
             last_chunk = slot.n_past + len(step.read) == len(slot.tokens)
@@ -267,7 +274,9 @@ class Scheduler:
             for token in step.drafts.tokens:
                 batch.add(token, position, slot.id, True)
                 position += 1
-        decoding_only = all(not sequence.prefilling for sequence in sequences)
+            for _ in range(rows[slot.id] - step.rows):  # as many as the others have
+                batch.add(step.read[-1], position, slot.id, False)
+                position += 1
         if decoding_only or (len(sequences) == 1 and lane.exact):
             self._pad(lane, sequences[-1], len(sequences))
         return decoding_only

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.traces.replay import Replay, fixed_ms
@@ -218,6 +219,29 @@ def test_together_no_decision_is_slower_than_plain_together(
 
 
 # ---------------------------------------------------------------------------- what is believed
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(beliefs, st.integers(0, 4)), min_size=2, max_size=3), st.integers(0, 1))
+def test_where_all_have_as_many_rows_the_decision_is_near_the_best_of_all(
+    sequences: list[tuple[list[float], int]], others: int
+) -> None:
+    """Whatever one drafts, each has its rows: as many as there are, others that draft nothing too."""
+    candidates = [Candidate(belief_of(w), limit, STEP_MS) for w, limit in sequences]
+    count = len(candidates) + others
+    passes = pass_ms(5 * count)
+
+    def rate_of(depths: Sequence[int]) -> float:
+        pairs = zip(candidates, depths, strict=True)
+        gain = others + sum(float(c.belief.survival((), d).sum()) for c, d in pairs)
+        cost = sum(depths) * STEP_MS + float(passes[count * (1 + max(depths))]) + OVERHEAD_MS
+        return gain / cost
+
+    costs = RoundCosts(passes, OVERHEAD_MS, OVERHEAD_MS, alike=count)
+    decision = decide(candidates, costs, others, others)
+    assert decision.rate == pytest.approx(rate_of(decision.depths))
+    best = max(map(rate_of, product(*(range(limit + 1) for _, limit in sequences))))
+    assert decision.rate > 0.97 * best
 
 
 def test_belief_follows_a_burst_within_a_few_tokens() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from localspec.engine.cache.slots import Slots
-from localspec.protocol.frames import PairFiles
+from localspec.protocol.frames import Done, PairFiles
 from tests.support import architectures
 from tests.support.pairs import target_alone
 from tests.support.recurrent import lfm2_pair, mamba_pair
@@ -211,19 +212,32 @@ def test_a_snapshot_that_others_have_moved_would_be_noticed(
         assert_alike(lfm2.pair.files.target, prompt, answer, fresh(lfm2, prompt, 12))
 
 
-def test_who_drafts_alone_goes_on_without_beside_others(lfm2: Running) -> None:
-    """Each number of rows would be a pass of its own, in llama.cpp."""
-    prompts = [[at, *PROMPT] for at in (1, 2, 3)]
+def test_several_draft_beside_each_other(lfm2: Running) -> None:
+    """Of any depth, while others come, read their prompts, write plainly, are cancelled and end; and
+    nothing is read twice.
+    """
+    rng = random.Random(7)
+    prompts = [[at, *PROMPT * (at % 3 + 1)] for at in range(12)]
     truth = [fresh(lfm2, prompt, 40) for prompt in prompts]
     lfm2.forget()
-    ids = [lfm2.start(prompt, 40, speculative=drafting(4)) for prompt in prompts]
-    lfm2.engine.step()
-    assert len(lfm2.pair.shared.active) == 3
-    lfm2.engine.cancel(ids[1])
-    lfm2.finish()
+    ids, cancelled, together = list[int](), set[int](), 0
+    while len(ids) < len(prompts) or lfm2.engine.active:
+        if len(ids) < len(prompts) and rng.random() < 0.5:
+            asked = drafting(rng.choice([0, 1, 2, 3, 4, 8]), rng.choice(["draft", "auto", "ngram"]))
+            ids.append(lfm2.start(prompts[len(ids)], rng.randrange(20, 41), speculative=asked))
+            if rng.random() < 0.2:
+                cancelled.add(ids[-1])
+        if cancelled and rng.random() < 0.2:
+            lfm2.engine.cancel(cancelled.pop())
+        lfm2.engine.step()
+        active = lfm2.pair.shared.active
+        assert not any(each.generated and each.prefilling for each in active)
+        together += sum(len(each.step.drafts.tokens) > 0 for each in active) > 1
+    assert together > 10
     for each, prompt, tokens in zip(ids, prompts, truth, strict=True):
-        if each != ids[1]:
-            assert_alike(lfm2.pair.files.target, prompt, lfm2.answers[each].tokens, tokens)
+        answer = lfm2.answers[each]
+        written = answer.tokens if isinstance(answer.ending, Done) else []
+        assert_alike(lfm2.pair.files.target, prompt, written, tokens[: len(written)])
 
 
 def test_a_model_of_which_llama_cpp_holds_one_state_only_has_one_slot(

@@ -76,6 +76,15 @@ class Lane:
             return self.width - 1
         return self.rollback
 
+    @property
+    def alike(self) -> bool:
+        """Does each sequence of a pass with drafts have as many rows as the others?
+
+        llama.cpp cuts a pass over recurrent states into pieces of such, and between pieces it may move a
+        state away from the snapshots that taking back its drafts needs.
+        """
+        return self.rollback is not None
+
     def pass_ms(self, rows: int, sequences: int = 1) -> Floats:
         """Milliseconds (rows + 1,) of a pass over so many sequences by the rows it must hold."""
         if self.width is None:

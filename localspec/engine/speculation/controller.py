@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Calibration, Floats
@@ -28,7 +30,25 @@ from localspec.engine.speculation.verification import Verifier
 
 MOST_REST = 8  # rounds in which nobody is asked for drafts, after many that did not pay
 
-PassMs = Callable[[int], Floats]  # milliseconds (rows + 1,) of a target pass, by its rows
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """What the target's pass of a round costs. ms: milliseconds (rows + 1,), by its rows.
+
+    alike: of so many sequences each has as many rows as the one with the most; 0: each has its own.
+    """
+
+    ms: Callable[[int], Floats]
+    alike: int = 0
+
+    def by_depth(self, rows: int, deepest: int = 0) -> Floats:
+        """(MAX_LIMIT + 1,): by the drafts of one sequence beside all other `rows`, its own token among
+        them. deepest: drafts of the other that has most.
+        """
+        if not self.alike:
+            return self.ms(rows + MAX_LIMIT)[rows:]
+        counts = self.alike * (1 + np.maximum(np.arange(MAX_LIMIT + 1), deepest))
+        return np.asarray(self.ms(int(counts[-1]))[counts])
 
 
 @dataclass(slots=True)
@@ -91,8 +111,9 @@ class SequenceStep:
     """One sequence's part of a pass: tokens to read, then drafts to verify.
 
     drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass, as it was
-    decided, but for this step's drafts. first_row: the row of the last token read; -1 for a chunk in the
-    middle of a prompt. error: what ends this sequence, and no other.
+    decided, but for this step's drafts; deepest: drafts of the other step that has most. first_row: the
+    row of the last token read; -1 for a chunk in the middle of a prompt. error: what ends this sequence,
+    and no other.
     """
 
     read: list[int]
@@ -102,6 +123,7 @@ class SequenceStep:
     drafter: Drafter | None = None
     candidate: Candidate | None = None
     base: int = 0
+    deepest: int = 0
     first_row: int = -1
     error: Exception | None = None
 
@@ -124,7 +146,7 @@ class Controller:
         self._sequences = 1  # of the present pass
         self._rest, self._declined = 0, 0
 
-    def next(self, steps: list[SequenceStep], pass_ms: PassMs) -> None:
+    def next(self, steps: list[SequenceStep], passes: PassCosts) -> None:
         """Give each step the drafts that are worth verifying, if any, up to its limit.
 
         A step whose own lookup or grammar fails has the `error` then. What fails in deciding or drafting
@@ -142,7 +164,7 @@ class Controller:
         # Of equals, who has written least is first.
         for step in sorted(wanting, key=lambda step: step.drafts.generated):
             try:
-                if self._choose(step, pass_ms, rows):
+                if self._choose(step, passes, rows):
                     choosing.append(step)
             except Exception as error:  # its own lookup or grammar: no other sequence's trouble
                 step.error = error
@@ -153,8 +175,8 @@ class Controller:
             return
         try:
             others = decoding - len(choosing)
-            rate = self._decide(choosing, pass_ms, rows - len(choosing), others)
-            self._propose(choosing, pass_ms, rate)
+            rate = self._decide(choosing, passes, rows - len(choosing), others)
+            self._propose(choosing, passes, rate)
         except DecodeFatal:
             raise
         except Exception as error:  # whatever it is, answers go on without drafts
@@ -184,7 +206,7 @@ class Controller:
 
     # ------------------------------------------------------------------------ which kind
 
-    def _choose(self, step: SequenceStep, pass_ms: PassMs, rows: int) -> bool:
+    def _choose(self, step: SequenceStep, passes: PassCosts, rows: int) -> bool:
         """Set the step's drafter and candidate to the best this sequence could have now."""
         offers = []
         for drafter in step.drafting.drafters:
@@ -200,7 +222,7 @@ class Controller:
         best = offers[0]  # a fixed depth ranks the kinds; the policy compares what they may give
         if len(offers) > 1 and not step.drafting.policy.fixed:
             offers.sort(key=lambda offer: not offer[1].tokens)  # of equals, what costs nothing
-            costs = pass_ms(rows + MAX_LIMIT)[rows:]
+            costs = passes.by_depth(rows)
             rate = 1 / (float(costs[0]) + self._costs().overhead(self._sequences, False))
             best = max(offers, key=lambda offer: best_depth(offer[1], costs - costs[0], rate)[2])
         step.drafter, step.candidate = best
@@ -209,15 +231,19 @@ class Controller:
 
     # ------------------------------------------------------------------------ how deep
 
-    def _decide(self, steps: list[SequenceStep], pass_ms: PassMs, other: int, others: int) -> float:
+    def _decide(
+        self, steps: list[SequenceStep], passes: PassCosts, other: int, others: int
+    ) -> float:
         """Fix each step's depth; those of depth 0 lose drafter and drafts. Returns the rate aimed at."""
         candidates = [step.candidate for step in steps if step.candidate is not None]
-        most = sum(candidate.limit for candidate in candidates)
+        limits, alike = [candidate.limit for candidate in candidates], passes.alike
+        most = alike * (1 + max(limits)) if alike else other + len(steps) + sum(limits)
         profile, sequences = self._costs(), self._sequences
         costs = RoundCosts(
-            pass_ms(other + len(steps) + most),
+            passes.ms(most),
             profile.overhead(sequences, False),
             profile.overhead(sequences, True),
+            alike,
         )
         if any(step.drafting.policy.fixed for step in steps):
             each = [
@@ -229,8 +255,9 @@ class Controller:
             decision = steps[0].drafting.policy.decide(candidates, costs, other, others)
             depths, rate = decision.depths, decision.rate
         rows = other + len(steps) + sum(depths)
-        for step, depth in zip(steps, depths, strict=True):
+        for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             step.base = rows - depth
+            step.deepest = max([0, *depths[:at], *depths[at + 1 :]])
             if depth == 0:
                 step.drafter = None
             step.drafts.cut(depth)
@@ -238,7 +265,7 @@ class Controller:
 
     # ------------------------------------------------------------------------ the drafts
 
-    def _propose(self, steps: list[SequenceStep], pass_ms: PassMs, rate: float) -> None:
+    def _propose(self, steps: list[SequenceStep], passes: PassCosts, rate: float) -> None:
         """Have those drafted that are not known yet, each kind's for all sequences together."""
         unknown = [step for step in steps if step.drafter is not None and not step.drafts.tokens]
         while unknown:
@@ -246,8 +273,8 @@ class Controller:
             assert drafter is not None
             group = [step for step in unknown if type(step.drafter) is type(drafter)]
             unknown = [step for step in unknown if step not in group]
-            costs = pass_ms(max(step.base for step in group) + MAX_LIMIT)
-            relative = [costs[step.base :] - costs[step.base] for step in group]
+            costs = [passes.by_depth(step.base, step.deepest) for step in group]
+            relative = [each - each[0] for each in costs]
             for step, own in zip(group, relative, strict=True):
                 if step.candidate is not None and step.candidate.steps is not None:
                     step.candidate.step_ms = step.candidate.steps.ms(len(group)) / len(group)

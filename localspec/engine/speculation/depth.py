@@ -48,12 +48,14 @@ class Candidate:
 class RoundCosts:
     """Milliseconds of a round. pass_ms[rows]: the target's pass of that width, padding included, long
     enough for every candidate at its limit. plain_ms, drafting_ms: all that is neither a pass nor a
-    draft, in a round without drafts and in one with some.
+    draft, in a round without drafts and in one with some. alike: of so many sequences each has as many
+    rows as the one with the most; 0: each has its own.
     """
 
     pass_ms: Floats
     plain_ms: float
     drafting_ms: float
+    alike: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +131,12 @@ class MeasuredDepth:
         depths, taken = [0] * n, list[int]()
         together = _Together()
         best, count = plain * MARGIN, 0
-        for survival, at in _by_worth(candidates, plain):
+        for survival, at in _by_worth(candidates, plain, costs.alike > 0):
             taken.append(at)
             depths[at] += 1
             gain += survival
             spent += together.added_ms(candidates[at], depths[at])
-            rows += 1
+            rows = max(rows, costs.alike * (1 + depths[at])) if costs.alike else rows + 1
             reached = gain / (spent + float(costs.pass_ms[rows]))
             if reached > best:
                 best, count = reached, len(taken)
@@ -151,18 +153,21 @@ class MeasuredDepth:
         return best_depth(bounded, pass_ms, rate)[0]
 
 
-def _by_worth(candidates: Sequence[Candidate], rate: float) -> list[tuple[float, int]]:
+def _by_worth(candidates: Sequence[Candidate], rate: float, alike: bool) -> list[tuple[float, int]]:
     """(chance to be kept, whose) of each draft there may be, what is worth most beyond its step first.
 
-    Of one sequence the earlier ones first: they are likelier to be kept.
+    Of one sequence the earlier ones first: they are likelier to be kept. alike: rows up to the deepest
+    cost nothing, so all that are as deep come together, and what is not worth its step does not come.
     """
     found = []
     for at, candidate in enumerate(candidates):
         cost = rate * candidate.step_ms
-        survival = candidate.belief.survival(candidate.known, candidate.limit)
-        found += [(each - cost, each, at) for each in survival[1:].tolist() if each > LEAST]
-    found.sort(key=lambda each: -each[0])
-    return [(survival, at) for _, survival, at in found]
+        survival = candidate.belief.survival(candidate.known, candidate.limit)[1:].tolist()
+        for depth, each in enumerate(survival):
+            if each > (max(LEAST, cost) if alike else LEAST):
+                found.append((depth if alike else 0, cost - each, each, at))
+    found.sort(key=lambda each: each[:2])
+    return [(survival, at) for *_, survival, at in found]
 
 
 class _Together:

@@ -73,7 +73,8 @@ def either(request: pytest.FixtureRequest, deep: Running, models: Path) -> Itera
     if request.param == "in the file":
         yield deep
         return
-    with running(contextual_heads(models / "heads", "gemma4")) as engine:
+    architecture: Target = "qwen35" if request.param == "hybrid" else "gemma4"
+    with running(contextual_heads(models / "heads", architecture)) as engine:
         yield engine
 
 
@@ -186,6 +187,7 @@ def anew(engine: Running, found: list[Proposal], text: tuple[int, ...], depth: i
     return found[0]
 
 
+@pytest.mark.parametrize("either", ["in the file", "sidecar", "hybrid"], indirect=True)
 def test_drafts_follow_from_the_text_alone_whoever_runs_beside(
     either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
