@@ -30,6 +30,7 @@ _Q8_STD = 73.3  # of a uniform int8 -127…127
 BURST = 40  # tokens between the changes of a bursty draft
 _SPECIALS = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>")
 _FIM = {"pre": "<|fim_pre|>", "suf": "<|fim_suf|>", "mid": "<|fim_mid|>"}
+NOTHING = 1e-5  # what the blocks add to a token's own embedding
 _SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "target.gguf"
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>"
@@ -106,7 +107,9 @@ def draft_cycle(cycle: Cycle, acceptance: float | tuple[float, float], seed: int
     return changed
 
 
-def _blocks(rng: np.random.Generator, rows: int, cols: int, quant: Quant, std: float) -> Tensor:
+def drawn_matrix(
+    rng: np.random.Generator, rows: int, cols: int, quant: Quant, std: float
+) -> Tensor:
     """A (rows, cols) matrix of the given standard deviation as `quant` stores it."""
     if quant == "f32":
         return (rng.standard_normal((rows, cols), dtype=np.float32) * std).astype(np.float32)
@@ -163,9 +166,10 @@ def _code_vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
     return _filled(normal, n_vocab, (*_SPECIALS, *_FIM.values())), merges
 
 
-def _write_vocabulary(
+def write_vocabulary(
     writer: Any, n_vocab: int, tokens: Sequence[str] = (), code: bool = False
 ) -> None:
+    """`tokens`, or those of `vocabulary`; code: of Shape."""
     merges = ["\u0120 w"]
     if code:
         tokens, merges = _code_vocabulary(n_vocab)
@@ -187,7 +191,8 @@ def _write_vocabulary(
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _write_sizes(writer: Any, shape: Shape, name: str) -> None:
+def write_sizes(writer: Any, shape: Shape, name: str, head: int = 0) -> None:
+    """The name and the numbers that every architecture has. head: of numbers; 0: as the width gives it."""
     writer.add_name(name)
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.n_ctx)
@@ -196,7 +201,7 @@ def _write_sizes(writer: Any, shape: Shape, name: str) -> None:
     writer.add_head_count(shape.n_head)
     writer.add_head_count_kv(shape.n_head_kv or shape.n_head)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(shape.n_embd // shape.n_head)
+    writer.add_rope_dimension_count(head or shape.n_embd // shape.n_head)
     writer.add_vocab_size(shape.n_vocab)
 
 
@@ -215,32 +220,40 @@ def write_model(
     """
     import gguf
 
-    kinds = {
-        "f32": None,
-        "q8_0": gguf.GGMLQuantizationType.Q8_0,
-        "q4_0": gguf.GGMLQuantizationType.Q4_0,
-    }
+    kind = raw_type(shape.quant)
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
-    _write_sizes(writer, shape, name)
-    _write_vocabulary(writer, shape.n_vocab, tokens, shape.code)
+    write_sizes(writer, shape, name)
+    write_vocabulary(writer, shape.n_vocab, tokens, shape.code)
 
     def put(tensor: str, data: Tensor) -> None:
-        writer.add_tensor(tensor, data, raw_dtype=kinds[shape.quant])
+        writer.add_tensor(tensor, data, raw_dtype=kind)
 
     def norm(tensor: str) -> None:
         writer.add_tensor(tensor, np.ones(shape.n_embd, dtype=np.float32))
 
-    embedding = _blocks(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
+    embedding = drawn_matrix(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
     put("token_embd.weight", embedding)
     _write_layers(shape, rng, put, norm)
     norm("output_norm.weight")
     put("output.weight", output_rows(embedding, shape, cycle))
+    finish(writer)
+    return path
+
+
+def raw_type(quant: Quant) -> Any:
+    """As gguf calls it; None: nothing is quantized."""
+    import gguf
+
+    return None if quant == "f32" else gguf.GGMLQuantizationType[quant.upper()]
+
+
+def finish(writer: Any) -> None:
+    """Write all that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def output_rows(embedding: Tensor, shape: Shape, cycle: Cycle) -> Tensor:
@@ -270,15 +283,15 @@ def _write_layers(
             "attn_q": (shape.n_embd, shape.n_embd, std),
             "attn_k": (kv_dim, shape.n_embd, std),
             "attn_v": (kv_dim, shape.n_embd, std),
-            "attn_output": (shape.n_embd, shape.n_embd, std * 1e-5),
+            "attn_output": (shape.n_embd, shape.n_embd, std * NOTHING),
             "ffn_gate": (shape.n_ff, shape.n_embd, std),
             "ffn_up": (shape.n_ff, shape.n_embd, std),
-            "ffn_down": (shape.n_embd, shape.n_ff, std * 1e-5),
+            "ffn_down": (shape.n_embd, shape.n_ff, std * NOTHING),
         }
         norm(f"blk.{i}.attn_norm.weight")
         norm(f"blk.{i}.ffn_norm.weight")
         for key, (rows, cols, scale) in matrices.items():
-            put(f"blk.{i}.{key}.weight", _blocks(rng, rows, cols, shape.quant, scale))
+            put(f"blk.{i}.{key}.weight", drawn_matrix(rng, rows, cols, shape.quant, scale))
 
 
 TINY_TARGET = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=4, n_vocab=512, n_ctx=2048)

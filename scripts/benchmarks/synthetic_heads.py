@@ -12,20 +12,25 @@ drafts is accepted with the rate that was chosen, whatever the depth.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from benchmarks.synthetic import (
+    NOTHING,
     Cycle,
     Shape,
     Tensor,
-    _blocks,
-    _write_vocabulary,
     draft_cycle,
+    drawn_matrix,
+    finish,
     output_rows,
+    raw_type,
     target_cycle,
+    write_sizes,
+    write_vocabulary,
 )
 
 Architecture = Literal["glm4moe", "qwen35"]
@@ -33,7 +38,6 @@ TINY_HEADS = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=2, n_vocab=512, n_ctx=
 QUICK_HEADS = Shape(8, 1024, 2816, 16, 32_000, "q4_0", n_head_kv=4)
 _EXPERTS = 2
 _STATE, _KERNEL, _RANK, _GROUPS = 128, 4, 2, 2  # of the recurrent layers
-_NOTHING = 1e-5  # what the blocks add to a token's own embedding
 
 Matrix = tuple[
     str, tuple[int, ...], float
@@ -57,29 +61,25 @@ def write_heads(
     """
     import gguf
 
-    kinds = {
-        "f32": None,
-        "q8_0": gguf.GGMLQuantizationType.Q8_0,
-        "q4_0": gguf.GGMLQuantizationType.Q4_0,
-    }
+    kind = raw_type(shape.quant)
     rng = np.random.default_rng(seed)
     cycle = target_cycle(shape.n_vocab, seed)
     writer = gguf.GGUFWriter(path, architecture)
     _write_numbers(writer, shape, architecture)
-    _write_vocabulary(writer, shape.n_vocab)
+    write_vocabulary(writer, shape.n_vocab)
 
     def put(name: str, data: Tensor) -> None:
-        writer.add_tensor(name, data, raw_dtype=kinds[shape.quant])
+        writer.add_tensor(name, data, raw_dtype=kind)
 
     def whole(name: str, data: Tensor) -> None:
         writer.add_tensor(name, data if data.dtype == np.float16 else data.astype(np.float32))
 
-    embedding = _blocks(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
+    embedding = drawn_matrix(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
     put("token_embd.weight", embedding)
     for layer in range(shape.n_layer + (not hollow)):
         for name, size, std in _matrices(shape, architecture, layer):
             rows = int(np.prod(size[:-1]))
-            data = _blocks(rng, rows, size[-1], shape.quant, std)
+            data = drawn_matrix(rng, rows, size[-1], shape.quant, std)
             put(f"blk.{layer}.{name}", data.reshape(*size[:-1], -1))
         _write_small(whole, rng, shape, architecture, layer)
     whole("output_norm.weight", np.ones(shape.n_embd))
@@ -87,28 +87,16 @@ def write_heads(
     if not hollow:
         guess = draft_cycle(cycle, acceptance, seed + 1)
         _write_head(put, whole, rng, shape, embedding, guess, listens)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
 def _write_numbers(writer: Any, shape: Shape, architecture: Architecture) -> None:
     head = shape.n_embd // shape.n_head
-    writer.add_name("synthetic-heads")
-    writer.add_block_count(shape.n_layer + 1)
+    write_sizes(writer, replace(shape, n_layer=shape.n_layer + 1), "synthetic-heads")
     writer.add_nextn_predict_layers(1)
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv or shape.n_head)
     writer.add_key_length(head)
     writer.add_value_length(head)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(head)
-    writer.add_vocab_size(shape.n_vocab)
     if architecture == "glm4moe":
         writer.add_leading_dense_block_count(shape.n_layer)  # the head alone has experts
         writer.add_expert_count(_EXPERTS)
@@ -134,22 +122,22 @@ def _matrices(shape: Shape, architecture: Architecture, layer: int) -> Iterator[
         inner, key = _STATE * _RANK, _STATE * _GROUPS
         yield "attn_qkv.weight", (2 * key + inner, width), std
         yield "attn_gate.weight", (inner, width), std
-        yield "ssm_out.weight", (width, inner), std * _NOTHING
+        yield "ssm_out.weight", (width, inner), std * NOTHING
     else:
         yield "attn_q.weight", ((1 + gated) * width, width), std
         yield "attn_k.weight", (kv, width), std
         yield "attn_v.weight", (kv, width), std
-        yield "attn_output.weight", (width, width), std * _NOTHING
+        yield "attn_output.weight", (width, width), std * NOTHING
     if is_head and not gated:
         few = ff // 4
         for part, first, last in (("exps", (_EXPERTS,), few), ("shexp", (), few)):
             yield f"ffn_gate_{part}.weight", (*first, last, width), std
             yield f"ffn_up_{part}.weight", (*first, last, width), std
-            yield f"ffn_down_{part}.weight", (*first, width, last), std * _NOTHING
+            yield f"ffn_down_{part}.weight", (*first, width, last), std * NOTHING
     else:
         yield "ffn_gate.weight", (ff, width), std
         yield "ffn_up.weight", (ff, width), std
-        yield "ffn_down.weight", (width, ff), std * _NOTHING
+        yield "ffn_down.weight", (width, ff), std * NOTHING
 
 
 def _write_small(

@@ -17,19 +17,22 @@ from typing import Any
 import numpy as np
 
 from benchmarks.synthetic import (
+    NOTHING,
     Shape,
     Tensor,
-    _blocks,
-    _write_vocabulary,
     draft_cycle,
+    drawn_matrix,
+    finish,
     output_rows,
+    raw_type,
     target_cycle,
+    write_sizes,
+    write_vocabulary,
 )
 
 TINY_GEMMA = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=2, n_vocab=512, n_ctx=2048)
 TINY_SIDECAR = Shape(n_layer=2, n_embd=32, n_ff=64, n_head=2, n_vocab=512, n_ctx=2048)
 WINDOW = 512
-_NOTHING = 1e-5  # what the blocks add to a token's own embedding
 
 Put = Callable[[str, Tensor], None]
 
@@ -54,7 +57,7 @@ def write_with_sidecar(
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     cycle = target_cycle(target.n_vocab, seed)
-    embedding = _blocks(rng, target.n_vocab, target.n_embd, target.quant, 1.0)
+    embedding = drawn_matrix(rng, target.n_vocab, target.n_embd, target.quant, 1.0)
     files = folder / "target.gguf", folder / "mtp-target.gguf"
     with _Writing(files[0], "gemma4", target, target, window) as file:
         file.put("token_embd.weight", embedding)
@@ -77,10 +80,8 @@ def write_with_sidecar(
 def _values(matrix: Tensor, shape: Shape) -> Tensor:
     import gguf
 
-    if shape.quant == "f32":
-        return matrix
-    kind = gguf.GGMLQuantizationType[shape.quant.upper()]
-    return np.asarray(gguf.quants.dequantize(matrix, kind))
+    kind = raw_type(shape.quant)
+    return matrix if kind is None else np.asarray(gguf.quants.dequantize(matrix, kind))
 
 
 class _Writing:
@@ -92,9 +93,7 @@ class _Writing:
         import gguf
 
         self._writer: Any = gguf.GGUFWriter(path, architecture)
-        self._kind = (
-            None if shape.quant == "f32" else gguf.GGMLQuantizationType[shape.quant.upper()]
-        )
+        self._kind = raw_type(shape.quant)
         self._shape, self._own = shape, architecture == "gemma4"
         self._head = target.n_embd // target.n_head
         self._kv = target.n_head_kv or target.n_head
@@ -104,26 +103,17 @@ class _Writing:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._writer.write_header_to_file()
-        self._writer.write_kv_data_to_file()
-        self._writer.write_tensors_to_file()
-        self._writer.close()
+        finish(self._writer)
 
     def _numbers(self, target: Shape, window: int) -> None:
         writer, shape, head = self._writer, self._shape, self._head
-        writer.add_name("synthetic-gemma" if self._own else "synthetic-sidecar")
-        writer.add_block_count(shape.n_layer)
-        writer.add_context_length(target.n_ctx)
-        writer.add_embedding_length(shape.n_embd)
-        writer.add_feed_forward_length(shape.n_ff)
-        writer.add_head_count(shape.n_head)
-        writer.add_head_count_kv(self._kv)
+        sizes = replace(shape, n_ctx=target.n_ctx, n_head_kv=self._kv)
+        name = "synthetic-gemma" if self._own else "synthetic-sidecar"
+        write_sizes(writer, sizes, name, head)
         writer.add_key_length(head)
         writer.add_value_length(head)
         writer.add_key_length_swa(head)
         writer.add_value_length_swa(head)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_rope_dimension_count(head)
         writer.add_rope_dimension_count_swa(head)
         writer.add_sliding_window(window)
         writer.add_sliding_window_pattern([at < shape.n_layer - 1 for at in range(shape.n_layer)])
@@ -133,7 +123,7 @@ class _Writing:
         else:
             writer.add_embedding_length_out(target.n_embd)
             writer.add_nextn_predict_layers(shape.n_layer)
-        _write_vocabulary(writer, shape.n_vocab)
+        write_vocabulary(writer, shape.n_vocab)
 
     def put(self, name: str, data: Tensor) -> None:
         self._writer.add_tensor(name, data, raw_dtype=self._kind)
@@ -160,12 +150,12 @@ class _Writing:
             norms["attn_k_norm"] = head
         for layer in range(shape.n_layer):
             for part, (rows, columns, deviation) in matrices.items():
-                data = _blocks(rng, rows, columns, shape.quant, deviation)
+                data = drawn_matrix(rng, rows, columns, shape.quant, deviation)
                 self.put(f"blk.{layer}.{part}.weight", data)
             for part, size in norms.items():
                 self.whole(f"blk.{layer}.{part}.weight", np.ones(size))
             for part in ("post_attention_norm", "post_ffw_norm"):
-                self.whole(f"blk.{layer}.{part}.weight", np.full(width, _NOTHING))
+                self.whole(f"blk.{layer}.{part}.weight", np.full(width, NOTHING))
             self.whole(f"blk.{layer}.layer_output_scale.weight", np.ones(1))
         self.whole("rope_freqs.weight", np.ones(head // 2))
         self.whole("output_norm.weight", np.ones(width))

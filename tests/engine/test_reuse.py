@@ -30,7 +30,7 @@ from localspec.protocol.frames import Failed, PairFiles, Sampling
 from tests.support import architectures
 from tests.support.architectures import N_VOCAB, WINDOW
 from tests.support.heads import contextual_heads
-from tests.support.pairs import _disturb
+from tests.support.pairs import disturb
 from tests.support.rescoring import assert_alike
 from tests.support.running import PLAIN, Running, drafting, running
 from tests.support.stops import StopAfter
@@ -61,7 +61,7 @@ def pair_of(architecture: str, models: Path) -> PairFiles:
     draft = target.with_suffix(".draft.gguf")
     if not draft.exists():
         shutil.copy(target, draft)
-        _disturb(draft, np.random.default_rng(1), 0.1)
+        disturb(draft, np.random.default_rng(1), 0.1)
     return PairFiles(architecture, str(target), str(draft))
 
 

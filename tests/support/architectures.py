@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp._ggml import libggml
 
-from benchmarks.synthetic import _write_vocabulary
+from benchmarks.synthetic import finish, write_vocabulary
 
 N_VOCAB, N_CTX, WINDOW = 512, 2048, 32
 _PER_LAYER_HEADS = {
@@ -116,7 +116,7 @@ def _write(
     import gguf
 
     writer = gguf.GGUFWriter(path, architecture)
-    _write_vocabulary(writer, N_VOCAB)
+    write_vocabulary(writer, N_VOCAB)
     sizes = shape(architecture)
     values = _metadata(architecture, sizes)
     if experts:
@@ -129,10 +129,7 @@ def _write(
         writer.add_float32(f"xielu.{name}", 1e-7 if name == "eps" else 1.0)
     for name, data in tensors.items():
         writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _put(writer: Any, key: str, value: object) -> None:

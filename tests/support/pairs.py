@@ -79,7 +79,7 @@ def contextual_pair(
         # The output row of every special token is zero or a copy, and would tie with others.
         _replace(target, "output.weight", rng, 0.08)
         shutil.copy(target, draft)
-        _disturb(draft, rng, noise)
+        disturb(draft, rng, noise)
     return PairFiles(folder.name, str(target), str(draft))
 
 
@@ -110,7 +110,7 @@ def _replace(path: Path, name: str, rng: np.random.Generator, std: float) -> Non
             tensor.data[:] = rng.standard_normal(tensor.data.shape, dtype=np.float32) * std
 
 
-def _disturb(path: Path, rng: np.random.Generator, noise: float) -> None:
+def disturb(path: Path, rng: np.random.Generator, noise: float) -> None:
     """Add to every matrix random values `noise` times as large as its own."""
     import gguf
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.synthetic import _write_vocabulary
+from benchmarks.synthetic import finish, write_vocabulary
 from localspec.protocol.frames import PairFiles
-from tests.support.pairs import N_VOCAB, _disturb
+from tests.support.pairs import N_VOCAB, disturb
 
 EMBD, FF, HEADS, KERNEL = 64, 128, 4, 3
 INNER, STATE, RANK = 2 * EMBD, 16, 4  # llama.cpp knows Mamba with an expansion factor of 2 only
@@ -40,7 +40,7 @@ def _pair(folder: Path, write: Callable[[Path], Path], noise: float) -> PairFile
     target, draft = folder / "target.gguf", folder / "draft.gguf"
     if not draft.exists():
         shutil.copy(write(target), draft)
-        _disturb(draft, np.random.default_rng(1), noise)
+        disturb(draft, np.random.default_rng(1), noise)
     return PairFiles(folder.name, str(target), str(draft))
 
 
@@ -117,7 +117,7 @@ def _writer(path: Path, architecture: str, layers: int) -> Any:
     writer.add_embedding_length(EMBD)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(N_VOCAB)
-    _write_vocabulary(writer, N_VOCAB)
+    write_vocabulary(writer, N_VOCAB)
     return writer
 
 
@@ -137,8 +137,5 @@ def _random(
 
 
 def _finish(writer: Any, path: Path) -> Path:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
