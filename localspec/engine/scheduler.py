@@ -260,7 +260,7 @@ class Scheduler:
         decoding_only = all(not sequence.prefilling for sequence in sequences)
         rows = {each.slot.id: each.step.rows for each in sequences}
         if lane.alike and decoding_only:
-            rows = dict.fromkeys(rows, max(rows.values()))
+            rows = dict.fromkeys(rows, self._rows_alike(lane, sequences))
         lane.slots.begin_pass(rows)
         for sequence in sequences:
             slot, step = sequence.slot, sequence.step
@@ -277,9 +277,17 @@ class Scheduler:
             for _ in range(rows[slot.id] - step.rows):  # as many as the others have
                 batch.add(step.read[-1], position, slot.id, False)
                 position += 1
-        if decoding_only or (len(sequences) == 1 and lane.exact):
+        if (decoding_only and not lane.alike) or (len(sequences) == 1 and lane.exact):
             self._pad(lane, sequences[-1], len(sequences))
         return decoding_only
+
+    def _rows_alike(self, lane: Lane, sequences: list[Sequence]) -> int:
+        """How many each gets: as many as who has most, or more where that is cheaper and there is room."""
+        most, count = max(each.step.rows for each in sequences), len(sequences)
+        wider = lane.pad_to(most * count, count) // count
+        slots = lane.slots if count > 1 else [sequences[0].slot]
+        held = sum(slot.n_past for slot in slots)
+        return wider if held + wider * count <= self._pair.n_ctx else most
 
     def _pad(self, lane: Lane, sequence: Sequence, sequences: int) -> None:
         """Rows whose results nobody reads, where a wider pass is cheaper or the width is fixed."""

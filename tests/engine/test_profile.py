@@ -58,6 +58,21 @@ def test_the_table_of_padded_costs_agrees_with_padding(
     assert costs[1:] == pytest.approx(wanted)
 
 
+@given(tables, st.integers(1, 4), st.integers(1, 9))
+def test_where_sequences_have_as_many_rows_passes_are_padded_to_widths_that_they_may_have(
+    measured: dict[int, float], sequences: int, most: int
+) -> None:
+    table = CostTable(measured, each=most).of(sequences)
+    free = CostTable(measured).of(sequences)
+    rows = most * sequences
+    for own in range(1, most + 1):
+        width = table.padded(own * sequences)
+        assert width == own * sequences or width % sequences == 0
+        assert own * sequences <= width <= rows
+        assert table.ms(width) >= free.ms(free.padded(own * sequences))
+        assert table.padded_ms(rows)[own * sequences] == pytest.approx(table.ms(width))
+
+
 @given(tables)
 def test_measured_widths_cost_what_was_measured(measured: dict[int, float]) -> None:
     table = CostTable(measured)

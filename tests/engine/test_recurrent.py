@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from localspec.engine.cache.slots import Slots
+from localspec.engine.speculation.cost import CostTable
 from localspec.protocol.frames import Done, PairFiles
 from tests.support import architectures
 from tests.support.pairs import target_alone
@@ -238,6 +239,37 @@ def test_several_draft_beside_each_other(lfm2: Running) -> None:
         answer = lfm2.answers[each]
         written = answer.tokens if isinstance(answer.ending, Done) else []
         assert_alike(lfm2.pair.files.target, prompt, written, tokens[: len(written)])
+
+
+def test_a_hybrids_passes_are_as_wide_as_is_cheapest_and_planned(
+    lfm2: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sequence with three rows gets four, and so do two that have three each; states are taken back."""
+    lane = lfm2.pair.shared
+    ms = {1: 10.0, 2: 20, 3: 30, 4: 11, 6: 60, 8: 12, 9: 90, 16: 200, 32: 5}
+    decode, seen = lane.decode, set[tuple[int, int]]()
+
+    def decoded(timed: bool, sequences: int = 1) -> float:
+        lane.costs = CostTable(ms, each=lane.context.n_rollback + 1)
+        seen.add((sequences, lane.batch.rows))
+        return decode(timed, sequences)
+
+    prompts = [[1, *PROMPT], [2, *PROMPT]]
+    truth = [fresh(lfm2, prompt, 24) for prompt in prompts]
+    lfm2.forget()
+    monkeypatch.setattr(lane, "costs", CostTable(ms, each=lane.context.n_rollback + 1))
+    monkeypatch.setattr(lane, "decode", decoded)
+    alone = lfm2.ask(prompts[0], 24, speculative=drafting(2))
+    assert_alike(lfm2.pair.files.target, prompts[0], alone.tokens, truth[0])
+    assert (1, 4) in seen
+    assert not {(1, 2), (1, 3)} & seen
+    lfm2.forget()
+    ids = [lfm2.start(prompt, 24, speculative=drafting(2)) for prompt in prompts]
+    lfm2.finish()
+    assert (2, 8) in seen
+    assert (2, 6) not in seen
+    for each, prompt, tokens in zip(ids, prompts, truth, strict=True):
+        assert_alike(lfm2.pair.files.target, prompt, lfm2.answers[each].tokens, tokens)
 
 
 def test_a_model_of_which_llama_cpp_holds_one_state_only_has_one_slot(

@@ -96,8 +96,6 @@ class Lane:
         """How wide the pass for so many rows of so many sequences should be."""
         if self.width is not None:
             return max(self.width, rows)
-        if self.rollback is not None:
-            return rows
         return self.costs.of(sequences).padded(rows)
 
     def chunk(self, start: int, left: int, most: int) -> int:

@@ -265,16 +265,22 @@ class _Load:
         self._stored, self._others = Stored.of(store.read()), self._contention.share
         return store
 
-    def _table(self, known: dict[int, float] | None, measure: Callable[[], Measured]) -> CostTable:
-        """What an earlier load has measured, where that will do; else what is measured now."""
+    def _table(
+        self, known: dict[int, float] | None, measure: Callable[[], Measured], each: int = 0
+    ) -> CostTable:
+        """What an earlier load has measured, where that will do; else what is measured now. each: as a
+        CostTable's.
+        """
         found = self._stored.or_measured(known, self._others, measure)
         self._noise = max(self._noise, found.noise)
-        return CostTable(found.ms)
+        return CostTable(found.ms, each=each)
 
     def _target_costs(self, context: Context, batch: Batch) -> CostTable:
         budget_s = measuring.BUDGET_S * 0.7
         run = runner(context, batch)
-        return self._table(self._stored.target, lambda: measuring.measure_widths(run, budget_s))
+        each = 0 if context.model.cuttable else context.n_rollback + 1
+        measure = partial(measuring.measure_widths, run, budget_s)
+        return self._table(self._stored.target, measure, each)
 
     def _draft_costs(self, context: Context, batch: Batch, first: int) -> CostTable:
         deadline = time.monotonic() + measuring.BUDGET_S * 0.3

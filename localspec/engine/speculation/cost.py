@@ -33,8 +33,17 @@ class CostTable:
     the machine gets busy for all widths at once, so what is seen at one width is news for the others.
     """
 
-    def __init__(self, measured: Mapping[int, float], rounds: int = MEASURED) -> None:
-        """rounds: how many what is given is worth; what is seen in each weighs less the more it was."""
+    def __init__(
+        self,
+        measured: Mapping[int, float],
+        rounds: int = MEASURED,
+        each: int = 0,
+        sequences: int = 1,
+    ) -> None:
+        """rounds: how many what is given is worth; what is seen in each weighs less the more it was.
+
+        each: most rows of a sequence in a padded pass, where all `sequences` have as many; 0: any.
+        """
         if not measured or 1 not in measured or min(measured.values()) <= 0:
             raise ValueError("a cost table needs a positive time for width 1")
         # Lists, not arrays: a round looks at one width or two, and the first touch of every function
@@ -46,6 +55,7 @@ class CostTable:
         self._padded: dict[int, int] = {}  # as the table, of what was true when it was asked for
         self._observed = 0
         self._rounds = rounds
+        self._each, self._sequences = each, sequences
         self._shared: dict[int, CostTable] = {}
 
     def of(self, sequences: int) -> CostTable:
@@ -56,7 +66,8 @@ class CostTable:
         if sequences <= 1:
             return self
         if sequences not in self._shared:
-            self._shared[sequences] = CostTable(self.as_dict(), GUESSED)
+            table = CostTable(self.as_dict(), GUESSED, self._each, sequences)
+            self._shared[sequences] = table
         return self._shared[sequences]
 
     def ms(self, width: int) -> float:
@@ -85,13 +96,23 @@ class CostTable:
         return self._padded[rows]
 
     def _cheapest(self, rows: int) -> int:
-        at = bisect_right(self._widths, rows)
-        if at == len(self._widths):
+        widths, ms = self._paddable()
+        at = bisect_right(widths, rows)
+        if at == len(widths):
             return rows
-        best = min(range(at, len(self._ms)), key=self._ms.__getitem__)
+        best = min(range(at, len(ms)), key=ms.__getitem__)
         # 2 %: less is noise, and padding is not free
         own = self.ms(rows) / self._drift
-        return self._widths[best] if self._ms[best] < own * 0.98 else rows
+        return widths[best] if ms[best] < own * 0.98 else rows
+
+    def _paddable(self) -> tuple[list[int], list[float]]:
+        """Widths that narrower passes may be padded to, and their milliseconds without drift."""
+        if not self._each:
+            return self._widths, self._ms
+        most = self._each * self._sequences
+        pairs = zip(self._widths, self._ms, strict=True)
+        found = [(w, ms) for w, ms in pairs if w <= most and w % self._sequences == 0]
+        return [w for w, _ in found], [ms for _, ms in found]
 
     def padded_ms(self, rows: int) -> npt.NDArray[np.float64]:
         """Milliseconds (rows + 1,) of a pass that must hold 0…rows rows, padded where that is cheaper.
@@ -101,8 +122,9 @@ class CostTable:
         if self._table is None or len(self._table) <= rows:
             counts = np.arange(max(rows, 64) + 1)
             own = self._shape(counts)
-            cheapest = np.append(np.minimum.accumulate(np.array(self._ms)[::-1])[::-1], np.inf)
-            wider = cheapest[np.searchsorted(self._widths, counts, side="right")]
+            widths, ms = self._paddable()
+            cheapest = np.append(np.minimum.accumulate(np.array(ms)[::-1])[::-1], np.inf)
+            wider = cheapest[np.searchsorted(widths, counts, side="right")]
             own = np.where(wider < own * 0.98, wider, own)
             own[0] = 0.0
             self._table = own
