@@ -1,5 +1,5 @@
-"""Does a model write text, and do its own heads draft? One rule, for the registry (headers) and the
-engine (loaded models).
+"""Does a model write text, or turn it into numbers, and do its own heads draft? One rule, for the registry
+(headers) and the engine (loaded models).
 
 llama.cpp loads embedding models, encoders and diffusion models as it loads any other; asked for the next
 token they say nonsense, say one token for ever, or end the process. What a file is for is in its
@@ -8,18 +8,25 @@ header. Architectures as of llama-cpp-python 0.3.36 (src/llama-arch.cpp, src/mod
 
 from __future__ import annotations
 
+from typing import get_args
+
+from localspec.protocol.settings import Pooling
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # in the order of enum llama_pooling_type, from 1
+
 _EMBEDDING = frozenset(
     {
         "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2",
-        "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed", "t5encoder",
+        "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed",
     }
 )  # fmt: skip
+_CACHED = frozenset({"llama-embed"})  # of them, as models that write
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
 # MTP heads in a file of their own, by the architecture of the targets whose cache they read.
 _SIDECARS = {"gemma4-assistant": "gemma4"}
 _HEADS = frozenset({"eagle3", "dflash", *_SIDECARS})
-_BOTH = frozenset({"t5"})
+_BOTH = frozenset({"t5", "t5encoder"})
 _PROJECTORS = frozenset({"clip", "mmproj"})
 # Those whose MTP heads were seen to draft as they should. llama.cpp ends the process where it has no graph
 # for an architecture's heads, or more of them than it expects. Of several the first drafts all tokens.
@@ -68,6 +75,31 @@ def no_writer(
     if not causal:
         return "its attention looks ahead, so that it reads texts and cannot go on with one"
     return ""
+
+
+def pooled(
+    architecture: str, *, kind: str = "model", causal: bool = True, pooling: int = _NO_POOLING
+) -> Pooling | None:
+    """How a model that turns texts into numbers does so; None: it is no such model. Parameters as of
+    `no_writer`. Where the file states nothing it is the mean, as in most of those that look ahead.
+    """
+    reads = architecture in _EMBEDDING or not causal or _NO_POOLING < pooling <= _RANK
+    others = _PROJECTORS | _DIFFUSION | _SPEECH | _HEADS | _BOTH
+    if not reads or kind in _TYPES or architecture in others:
+        return None
+    return POOLINGS[pooling - 1] if _NO_POOLING < pooling <= _RANK else "mean"
+
+
+def has_no_cache(architecture: str) -> bool:
+    """Does it read a text at once and keep nothing of it?"""
+    return architecture in _EMBEDDING and architecture not in _CACHED
+
+
+def reads_whole(architecture: str, *, causal: bool, pooling: Pooling) -> bool:
+    """Must one pass have all of a text? llama.cpp ends the process where it has not. Else, as of any other
+    model, several may read it, and the last one's last row is the text's.
+    """
+    return not causal or architecture in _EMBEDDING or pooling in ("mean", "cls")
 
 
 def no_heads(architecture: str, count: int) -> str:

@@ -46,7 +46,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "files": (set(), "whoever keeps a file writes it so"),
     "ended": ({"files", "paths"}, "a daemon writes it, and a client that finds none reads it"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
-    "purpose": (set(), "as compatibility"),
+    "purpose": ({"protocol"}, "as compatibility; what a model is for stands in frames, too"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
     "paths": ({"errors"}, "client and daemon must find each other without further machinery"),
     "config": ({"errors", "paths", "protocol"}, "a setting is data, whoever reads it"),
@@ -193,6 +193,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "engine/speculation/drafters",
         },
         "a request becomes tokens before there is a step",
+    ),
+    "engine/embedding": (
+        {"engine/llama", "engine/pair", "engine/prompt"},
+        "another kind of model, loaded on the same threads and asked about tokens alike",
     ),
     "engine/pair": (
         {

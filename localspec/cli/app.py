@@ -29,6 +29,7 @@ SYNONYMS = {
     "verify": ("fsck", "checksum"),
     "ask": ("prompt", "query", "question", "generate", "q"),
     "chat": ("talk", "repl", "interactive"),
+    "embed": ("embedding", "embeddings", "vector", "vectors"),
     "complete": ("fim", "infill", "fill"),
     "cmd": ("command", "shell", "sh"),
     "history": ("conversations", "sessions", "chats"),

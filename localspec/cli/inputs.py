@@ -15,7 +15,7 @@ from localspec.errors import ContextExceeded, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 # Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
@@ -122,13 +122,22 @@ def files(patterns: list[str]) -> str:
     Raises:
         UsageError: nothing matches, it is a folder, cannot be read or is no text.
     """
-    names: dict[str, None] = {}
-    for pattern in patterns:
-        names.update(dict.fromkeys(["-"] if pattern in STDIN else _matching(pattern)))
-    parts = [stdin() if name == "-" else _labelled(name) for name in names]
+    parts = [stdin() if name == "-" else _labelled(name) for name in named(patterns)]
     if sum(map(len, parts)) > MAX_INPUT:
         raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB, which is the limit.")
     return "\n\n".join(parts)
+
+
+def named(patterns: Sequence[str]) -> list[str]:
+    """Every file that these name, in the order given, each once; "-" is stdin.
+
+    Raises:
+        UsageError: nothing matches, or a folder has no texts.
+    """
+    names: dict[str, None] = {}
+    for pattern in patterns:
+        names.update(dict.fromkeys(["-"] if pattern in STDIN else _matching(pattern)))
+    return list(names)
 
 
 def _matching(pattern: str) -> list[str]:

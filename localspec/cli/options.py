@@ -36,6 +36,7 @@ COMMANDS = {
     "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
     "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
     "complete": ("localspec.cli.commands.complete", "Complete code at a position in a file."),
+    "embed": ("localspec.cli.commands.embed", "Turn texts into embeddings."),
     "cmd": ("localspec.cli.commands.shell.cmd", "Propose a shell command."),
     "commit": ("localspec.cli.commands.shell.commit", "Write a commit message."),
     "explain": ("localspec.cli.commands.shell.explain", "Explain a failed command or an error."),

@@ -44,6 +44,10 @@ class Client:
         """What an editor would show, in llama-server's shape."""
         return self._json("POST", "/infill", {**request, "stream": False})
 
+    def embeddings(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Vectors of texts, in OpenAI's shape."""
+        return self._json("POST", "/v1/embeddings", request)
+
     def health(self) -> dict[str, Any]:
         return self._json("GET", "/health")
 

@@ -47,6 +47,8 @@ ROUTES = (
     ("POST", "/detokenize", "tokens.detokenize"),
     ("POST", "/apply-template", "tokens.apply_template"),
     ("POST", "/v1/embeddings", "embeddings.embed"),
+    ("POST", "/embedding", "embeddings.native"),
+    ("POST", "/v1/rerank", "embeddings.rerank"),
     ("GET", "/", "protocols.ollama.here"),
     ("POST", "/api/chat", "protocols.ollama.chat"),
     ("POST", "/api/generate", "protocols.ollama.generate"),
@@ -56,8 +58,8 @@ ROUTES = (
     ("GET", "/api/version", "protocols.ollama.version"),
     ("POST", "/api/pull", "protocols.ollama.pull"),
     ("DELETE", "/api/delete", "protocols.ollama.delete"),
-    ("POST", "/api/embed", "embeddings.embed"),
-    ("POST", "/api/embeddings", "embeddings.embed"),
+    ("POST", "/api/embed", "protocols.ollama.embed"),
+    ("POST", "/api/embeddings", "protocols.ollama.embed_one"),
     ("POST", "/api/{name}", "protocols.ollama.not_offered"),
     ("POST", "/chat/completions/input_tokens", "tokens.count"),
     ("POST", "/v1/chat/completions/input_tokens", "tokens.count"),
@@ -103,16 +105,24 @@ def _route(method: str, path: str, name: str) -> Route:
 
 # Paths by which some clients, and llama-server, call the same.
 ALSO = {
-    "/v1/chat/completions": "/chat/completions",
-    "/v1/completions": "/completions",
-    "/v1/models": "/models",
-    "/v1/responses": "/responses",
-    "/v1/responses/input_tokens": "/responses/input_tokens",
-    "/v1/embeddings": "/embeddings",
-    "/health": "/v1/health",
+    "/chat/completions": "/v1/chat/completions",
+    "/completions": "/v1/completions",
+    "/models": "/v1/models",
+    "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+    "/embeddings": "/embedding",
+    "/rerank": "/v1/rerank",
+    "/reranking": "/v1/rerank",
+    "/v1/reranking": "/v1/rerank",
+    "/v1/health": "/health",
 }
 _ROUTES = [_route(*each) for each in ROUTES]
-_ROUTES += [_route(method, ALSO[path], name) for method, path, name in ROUTES if path in ALSO]
+_ROUTES += [
+    _route(method, other, name)
+    for other, own in ALSO.items()
+    for method, path, name in ROUTES
+    if path == own
+]
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

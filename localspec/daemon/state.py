@@ -48,6 +48,7 @@ class State:
     # What a person asked for and watches: files made pairs, verified, measured.
     errands: Threads = field(default_factory=lambda: Threads("errand", _ERRANDS))
     draining: bool = False
+    embedding: int = 0  # requests for embeddings that run or wait
     tcp: TcpAuth | None = None  # where TCP is served
     tcp_problem: str = ""  # why it is not, though it is wanted
     unsaid: list[str] = field(default_factory=list)  # problems that no answer has mentioned yet
@@ -58,15 +59,15 @@ class State:
         """As it is in use now: an edit of the file replaces it."""
         return self.supervisor.loaded.config
 
-    async def pair(self, name: str, receive: Receive) -> PairFiles:
-        """The files of the pair that answers for this name: `named`, or the configured one where none has
+    async def pair(self, name: str, receive: Receive, role: names.Role = "chat") -> PairFiles:
+        """The files of the pair that answers for this name: `named`, or that of the `role` where none has
         the name and the configuration says so (`any_model`).
 
         Raises:
             ClientGone: whoever asked, the client behind `receive`, has left meanwhile.
         """
         try:
-            return await self.named(name, receive)
+            return await self.named(await self._in_role(name, role), receive)
         except names.NoSuchPair as error:
             if not self.config.any_model:
                 if tcp.answers_tcp() and names.names_files(name):
@@ -74,7 +75,13 @@ class State:
                 # A new error, because the look and so this one may be shared.
                 message = f"{error.message}; {_STAND_IN}"
                 raise names.NoSuchPair(message, param=error.param) from None
-        return await self.named("", receive)
+        return await self.named(await self._in_role("", role), receive)
+
+    async def _in_role(self, name: str, role: names.Role) -> str:
+        """`name`; where it says nothing, that of whoever has the role. Raises ModelNotFound."""
+        if role == "chat" or name not in names.CONFIGURED:
+            return name
+        return await asyncio.to_thread(names.only_one, role, self.registry)
 
     async def named(self, name: str, receive: Receive) -> PairFiles:
         """The files of a pair, checked unless it is loaded already; see pairs.resolve."""

@@ -71,11 +71,15 @@ class Endings:
         return True
 
     def refused(self, request: int, error: Exception) -> None:
-        """Tell of an error. One that is no fault of the request is ours, and the log says where."""
-        if isinstance(error, LocalspecError) and not isinstance(error, DecodeError):
-            sizes = error.n_prompt_tokens, error.n_ctx
-            self._emit(Failed(request, error.code, error.message, error.param, *sizes))
-            return
-        traceback.print_exception(error)
-        what = error.message if isinstance(error, LocalspecError) else f"{error!r}."
-        self._emit(Failed(request, "internal_error", f"The engine failed on this request: {what}"))
+        """Tell of an error."""
+        self._emit(refusal(request, error))
+
+
+def refusal(request: int, error: Exception) -> Failed:
+    """An error as it is told. One that is no fault of the request is ours, and the log says where."""
+    if isinstance(error, LocalspecError) and not isinstance(error, DecodeError):
+        sizes = error.n_prompt_tokens, error.n_ctx
+        return Failed(request, error.code, error.message, error.param, *sizes)
+    traceback.print_exception(error)
+    what = error.message if isinstance(error, LocalspecError) else f"{error!r}."
+    return Failed(request, "internal_error", f"The engine failed on this request: {what}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 
 from localspec.engine.endings import Emit, Endings
 from localspec.engine.interruption import Interruption
@@ -62,6 +63,17 @@ class Engine:
         """Drop what is kept of a conversation, with None of all; what waits will not be saved either."""
         self._scheduler.forget(conversation)
         self.pair.forget(conversation)
+
+    def forget_saved(self, conversation: str | None, done: Callable[[], None]) -> None:
+        """Out of the files at once, from any thread; `done` is called when it is."""
+        self.pair.sessions.forget(conversation, done)
+
+    def save(self) -> None:
+        """Keep what was learned."""
+        self.pair.save()
+
+    def close(self) -> None:
+        self.pair.close()
 
     @property
     def active(self) -> bool:

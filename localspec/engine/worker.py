@@ -16,13 +16,18 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 
 import msgspec
 
 from localspec.engine import llama
+from localspec.engine.embedding.inputs import InputPreparer, TokenizedInputs
+from localspec.engine.embedding.model import load_embedding_model
+from localspec.engine.encoder import Encoder
 from localspec.engine.engine import Engine
 from localspec.engine.pair.load import load_pair
-from localspec.engine.prompt.prepare import Preparers
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.preparers import Preparers
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled, LocalspecError
@@ -33,18 +38,24 @@ from localspec.protocol.frames import (
     CountTokens,
     Delta,
     Detokenize,
+    Embed,
     Failed,
     Forget,
     Frame,
     Generate,
     Load,
+    Loaded,
     LoadError,
     Loading,
     Ping,
     Pong,
+    Rerank,
     Shutdown,
     Tokenize,
 )
+
+Tokenized = TokenizedRequest | TokenizedInputs
+Asked = Generate | Embed | Rerank | Tokenize | Detokenize | ApplyTemplate | CountTokens
 
 SAVE_EVERY = 50  # answers between two savings of what was learned
 # Seconds of text sent at once, what a screen takes for a picture: each time costs the daemon and its
@@ -58,9 +69,9 @@ class Worker:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._sending = threading.Lock()
-        self._inbox: queue.SimpleQueue[Frame | TokenizedRequest] = queue.SimpleQueue()
-        self._preparers = Preparers(self.send, self._prepared)
-        self._engine: Engine | None = None
+        self._inbox: queue.SimpleQueue[Frame | Tokenized] = queue.SimpleQueue()
+        self._preparers: Preparers[Tokenized] = Preparers(self.send, self._prepared)
+        self._engine: Engine | Encoder | None = None
         self._renderer: TemplateRenderer | None = None
         self._finished = 0
         self._resting = True  # nothing to do: no step is waited for
@@ -131,13 +142,13 @@ class Worker:
             self._unsent.clear()
             self._sent = time.monotonic()
 
-    def _keep_learned(self, engine: Engine) -> None:
+    def _keep_learned(self, engine: Engine | Encoder) -> None:
         """Now and then; not being able to is nobody's trouble."""
         if self._finished < SAVE_EVERY:
             return
         self._finished = 0
         try:
-            engine.pair.save()
+            engine.save()
         except Exception:  # a full disk, say
             traceback.print_exc()
 
@@ -156,7 +167,7 @@ class Worker:
             except msgspec.DecodeError as error:
                 sys.stderr.write(f"a frame from the daemon cannot be read: {error}\n")
                 os._exit(2)
-            if isinstance(frame, Generate | Tokenize | Detokenize | ApplyTemplate | CountTokens):
+            if isinstance(frame, Asked):
                 self._preparers.put(frame)
             elif isinstance(frame, Ping):  # a pass may take longer than the daemon waits
                 still_s = 0.0 if self._resting else time.monotonic() - llama.last_beat()
@@ -168,7 +179,7 @@ class Worker:
                 if isinstance(frame, Cancel) and (engine := self._engine) is not None:
                     engine.interruption.left(frame.id)
 
-    def _prepared(self, tokenized: TokenizedRequest) -> None:
+    def _prepared(self, tokenized: Tokenized) -> None:
         """In a preparer's thread."""
         self._inbox.put(tokenized)
         if (engine := self._engine) is not None:
@@ -184,13 +195,13 @@ class Worker:
         if engine is None:
             forgotten()  # nothing of any conversation has come yet, or all is closed
         else:
-            engine.pair.sessions.forget(frame.conversation, forgotten)
+            engine.forget_saved(frame.conversation, forgotten)
 
     # ------------------------------------------------------------------------ main thread
 
-    def _handle(self, item: Frame | TokenizedRequest) -> None:
+    def _handle(self, item: Frame | Tokenized) -> None:
         match item:
-            case TokenizedRequest():
+            case TokenizedRequest() | TokenizedInputs():
                 self._submit(item)
             case Load():
                 self._load(item)
@@ -202,14 +213,17 @@ class Worker:
                 if self._engine is not None:
                     self._engine.forget(item.conversation)
 
-    def _submit(self, tokenized: TokenizedRequest) -> None:
+    def _submit(self, tokenized: Tokenized) -> None:
         try:
             self._preparers.taken(tokenized.request.id)
         except Cancelled as error:
             self.send(Failed(tokenized.request.id, error.code, error.message))
         else:
-            assert self._engine is not None
-            self._engine.submit(tokenized)
+            match self._engine:
+                case Engine() if isinstance(tokenized, TokenizedRequest):
+                    self._engine.submit(tokenized)
+                case Encoder() if isinstance(tokenized, TokenizedInputs):
+                    self._engine.submit(tokenized)
 
     def _load(self, load: Load) -> None:
         self._close()
@@ -221,24 +235,36 @@ class Worker:
                 self.send(Loading(stage, fraction))
             llama.beat()
 
+        open_it = self._embedding_model if load.pair.pooling else self._pair
         try:
-            pair = load_pair(
-                load.pair, load.settings, progress, lambda text: self.send(frames.Notice(text))
-            )
+            info = open_it(load, progress)
         except LocalspecError as error:
             self.send(LoadError(error.message))
-            return
+        else:
+            self.send(info)
+
+    def _pair(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
+        """Load what writes. Raises LoadFailed."""
+        notice = lambda text: self.send(frames.Notice(text))  # noqa: E731
+        pair = load_pair(load.pair, load.settings, progress, notice)
         vocab = pair.vocab
         renderer = TemplateRenderer(
             pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
         )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
-        self._preparers.use(pair, renderer)
-        self.send(pair.info())
+        self._preparers.use(Preparer(pair, renderer), Preparer(pair, renderer))
+        return pair.info()
+
+    def _embedding_model(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
+        """Load what turns texts into numbers. Raises LoadFailed."""
+        model = load_embedding_model(load.pair, load.settings, progress)
+        self._engine = Encoder(model, self._emit)
+        self._preparers.use(InputPreparer(model), InputPreparer(model))
+        return model.info()
 
     def _close(self) -> None:
         if self._engine is not None:
-            self._engine.pair.close()
+            self._engine.close()
             self._engine = None
         if self._renderer is not None:
             self._renderer.close()

@@ -19,6 +19,56 @@ class CompletionTokensDetails(Struct):
     rejected_prediction_tokens: int
 
 
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(Struct):
+    """`embedding`: numbers, or the bytes of float32, little-endian, in base64."""
+
+    embedding: list[float] | str
+    index: int
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(Struct):
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class NativeEmbedding(Struct):
+    """llama-server's: one row, since the rows of a text's tokens become one."""
+
+    index: int
+    embedding: list[list[float]]
+
+
+class Ranked(Struct, omit_defaults=True):
+    """`index`: of the document in the request; it is repeated where that was asked for."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | None = None
+
+
+class RankedText(Struct, omit_defaults=True):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class RankedList(Struct):
+    """The best document first."""
+
+    results: list[Ranked]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 class Usage(Struct, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int

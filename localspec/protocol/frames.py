@@ -8,25 +8,14 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from localspec.protocol.calls import Tools
 from localspec.protocol.sampling import Sampled
-from localspec.protocol.settings import (
-    Bytes,
-    Context,
-    Drafted,
-    FlashAttention,
-    Gpu,
-    KvType,
-    KvTypeV,
-    Layers,
-    Sequences,
-    SplitMode,
-    Threads,
-)
+from localspec.protocol.settings import EngineSettings as EngineSettings
+from localspec.protocol.settings import Pooling
 
 MAX_FRAME = (
     256 * 1024 * 1024
@@ -148,7 +137,8 @@ class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PairFiles(msgspec.Struct, omit_defaults=True):
-    """A pair by name and absolute paths. `draft` None: the target alone.
+    """A pair by name and absolute paths. `draft` None: the target alone. `pooling`: the target writes
+    nothing; it turns texts into numbers, and so makes one row of a text's (see purpose.py).
 
     `chat_template`, its text, and `sampling`, defaults by parameter, go before what the target's file says.
     """
@@ -158,52 +148,7 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     draft: str | None = None
     chat_template: str = ""
     sampling: dict[str, float] = {}
-
-
-class EngineSettings(msgspec.Struct, omit_defaults=True):
-    """How a pair is loaded. 0 means: decide for this machine and model.
-
-    n_ctx is in tokens that all sequences share: one alone may use all, and who finds no room waits.
-    `extra_buffers` False is safe mode: llama.cpp's repacked CPU
-    kernels (AMX among them) stay off. `exact` makes exact mode the default for every request; `exact_lacks`:
-    where it is not, the bytes of that mode's own cache, if memory does not hold them besides.
-    `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
-    `gap_s`: the same of passes that answers which are being written wait for.
-    `state_dir` keeps what was measured, `states_dir` texts' states up to `states_bytes`;
-    `prefix_bytes` limits the memory for prefixes that have no slot.
-
-    On a GPU: `n_gpu_layers` of the target and `draft_gpu_layers` of the draft, -1 all of them;
-    `split_mode` is how several GPUs share the target, `main_gpu` the one that has the draft.
-    `choose_on_device`: greedy tokens are chosen where the logits are; None: where that is a GPU.
-    """
-
-    n_ctx: Context = 0
-    parallel: Sequences = 4
-    n_threads: Threads = 0
-    n_batch: Annotated[int, msgspec.Meta(ge=64, le=1 << 16)] = 512
-    n_gpu_layers: Layers = -1
-    draft_gpu_layers: Layers = -1
-    split_mode: SplitMode = "layer"
-    main_gpu: Gpu = 0
-    flash_attention: FlashAttention = "auto"
-    choose_on_device: bool | None = None
-    type_kv: KvType = "f16"
-    type_v: KvTypeV = "same"
-    extra_buffers: bool = True
-    exact: bool = False
-    exact_lacks: Bytes = 0
-    depth: Drafted | None = None
-    pass_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    gap_s: Annotated[float, msgspec.Meta(ge=0)] = 0.25
-    state_dir: str = ""
-    prefix_bytes: Bytes = 0
-    states_dir: str = ""
-    states_bytes: Bytes = 0
-
-    @property
-    def kv_types(self) -> tuple[KvType, KvType]:
-        """Of the cache's keys, and of its values."""
-        return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
+    pooling: Pooling | None = None
 
 
 class Load(Frame, omit_defaults=True):
@@ -254,6 +199,36 @@ class Generate(Frame, omit_defaults=True):
     timings: bool = False
     progress: bool = False
     private: bool = False
+
+
+EmbeddingInput = str | list[int | str]  # a text, token ids, or texts and ids mixed
+
+
+class Embed(Frame, omit_defaults=True):
+    """Turn texts into numbers. Answered by Reply with {"vectors": [bytes…], "tokens": [int…]}, one of each
+    for each input: float32, little-endian; how many tokens were read.
+
+    `dimensions`: so many of the first numbers alone (0: all). `normalize`: 2 makes the sum of their
+    squares 1, another p > 0 that of their p-th powers; 0 makes the largest 32760, and -1 changes nothing.
+    An input that is too long is refused, unless `truncate`: then its beginning is read.
+    """
+
+    id: int
+    inputs: list[EmbeddingInput]
+    truncate: bool = False
+    dimensions: int = 0
+    normalize: int = 2
+
+
+class Rerank(Frame, omit_defaults=True):
+    """How well each document answers the query. Answered by Reply with {"scores": [float…],
+    "tokens": [int…]}. `truncate`: of a document that is too long the beginning is read.
+    """
+
+    id: int
+    query: str
+    documents: list[str]
+    truncate: bool = False
 
 
 class Cancel(Frame):
@@ -566,6 +541,8 @@ class Notice(Frame):
 ToWorker = (
     Load
     | Generate
+    | Embed
+    | Rerank
     | Cancel
     | Tokenize
     | Detokenize

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from localspec.protocol.reading import OrDefault, Request
+from localspec.protocol.settings import Pooling
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Source = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -94,12 +95,18 @@ class CollectRequest(Request):
 # ---------------------------------------------------------------------------- answers
 
 
+# What drafts: a model of its own; heads in the target's file or in one beside it; the text itself, which all
+# have that write; nothing, for an embedding model writes none.
+DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram", "none"]
+
+
 class PairEntry(Struct):
     """One line of the list. `fits`: whether this machine's free memory holds it, by its size.
 
     "partly": the GPU's memory does not, but with main memory it does. `problem`: a sentence about a file
     that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts: a model,
-    heads (MTP) in the target's file or in that of the draft, or the text itself (ngram).
+    heads (MTP) in the target's file or in that of the draft, the text itself (ngram), or, of a model that
+    writes none, nothing.
     """
 
     name: str
@@ -117,7 +124,7 @@ class PairEntry(Struct):
     fits: Literal["yes", "partly", "no"] | None = None
     hybrid: bool = False
     reported: str = ""
-    kind: Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"] = "model"
+    kind: DraftKind = "model"
     year: int = 0
     context: int = 0
     problem: str = ""
@@ -147,7 +154,9 @@ class ModelView(Struct):
     """One model of a pair. `weights`, `cache` and `compute`: memory at the shown context.
 
     `types`: bytes of weights by tensor type. `licence`: as the file states it. `fim`: whether it has the
-    tokens that filling in needs. `heads`: layers that predict further tokens (MTP).
+    tokens that filling in needs. `heads`: layers that predict further tokens (MTP). `pooling`: of an
+    embedding model, how it makes one row of numbers of a text's; "rank": of a reranker.
+    `width`: numbers of a token, and of an embedding.
     """
 
     file: str
@@ -172,6 +181,8 @@ class ModelView(Struct):
     template: TemplateView | None
     fim: bool
     heads: int
+    pooling: Pooling | None = None
+    width: int = 0
 
 
 class ContextView(Struct):
@@ -209,7 +220,7 @@ class FitView(Struct):
 
 
 # In Ollama's words.
-Capability = Literal["completion", "insert", "tools", "thinking"]
+Capability = Literal["completion", "insert", "tools", "thinking", "embedding", "rerank"]
 
 
 class PairView(Struct):
@@ -237,7 +248,7 @@ class PairView(Struct):
     fit: FitView | None
     fit_notes: tuple[str, ...]
     loaded: bool
-    kind: Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
+    kind: DraftKind
     contexts: list[ContextView]
     problem: str
     calls: str = ""
@@ -245,6 +256,8 @@ class PairView(Struct):
     @property
     def capabilities(self) -> list[Capability]:
         """What it can be asked for."""
+        if pooling := self.target.pooling:
+            return ["rerank" if pooling == "rank" else "embedding"]
         found: list[Capability] = ["completion"]
         template = self.target.template
         if self.target.fim:

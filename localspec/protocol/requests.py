@@ -20,6 +20,7 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_PROMPTS = 16
 MAX_TOOLS = 128
+MAX_INPUTS = 2048  # texts of one request for embeddings, as OpenAI has it
 PING_INTERVAL = 30
 
 
@@ -237,6 +238,10 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
+# Texts; token ids, or texts and ids mixed, of one input; or lists of these, one for each input.
+Inputs = Annotated[list[str | int | list[str | int]], Meta(min_length=1)]
+
+
 class LoadRequest(Request):
     """`model` is a pair's name; empty for the configured one."""
 
@@ -266,6 +271,47 @@ class TemplateRequest(Request):
     reasoning_effort: Effort | None = None
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
+
+
+# ---------------------------------------------------------------------------- embeddings
+
+
+class EmbeddingRequest(Request):
+    """OpenAI's, and llama-server's /embedding. `input`, or `content`: a text, token ids, texts and ids mixed,
+    or several of these. `dimensions`: of each vector so many of the first numbers, made of length 1 again.
+    `truncate`: of an input that is too long the beginning is read; else it is refused. `embd_normalize`:
+    2 makes vectors of length 1, another p > 0 does so by the p-norm, 0 makes the largest number 32760, -1
+    leaves them as they are.
+    """
+
+    input: str | Inputs | None = None
+    content: str | Inputs | None = None
+    model: OrDefault[str] = ""
+    encoding_format: OrDefault[Literal["float", "base64"]] = "float"
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    truncate: OrDefault[bool] = False
+    embd_normalize: OrDefault[Annotated[int, Meta(ge=-1, le=64)]] = 2
+
+
+class DocumentText(Request):
+    """Jina's other way of writing a document."""
+
+    text: str
+
+
+class RerankRequest(Request):
+    """Jina's; and, with `texts` in place of `documents`, that of Hugging Face's Text Embeddings Inference,
+    which gets its answer. `top_n`: so many of the best; without it all. `truncate`: as for embeddings.
+    """
+
+    query: str
+    documents: Annotated[list[str | DocumentText], Meta(max_length=MAX_INPUTS)] | None = None
+    texts: Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
+    top_n: Annotated[int, Meta(ge=1, le=INT32)] | None = None
+    model: OrDefault[str] = ""
+    return_documents: OrDefault[bool] = False
+    return_text: OrDefault[bool] = False
+    truncate: OrDefault[bool] = False
 
 
 # ---------------------------------------------------------------------------- llama-server's

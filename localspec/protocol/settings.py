@@ -1,4 +1,4 @@
-"""How far each setting may go, said once.
+"""How far each setting may go, said once, and how a pair is loaded by them.
 
 A person's configuration, models.toml, the engine's settings and a request's options have these types, so
 that what one of them accepts the next one takes. The limits are those of what uses a number in the end.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
+import msgspec
 from msgspec import Meta
 
 # llama.cpp makes no fewer cells, and a prompt has a system message, a question and an answer.
@@ -31,6 +32,55 @@ KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
 KvTypeV = Literal["same", KvType]  # "same" as the keys'
 KV_BLOCK = 32  # numbers of a cache that share a scale, but for f16
 FlashAttention = Literal["auto", "on", "off"]
+# How the rows of a text's tokens become one: their mean, the first, the last; "rank": a score, by a head
+# of the model's own, of how well a text answers a question.
+Pooling = Literal["mean", "cls", "last", "rank"]
+
+
+class EngineSettings(msgspec.Struct, omit_defaults=True):
+    """How a pair is loaded. 0 means: decide for this machine and model.
+
+    n_ctx is in tokens that all sequences share: one alone may use all, and who finds no room waits.
+    `extra_buffers` False is safe mode: llama.cpp's repacked CPU
+    kernels (AMX among them) stay off. `exact` makes exact mode the default for every request; `exact_lacks`:
+    where it is not, the bytes of that mode's own cache, if memory does not hold them besides.
+    `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
+    `gap_s`: the same of passes that answers which are being written wait for.
+    `state_dir` keeps what was measured, `states_dir` texts' states up to `states_bytes`;
+    `prefix_bytes` limits the memory for prefixes that have no slot.
+
+    On a GPU: `n_gpu_layers` of the target and `draft_gpu_layers` of the draft, -1 all of them;
+    `split_mode` is how several GPUs share the target, `main_gpu` the one that has the draft.
+    `choose_on_device`: greedy tokens are chosen where the logits are; None: where that is a GPU.
+    """
+
+    n_ctx: Context = 0
+    parallel: Sequences = 4
+    n_threads: Threads = 0
+    n_batch: Annotated[int, Meta(ge=64, le=1 << 16)] = 512
+    n_gpu_layers: Layers = -1
+    draft_gpu_layers: Layers = -1
+    split_mode: SplitMode = "layer"
+    main_gpu: Gpu = 0
+    flash_attention: FlashAttention = "auto"
+    choose_on_device: bool | None = None
+    type_kv: KvType = "f16"
+    type_v: KvTypeV = "same"
+    extra_buffers: bool = True
+    exact: bool = False
+    exact_lacks: Bytes = 0
+    depth: Drafted | None = None
+    pass_s: Annotated[float, Meta(ge=0)] = 0.0
+    gap_s: Annotated[float, Meta(ge=0)] = 0.25
+    state_dir: str = ""
+    prefix_bytes: Bytes = 0
+    states_dir: str = ""
+    states_bytes: Bytes = 0
+
+    @property
+    def kv_types(self) -> tuple[KvType, KvType]:
+        """Of the cache's keys, and of its values."""
+        return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
 
 
 class Limits(NamedTuple):

@@ -14,6 +14,7 @@ import msgspec
 
 from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import read_file
+from localspec.protocol.pairs import DraftKind
 from localspec.protocol.sampling import parameters
 from localspec.protocol.settings import Context
 
@@ -31,10 +32,6 @@ _MEMORY = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
 
 
 _LONGEST_TEMPLATE = 1 << 20  # bytes; the longest of known models has 20 thousand
-
-
-# A model of its own; heads in the target's file or in one beside it; or the text itself, which all have.
-DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]
 
 
 def reserved(name: str) -> str:
@@ -85,7 +82,7 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
     year: Annotated[int, msgspec.Meta(ge=0, le=9999)] = 0
     context: Context = 0
     aliases: tuple[str, ...] = ()
-    roles: tuple[Literal["chat", "fim"], ...] = ("chat",)
+    roles: tuple[Literal["chat", "fim", "embed", "rerank"], ...] = ("chat",)
     licence: str = "unknown"
     memory: str = "cpu"
     hybrid: bool = False
@@ -94,6 +91,8 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def kind(self) -> DraftKind:
         """What drafts for the target."""
+        if {"embed", "rerank"} & set(self.roles):
+            return "none"
         if self.draft:
             return "model"
         if self.heads:

@@ -246,8 +246,8 @@ def test_somebody_is_there(served: Home) -> None:
             400,
             "'options.seed'",
         ),
-        (lambda c: c.embed("default", "hi"), 501, "embeddings"),
-        (lambda c: c.embeddings("default", "hi"), 501, "embeddings"),
+        (lambda c: c.embed("default", "hi"), 404, "localspec pull nomic-embed"),
+        (lambda c: c.embeddings("builtin", "hi"), 400, "'builtin' writes text"),
         (lambda c: c.delete("builtin"), 400, "part of the installation"),
         (lambda c: c.pull("nobody-has-this"), 404, "nobody-has-this"),
         (lambda c: c.copy("builtin", "mine"), 501, "localspec add"),
@@ -271,4 +271,3 @@ def test_errors_have_ollamas_shape_whatever_is_wrong(served: Home) -> None:
         assert answer.status == status
         assert list(answer.json) == ["error"]
         assert path in answer.json["error"]
-    assert served.request("POST", "/v1/embeddings", {}).error["code"] == "not_offered"

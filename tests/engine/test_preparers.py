@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from localspec.engine.prompt.prepare import Preparer, Preparers, Small
+from localspec.engine.prompt.prepare import Preparer
+from localspec.engine.prompt.preparers import Preparers, Small
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled
@@ -47,8 +48,8 @@ class Desk:
 
     def __init__(self, engine: Running) -> None:
         self.said: queue.SimpleQueue[Frame | TokenizedRequest] = queue.SimpleQueue()
-        self.preparers = Preparers(self.said.put, self.said.put)
-        self.preparers.use(engine.pair, Buggy())
+        self.preparers: Preparers[TokenizedRequest] = Preparers(self.said.put, self.said.put)
+        self.preparers.use(*(Preparer(engine.pair, Buggy()) for _ in range(2)))
         self.preparers.start()
 
     def put(self, request: Generate | Small) -> Frame | TokenizedRequest:

@@ -61,13 +61,18 @@ def test_every_file_is_well_formed_and_has_its_source(
 
 def test_the_shipped_catalogue_parses_strictly() -> None:
     pairs = read_catalogue(SHIPPED)[0]
-    assert len(pairs) == 33
+    assert len(pairs) == 37
     assert all(pair.kind != "ngram" and pair.year for pair in pairs.values())
     assert all(
         pair.hybrid == name.startswith(("qwen35", "qwen36", "qwen38"))
         for name, pair in pairs.items()
     )
-    assert {role for pair in pairs.values() for role in pair.roles} == {"chat", "fim"}
+    assert {role for pair in pairs.values() for role in pair.roles} == {
+        "chat",
+        "fim",
+        "embed",
+        "rerank",
+    }
 
 
 def facts(table: str) -> list[dict[str, str]]:

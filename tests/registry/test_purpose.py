@@ -19,13 +19,7 @@ from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, with_key
 SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "draft.gguf"
 
 WHAT_IT_IS = {
-    "bert": "embedding model",
-    "modern-bert": "embedding model",
-    "nomic-bert-moe": "embedding model",
-    "jina-bert-v3": "embedding model",
-    "gemma-embedding": "embedding model",
-    "llama-embed": "embedding model",
-    "t5encoder": "embedding model",
+    "t5encoder": "encoder-decoder",
     "dream": "diffusion model",
     "llada": "diffusion model",
     "llada-moe": "diffusion model",
@@ -58,11 +52,34 @@ def test_a_file_that_is_no_model_is_named_before_anything_that_it_lacks(tmp_path
     assert "projector" in refusal(model(architecture="clip").drop("clip.block_count"), tmp_path)
 
 
+@pytest.mark.parametrize(
+    "architecture", ["bert", "modern-bert", "nomic-bert-moe", "jina-bert-v3", "gemma-embedding"]
+)
+def test_an_embedding_model_is_known_by_its_architecture(architecture: str, tmp_path: Path) -> None:
+    file = model(architecture=architecture)
+    found = read_local_model(file.write(tmp_path / "m.gguf"))
+    assert (found.pooling, found.reads_whole, found.has_no_cache) == ("mean", True, True)
+    stated = file.put(f"{architecture}.pooling_type", U32, 2).write(tmp_path / "m.gguf")
+    assert read_local_model(stated).pooling == "cls"
+
+
 def test_a_model_of_a_chat_architecture_may_be_for_embeddings(tmp_path: Path) -> None:
-    for pooling, says in ((1, "embedding"), (2, "embedding"), (3, "embedding"), (4, "reranker")):
-        assert says in refusal(model().put("llama.pooling_type", U32, pooling), tmp_path)
-    looks_ahead = model().put("llama.attention.causal", BOOL, False)
-    assert "looks ahead" in refusal(looks_ahead, tmp_path)
+    for number, pooling in enumerate(("mean", "cls", "last", "rank"), 1):
+        file = model().put("llama.pooling_type", U32, number).write(tmp_path / "m.gguf")
+        found = read_local_model(file)
+        assert (found.pooling, found.reads_whole) == (pooling, number < 3)
+    ahead = model().put("llama.attention.causal", BOOL, False).write(tmp_path / "m.gguf")
+    found = read_local_model(ahead)
+    assert (found.pooling, found.reads_whole, found.has_no_cache) == ("mean", True, False)
+
+
+def test_an_embedding_model_neither_drafts_nor_is_drafted_for(tmp_path: Path) -> None:
+    embedding = model().put("llama.pooling_type", U32, 3).write(tmp_path / "m.gguf")
+    with pytest.raises(UnsafeModel, match=r"cannot generate text: it is an embedding model"):
+        read_local_model(embedding, as_draft=True)
+    writer = read_local_model(model().write(tmp_path / "w.gguf"))
+    with pytest.raises(NotMatched, match="nothing can draft for it"):
+        check_pair(read_local_model(embedding), writer)
 
 
 def test_heads_in_a_file_of_their_own_are_a_draft_of_their_target_and_no_more(

@@ -5,6 +5,7 @@ chat.py        `chat`
 run.py         a chat with a pair or a question to it, as in ollama
 help.py        help, and man pages
 complete.py    fill in code at a place in a file
+embed.py       texts as numbers
 history.py     what was asked and answered
 templates.py   saved prompts
 stats.py       tokens, speed and time saved over days

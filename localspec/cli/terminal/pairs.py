@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from localspec.cli.terminal import render
@@ -12,14 +13,21 @@ _KINDS = {
     "mtp-embedded": "MTP heads",
     "mtp-sidecar": "MTP heads",
     "ngram": "n-gram",
+    "none": "",
 }
 _DRAFTS = {
     "model": "a draft model",
     "mtp-embedded": "the MTP heads in the target's file",
     "mtp-sidecar": "the MTP heads in the draft's file",
     "ngram": "from the text itself (n-gram)",
+    "none": "",
 }
-_OWN = {"mtp-embedded": " with its own MTP heads"}
+_OWN = {"mtp-embedded": " with its own MTP heads", "none": ""}
+_POOLINGS = {
+    "mean": "the mean of its tokens",
+    "cls": "its first token",
+    "last": "its last token",
+}
 _LICENCE = 120  # characters of a licence; some files hold all of it
 _FITS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
 
@@ -95,7 +103,7 @@ def pair(view: dict[str, Any]) -> None:
         ("licence", view["licence"]),
         ("files", view["problem"]),
     ]
-    for role in ("target", "draft"):
+    for role in ("target",) if view["kind"] == "none" else ("target", "draft"):
         rows += _model(role, view[role])
     rows.append(("tool calls", view["calls"]))
     rows.append(("tokenizers", _verdict(view)))
@@ -141,6 +149,11 @@ def _quantization(model: dict[str, Any]) -> str:
 
 def _abilities(model: dict[str, Any]) -> str:
     """What it can be asked for, by its file."""
+    if model["pooling"] == "rank":
+        return "reranker: a score for each document"
+    if model["pooling"]:
+        size, pooling = model["width"], _POOLINGS[model["pooling"]]
+        return f"embeddings of {size} numbers, of a text {pooling}"
     template = model["template"]
     fills = "supports fill-in-the-middle (FIM)" if model["fim"] else "no fill-in-the-middle (FIM)"
     heads = f", {model['heads']} MTP layers" if model["heads"] else ""
@@ -176,7 +189,7 @@ def _fit(fit: dict[str, Any] | None, kind: str) -> str:
     layers = {-1: "all on the GPU", 0: "in main memory"}.get(
         fit["gpu_layers"], f"{fit['gpu_layers']} layers on the GPU"
     )
-    draft = "" if fit["draft"] or kind == "mtp-embedded" else ", without a draft"
+    draft = "" if fit["draft"] or kind in _OWN else ", without a draft"
     return (
         f"fits with {fit['context']} tokens of context, {layers}{draft} ({size(fit['free'])} free)"
     )
@@ -192,6 +205,15 @@ def plan(fit: dict[str, Any]) -> str:
     if fit["prefixes"]:
         parts.append(f"up to {size(fit['prefixes'])} for cached prompts")
     return f"{size(fit['needed'])} in all: {', '.join(parts)}"
+
+
+def first_use(name: str, roles: Sequence[str]) -> str:
+    """What a person does with a pair that is new."""
+    if "rerank" in roles:
+        return f'It ranks documents: POST /v1/rerank with "model": "{name}"'
+    if "embed" in roles:
+        return f"Try: localspec embed -m {name} FILE"
+    return f'Try: localspec ask -m {name} "…"'
 
 
 def add_line(name: str, target: str, draft: str | None) -> str:

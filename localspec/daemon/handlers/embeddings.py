@@ -1,20 +1,156 @@
-"""Embeddings, in whichever protocol: there is no model for them yet."""
+"""POST /v1/embeddings, /embedding and /v1/rerank: texts to numbers, and how well documents answer a query."""
 
 from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.errors import NotOffered
+from localspec.daemon.http.requests import answer, read, unless_gone
+from localspec.daemon.state import State, state_of
+from localspec.daemon.worker.admission import RETRY_AFTER
+from localspec.errors import InvalidRequest, QueueFull
+from localspec.protocol import frames
+from localspec.protocol.answers import (
+    Embedding,
+    EmbeddingList,
+    EmbeddingUsage,
+    NativeEmbedding,
+    Ranked,
+    RankedList,
+    RankedText,
+)
+from localspec.protocol.frames import EmbeddingInput, PairFiles
+from localspec.protocol.requests import MAX_INPUTS, EmbeddingRequest, RerankRequest
 
 
-async def embed(_request: Request) -> Response:
-    """Refuses.
+async def embed(request: Request) -> Response:
+    """OpenAI's answer."""
+    body = await read(request, EmbeddingRequest)
+    pair, found = await _embedded(request, body)
+    plain = body.encoding_format == "float"
+
+    def shaped() -> Response:
+        data = [
+            Embedding(numbers(each) if plain else base64.b64encode(each).decode(), at)
+            for at, each in enumerate(found["vectors"])
+        ]
+        return answer(EmbeddingList(data, pair.name, _usage(found)))
+
+    return await asyncio.to_thread(shaped)  # millions of numbers take their time
+
+
+async def native(request: Request) -> Response:
+    """llama-server's answer."""
+    _, found = await _embedded(request, await read(request, EmbeddingRequest))
+
+    def shaped() -> Response:
+        vectors = enumerate(found["vectors"])
+        return answer([NativeEmbedding(at, [numbers(each)]) for at, each in vectors])
+
+    return await asyncio.to_thread(shaped)
+
+
+async def rerank(request: Request) -> Response:
+    """Jina's answer, or that of Text Embeddings Inference where it is asked in its words."""
+    body = await read(request, RerankRequest)
+    documents = [
+        each if isinstance(each, str) else each.text
+        for each in (body.texts if body.documents is None else body.documents) or ()
+    ]
+    if not documents:
+        raise InvalidRequest("'documents' must have at least one text.", param="documents")
+    pair = await state_of(request).pair(body.model, request.receive, "rerank")
+    asked = frames.Rerank(0, body.query, documents, body.truncate)
+    found = await calculated(request, pair, asked)
+    scored = sorted(enumerate(found["scores"]), key=lambda each: -each[1])[: body.top_n]
+    if body.documents is None:
+        told = body.return_text
+        return answer([RankedText(at, s, documents[at] if told else None) for at, s in scored])
+    results = [Ranked(at, score) for at, score in scored]
+    for each in results if body.return_documents else ():
+        each.document = {"text": documents[each.index]}
+    return answer(RankedList(results, pair.name, _usage(found)))
+
+
+async def _embedded(request: Request, body: EmbeddingRequest) -> tuple[PairFiles, dict[str, Any]]:
+    """Who has done it, and {"vectors", "tokens"}."""
+    wanted = _inputs(body)
+    pair = await state_of(request).pair(body.model, request.receive, "embed")
+    asked = frames.Embed(0, wanted, body.truncate, body.dimensions or 0, body.embd_normalize)
+    return pair, await calculated(request, pair, asked)
+
+
+async def calculated(
+    request: Request, pair: PairFiles, asked: frames.Embed | frames.Rerank
+) -> dict[str, Any]:
+    """The engine's answer, in whatever protocol it was asked for. A client that leaves ends the work.
 
     Raises:
-        NotOffered: always.
+        ClientGone; InvalidRequest: the model is none for it, an input does not fit; QueueFull: there are
+            too many requests already.
     """
-    raise NotOffered(
-        "localspec cannot compute embeddings: its models write text. Use an embedding model of "
-        "another program, for example llama-server --embeddings."
-    )
+    daemon = state_of(request)
+    with _place(daemon):
+        reply = await unless_gone(request.receive, daemon.supervisor.ask(pair, asked))
+    return reply.value
+
+
+@contextmanager
+def _place(daemon: State) -> Iterator[None]:
+    """Requests wait in the engine, where they take turns, and no more of them than may wait for answers."""
+    most = daemon.config.parallel + daemon.config.queue
+    if daemon.embedding >= most:
+        raise QueueFull(
+            f"{most} requests for embeddings are running or waiting already. Try again in a moment, or "
+            "set a larger `queue` in config.toml.",
+            retry_after=RETRY_AFTER,
+        )
+    daemon.embedding += 1
+    try:
+        yield
+    finally:
+        daemon.embedding -= 1
+
+
+def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
+    given = body.content if body.input is None else body.input
+    if given is None:
+        raise InvalidRequest("'input' is missing: a text, or a list of texts.", param="input")
+    if isinstance(given, str):
+        return [given]
+    whole = [each for each in given if isinstance(each, str | list)]
+    parts = [each for each in given if not isinstance(each, list)]
+    if len(parts) == len(given) and len(whole) < len(
+        given
+    ):  # ids are among them: they are one input
+        return [parts]
+    if len(whole) < len(given):
+        raise InvalidRequest(
+            "'input' mixes token ids with whole inputs; put the ids into a list of their own.",
+            param="input",
+        )
+    if len(whole) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"'input' has {len(whole)} inputs; one request may have {MAX_INPUTS}.", param="input"
+        )
+    return whole
+
+
+def numbers(vector: bytes) -> list[float]:
+    found = array("f", vector)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tolist()
+
+
+def _usage(found: dict[str, Any]) -> EmbeddingUsage:
+    tokens = sum(found["tokens"])
+    return EmbeddingUsage(tokens, tokens)

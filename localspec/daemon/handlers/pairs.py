@@ -49,7 +49,8 @@ async def show(request: Request) -> Response:
         template = view.target.template.text if view.target.template else ""
         if preset and preset.chat_template:
             template = preset.chat_template
-        view.calls = described(notation(template)) if template else ""
+        writes = template and not view.target.pooling
+        view.calls = described(notation(template)) if writes else ""
         return view
 
     return answer(await asyncio.to_thread(found))

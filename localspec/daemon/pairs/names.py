@@ -7,7 +7,7 @@ import importlib.util
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from localspec.config import Config
 from localspec.daemon.http import tcp
@@ -21,6 +21,14 @@ BUILTIN = "builtin"
 _SHOWN = 300  # characters of a path in an error: longer ones were not written by a person
 # Clients that must send some name send one of these.
 CONFIGURED = ("", "default", "localspec")
+
+
+# What a pair is asked for. The configured one has the first; the others are told by its files.
+Role = Literal["chat", "embed", "rerank"]
+_ROLES = {
+    "embed": ("embedding model", "nomic-embed"),
+    "rerank": ("reranker", "bge-reranker"),
+}
 
 
 class NoSuchPair(ModelNotFound):
@@ -48,7 +56,9 @@ def resolve(
     name = registry.called(name)
     if names_files(name):
         found = from_files(name)
-        registry.check(*(Path(each) for each in (found.target, found.draft) if each))
+        found.pooling = registry.check(
+            *(Path(each) for each in (found.target, found.draft) if each)
+        )
         return found
     from localspec.registry.store import integrity
 
@@ -58,12 +68,34 @@ def resolve(
     except PullCancelled:  # somebody waits still where the daemon ends
         raise Unavailable("The daemon is shutting down; try again.", retry_after=2) from None
     target, draft = store.paths(record)
-    return PairFiles(record.name, str(target), str(draft) if draft else None)
+    files = PairFiles(record.name, str(target), str(draft) if draft else None)
+    files.pooling = record.target.pooling
+    return files
 
 
 def full_name(name: str, config: Config) -> str:
     """What a client's `model` means: the configured pair where it says nothing."""
     return config.pair if name in CONFIGURED else name
+
+
+def only_one(role: Role, registry: Registry) -> str:
+    """The installed model of a role that no model has by default. Reads files.
+
+    Raises:
+        ModelNotFound: there is none, or more than one.
+    """
+    found = [each.name for each in registry.store.listing().records if role in each.roles]
+    if len(found) == 1:
+        return found[0]
+    what, example = _ROLES[role]
+    if found:
+        raise ModelNotFound(
+            f"Several {what}s are installed: {', '.join(found)}. Name one of them as `model`.",
+            param="model",
+        )
+    raise ModelNotFound(
+        f"No {what} is installed. To pull one: localspec pull {example}", param="model"
+    )
 
 
 def names_files(name: str) -> bool:

@@ -21,6 +21,7 @@ from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.pairs import CollectedView, RemovedView
+from localspec.protocol.settings import Pooling
 
 if TYPE_CHECKING:
     from localspec.machine import Host
@@ -60,7 +61,7 @@ class Registry:
         self._lock = threading.Lock()
         self._checks = checks
         self._checking = threading.Lock()
-        self._checked: set[tuple[tuple[str, int, int, int], ...]] = set()
+        self._checked: dict[tuple[tuple[str, int, int, int], ...], Pooling | None] = {}
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
         self._hashes: Hashes | None = None
@@ -271,8 +272,9 @@ class Registry:
         except RegistryError:
             return None
 
-    def check(self, target: Path, draft: Path | None = None) -> None:
-        """What `add` checks of files, for those that are named by their paths; each state once.
+    def check(self, target: Path, draft: Path | None = None) -> Pooling | None:
+        """What `add` checks of files, for those that are named by their paths; each state once. Returns the
+        pooling of what turns texts into numbers.
 
         Raises:
             BadGguf, UnsafeModel, NotMatched, CannotRollBack; StoreError: one cannot be read.
@@ -281,13 +283,15 @@ class Registry:
         from localspec.registry.store.files import store_error
 
         if not self._checks:
-            return
+            return None
         try:
             state = tuple(_state(path) for path in (target, draft) if path)
             with self._checking:
                 if state not in self._checked:
-                    local.describe_files("named", target, draft)
-                    self._checked = {*list(self._checked)[-_REMEMBERED:], state}
+                    found = local.describe_files("named", target, draft).target.pooling
+                    kept = list(self._checked.items())[-_REMEMBERED:]
+                    self._checked = dict([*kept, (state, found)])
+                return self._checked[state]
         except OSError as error:
             raise store_error(error, target) from error
 

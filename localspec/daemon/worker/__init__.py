@@ -1,6 +1,7 @@
 """The engine worker: its process, what it holds, who may use it, how it ends.
 
 supervisor: a request on its way through the queue into the worker, and the idle time
+purposes: what a model may be asked for
 admission: the queue
 forecast: how long it takes, by what requests took before
 loaded: the pair in memory: unloaded, loading or ready

@@ -6,6 +6,7 @@ From its headers, and from how much memory it could have on this machine now.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -106,7 +107,7 @@ def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | N
     counted = built in ("cuda", "vulkan") and settings.n_gpu_layers < 0 and free.vram > 0
     memory = free if counted else fit.Memory(free.ram)
     try:
-        target = read_local_model(Path(pair.target))
+        target = replace(read_local_model(Path(pair.target)), pooling=pair.pooling)
         draft = read_local_model(Path(pair.draft), as_draft=True) if pair.draft else None
         chosen = fit.fit(target, draft, memory, load_of(settings))
     except errors.DoesNotFit as error:

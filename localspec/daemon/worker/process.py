@@ -41,6 +41,8 @@ Request = (
     | frames.Detokenize
     | frames.ApplyTemplate
     | frames.CountTokens
+    | frames.Embed
+    | frames.Rerank
 )
 Event = frames.Started | frames.Reading | frames.Delta | frames.Done
 Take = Callable[[Event], Awaitable[None]]
@@ -365,6 +367,8 @@ class Worker:
     def _answered(self, number: int, item: Event | frames.Reply | Exception) -> None:
         shown = isinstance(item, frames.Delta)
         decoded = shown or (isinstance(item, frames.Done) and item.completion_tokens > 0)
+        if isinstance(item, frames.Reply) and (asked := self._running.get(number)):
+            decoded = isinstance(asked.request, frames.Embed | frames.Rerank)
         if decoded and not self.decoded:
             self.decoded = True
             self._owner.on_decoded(self)

@@ -26,6 +26,7 @@ from localspec.daemon.worker.forecast import Forecast, Job
 from localspec.daemon.worker.loaded import LoadedPair
 from localspec.daemon.worker.metrics import Metrics
 from localspec.daemon.worker.process import DEFAULT_COMMAND, Again, Event, Request, Take, Worker
+from localspec.daemon.worker.purposes import check_purpose
 from localspec.paths import Paths
 from localspec.protocol import frames
 from localspec.protocol.answers import Figures
@@ -130,6 +131,7 @@ class Supervisor:
                     return reply
 
     async def _worker_for(self, pair: frames.PairFiles, request: Request) -> Worker:
+        check_purpose(pair, request)
         ready = await self.loaded.ready(pair)
         self.forecast.uses(ready.info)
         worker = ready.engine.worker

@@ -17,6 +17,7 @@ from localspec.engine.llama.library import beat, cause, expect_stop, failed, for
 from localspec.engine.llama.model import Freed, Model
 from localspec.engine.llama.stop import Stop, heed_nothing
 from localspec.errors import LocalspecError
+from localspec.protocol.settings import Pooling
 
 Logits = npt.NDArray[np.float32]
 State = npt.NDArray[np.uint8]  # of one sequence, as llama.cpp writes it
@@ -34,6 +35,7 @@ class ContextSettings:
     chooses: sequences may have their greedy tokens chosen on the device (`choose_on_device`).
     heads: MTP heads, which read hidden states of their target: the model's own, with a cache of their
     own, instead of the model; or, where it is a sidecar, those that read the cache of `target`.
+    pooling: passes make one row of numbers of each sequence's rows (`pooled`).
     """
 
     n_ctx: int
@@ -47,6 +49,7 @@ class ContextSettings:
     chooses: bool = False
     heads: bool = False
     target: Context | None = None
+    pooling: Pooling | None = None
 
 
 _FLASH = {
@@ -59,6 +62,14 @@ _KV_TYPES = {
     "q8_0": C.GGML_TYPE_Q8_0,
     "q5_1": C.GGML_TYPE_Q5_1,
     "q4_0": C.GGML_TYPE_Q4_0,
+}
+
+
+_POOLINGS: dict[Pooling, int] = {
+    "mean": C.LLAMA_POOLING_TYPE_MEAN,
+    "cls": C.LLAMA_POOLING_TYPE_CLS,
+    "last": C.LLAMA_POOLING_TYPE_LAST,
+    "rank": C.LLAMA_POOLING_TYPE_RANK,
 }
 
 
@@ -102,7 +113,8 @@ class Context(Freed):
         self.n_vocab = model.vocab.size
         self._row = ctypes.c_float * self.n_vocab
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
-        self._memory = C.llama_get_memory(self.handle)
+        self._memory = C.llama_get_memory(self.handle)  # None: it keeps nothing of what it reads
+        self.n_pooled = 1 if settings.pooling == "rank" else model.n_state
         self.heads, self.borrows = settings.heads, settings.target is not None
         if settings.heads:
             self.emit_states()
@@ -180,11 +192,7 @@ class Context(Freed):
     def _highest(self, logits: Logits) -> int:
         at = int(logits.argmax())  # of a NaN, if there is one
         if not math.isfinite(logits[at]):
-            raise NotFinite(
-                f"The model {self.model.path} produces NaN or infinite values for this text: its "
-                "file is damaged or was converted incorrectly. Download it again, or choose "
-                "another."
-            )
+            raise _not_finite(self.model)
         return at
 
     def states(self, row: int, count: int = 1) -> States:
@@ -197,6 +205,20 @@ class Context(Freed):
         found = states(self.handle, row, count, self.n_state) if self.n_state else None
         if found is None:
             raise BadBatch(f"Row {row} has no hidden state{cause()}.")
+        return found
+
+    def pooled(self, sequence: int) -> States:
+        """The numbers (n_pooled,) of a sequence of the last pass: a view, valid until the next one.
+
+        Raises:
+            BadBatch: there are none. NotFinite: they are no numbers.
+        """
+        pointer = C.llama_get_embeddings_seq(self.handle, sequence)
+        if not pointer:
+            raise BadBatch(f"Sequence {sequence} has no embedding{cause()}.")
+        found: States = np.ctypeslib.as_array(pointer, (self.n_pooled,))
+        if not np.isfinite(found).all():
+            raise _not_finite(self.model)
         return found
 
     def choose_on_device(self, sequence: int, on: bool) -> bool:
@@ -318,6 +340,14 @@ class Context(Freed):
             self._choosers.clear()
 
 
+def _not_finite(model: Model) -> NotFinite:
+    return NotFinite(
+        f"The model {model.path} produces NaN or infinite values for this text: its "
+        "file is damaged or was converted incorrectly. Download it again, or choose "
+        "another."
+    )
+
+
 def _parameters(settings: ContextSettings) -> Any:
     """llama.cpp's."""
     params = C.llama_context_default_params()
@@ -341,6 +371,8 @@ def _parameters(settings: ContextSettings) -> Any:
     params.flash_attn_type = _FLASH[settings.flash_attention]
     if settings.chooses:  # by default one row per sequence may be chosen on the device
         params.n_outputs_max_per_seq = params.n_outputs_max
+    if settings.pooling is not None:
+        params.embeddings, params.pooling_type = True, _POOLINGS[settings.pooling]
     if settings.heads:
         params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
     if settings.target is not None:

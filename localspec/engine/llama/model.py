@@ -145,6 +145,11 @@ class Model(Freed):
         raw = C.llama_model_chat_template(self.handle, None)
         return raw.decode("utf-8", "replace") if raw else None
 
+    def template(self, name: str) -> str | None:
+        """One of the file's other templates: "rerank" has places for a query and a document."""
+        raw = C.llama_model_chat_template(self.handle, name.encode())
+        return raw.decode("utf-8", "replace") if raw else None
+
     @property
     def head_lengths(self) -> tuple[int, int]:
         """How many numbers the key and the value of one head have."""

@@ -68,6 +68,8 @@ class Vocab:
         self.end = turn if turn >= 0 else self.eos  # of a turn, or else of the text
         self.add_bos = bool(C.llama_vocab_get_add_bos(self._handle))
         self.add_eos = bool(C.llama_vocab_get_add_eos(self._handle))
+        self.sep = int(C.llama_vocab_sep(self._handle))  # between two texts; -1 where there is none
+        self.add_sep = bool(C.llama_vocab_get_add_sep(self._handle))
         self.fim = FimTokens(
             prefix=int(C.llama_vocab_fim_pre(self._handle)),
             suffix=int(C.llama_vocab_fim_suf(self._handle)),

@@ -1,6 +1,7 @@
 """From a request as it was asked to tokens, in threads beside the step loop.
 
-prepare         a request → TokenizedRequest: tokens, sampler, compiled grammar; the two threads
+prepare         a request → TokenizedRequest: tokens, sampler, compiled grammar
+preparers       the two threads that do so, whatever is loaded
 infill          what stands around an editor's cursor → tokens
 template        a chat → text, by the template in the model's own file; what that wants of messages
 wordings        a conversation as a template can say it, so that nothing is lost

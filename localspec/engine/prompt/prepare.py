@@ -1,25 +1,23 @@
 """From a request as asked to one that can run: tokens, sampler, compiled grammar.
 
-Two threads beside the step loop do that, so that a slow template or a large grammar stalls no answer:
-one has the requests that take long, so that they stall no short one either.
+Threads beside the step loop do that (`preparers`), so that a slow template or a large grammar stalls no
+answer.
 """
 
 from __future__ import annotations
 
 import math
-import queue
-import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.llama import Vocab, check_tokens
+from localspec.engine.llama import check_tokens
 from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, prompt_budget
 from localspec.engine.prompt.marks import NotSeen, pieces
+from localspec.engine.prompt.preparers import Small, Work, about_tokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammars.compile import Grammars
@@ -32,28 +30,18 @@ from localspec.engine.sampling.thoughts import Marker, Thoughts
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from localspec.errors import (
-    Cancelled,
     ContextExceeded,
     InvalidRequest,
-    LocalspecError,
-    Unavailable,
 )
 from localspec.protocol.frames import (
-    MOST_PIECES,
-    MOST_TEXT,
-    MOST_TOKENS,
     ApplyTemplate,
     ChatPrompt,
     CountTokens,
     Detokenize,
-    Failed,
-    Frame,
     Generate,
     InfillPrompt,
     MixedPrompt,
-    Preparing,
     Prompt,
-    Reply,
     Sampling,
     Speculative,
     TextPrompt,
@@ -61,12 +49,9 @@ from localspec.protocol.frames import (
     TokenPrompt,
 )
 
-QUICK = 0.3  # seconds of preparing that others may wait for
 _UNREAD = "This model marks its thoughts in a way that is not known, so they are part of its answer's text."
 TAIL = 64  # characters; enough for a marker that the template left open
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
-
-Small = Tokenize | Detokenize | ApplyTemplate | CountTokens  # answered by a preparer itself
 
 
 class Preparer:
@@ -82,16 +67,20 @@ class Preparer:
         # As it was measured when the pair was loaded: prompts should not change under an editor.
         self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
 
-    def seconds(self, request: Generate | Small) -> float:
+    def seconds(self, request: Work | Small) -> float:
         """What preparing the request may cost, found in a hundredth of that."""
         return self._pair.vocab.seconds("\n".join(_texts(request)), cuts=_messages(request))
 
-    def prepare(self, request: Generate) -> TokenizedRequest:
+    def prepare(self, request: Work) -> TokenizedRequest:
         """Ready for `Engine.submit`.
 
         Raises:
             InvalidRequest: and its subclasses, with the field at fault.
         """
+        if not isinstance(request, Generate):
+            raise InvalidRequest(
+                "This model writes text and computes no embeddings.", param="model"
+            )
         self._rendered = ""
         unread = self._mark(request)
         tokens = self.tokens(request.prompt)
@@ -262,6 +251,20 @@ class Preparer:
                 n_ctx=room,
             )
 
+    def answer(self, request: Small) -> dict[str, object]:
+        """Of a small request, without a pass.
+
+        Raises:
+            InvalidRequest
+        """
+        match request:
+            case ApplyTemplate(_, prompt):
+                return {"prompt": self.render(prompt)}
+            case CountTokens(_, prompt):
+                return {"tokens": len(self.tokens(prompt, fits=False))}
+            case Tokenize() | Detokenize():
+                return about_tokens(self._pair.vocab, request)
+
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text after the chat template."""
         text = self._renderer.render(prompt)
@@ -272,7 +275,7 @@ class Preparer:
         return text + prompt.answer_prefix
 
 
-def _texts(request: Generate | Small) -> Iterator[str]:
+def _texts(request: Work | Small) -> Iterator[str]:
     """The texts that become tokens."""
     match request:
         case Tokenize():
@@ -301,138 +304,7 @@ def _texts_of(prompt: Prompt) -> Iterator[str]:
             )  # an agent's are longer than its chat
 
 
-def _messages(request: Generate | Small) -> int:
+def _messages(request: Work | Small) -> int:
     """How many messages a chat has: templates put special tokens around each."""
     prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
     return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
-
-
-# ------------------------------------------------------------------------ the threads
-
-
-class Preparers:
-    """The two threads, and the requests that are with them.
-
-    send: to the daemon, from any thread. ready: given each request that can run.
-    """
-
-    def __init__(
-        self, send: Callable[[Frame], None], ready: Callable[[TokenizedRequest], None]
-    ) -> None:
-        self._send = send
-        self._ready = ready
-        self._waiting: queue.SimpleQueue[Generate | Small] = queue.SimpleQueue()
-        self._slow: queue.SimpleQueue[Generate | Small] = queue.SimpleQueue()
-        self._held: set[int] = set()  # requests between reader and engine
-        self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
-        self._pair: tuple[Vocab, Preparer, Preparer] | None = None  # for quick ones, for slow ones
-
-    def start(self) -> None:
-        threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
-        threading.Thread(target=self._prepare_slow, name="slow preparer", daemon=True).start()
-
-    def use(self, pair: Pair, renderer: TemplateRenderer) -> None:
-        """Prepare for this pair from now on."""
-        self._pair = pair.vocab, Preparer(pair, renderer), Preparer(pair, renderer)
-
-    def close(self) -> None:
-        """No pair is loaded any more."""
-        self._pair = None
-
-    def put(self, request: Generate | Small) -> None:
-        if isinstance(request, Generate):
-            self._held.add(request.id)
-        self._waiting.put(request)
-
-    def cancel(self, request: int) -> None:
-        """Nobody waits for it any more, if it is here."""
-        if request in self._held:
-            self._cancelled.add(request)
-
-    def taken(self, request: int) -> None:
-        """It has come to the engine.
-
-        Raises:
-            Cancelled: nobody waits for it any more.
-        """
-        self._held.discard(request)
-        if request in self._cancelled:
-            self._cancelled.discard(request)
-            raise Cancelled("The request was cancelled.")
-
-    def _prepare_quick(self) -> None:
-        while True:
-            request = self._waiting.get()
-            pair = self._pair
-            if pair is not None and pair[1].seconds(request) > QUICK:
-                self._slow.put(request)
-            else:
-                self._prepare(request, pair and (pair[0], pair[1]))
-
-    def _prepare_slow(self) -> None:
-        while True:
-            request = self._slow.get()
-            pair = self._pair
-            self._prepare(request, pair and (pair[0], pair[2]))
-
-    def _prepare(self, request: Generate | Small, pair: tuple[Vocab, Preparer] | None) -> None:
-        self._send(Preparing(request.id, begins=True))
-        try:
-            if pair is None:
-                raise Unavailable("No pair is loaded.")
-            if request.id in self._cancelled:
-                raise Cancelled("The request was cancelled.")
-            vocab, preparer = pair
-            if isinstance(request, Generate):
-                self._ready(preparer.prepare(request))
-            else:
-                self._send(Reply(request.id, _answer(vocab, preparer, request)))
-        except LocalspecError as error:
-            self._forget(request.id)
-            sizes = error.n_prompt_tokens, error.n_ctx
-            self._send(Failed(request.id, error.code, error.message, error.param, *sizes))
-        except Exception as error:  # a bug of ours must not end the thread and hang all requests
-            traceback.print_exc()
-            self._forget(request.id)
-            message = f"Internal error while preparing the request: {error!r}."
-            self._send(Failed(request.id, "internal_error", message))
-        finally:
-            self._send(Preparing(request.id, begins=False))
-
-    def _forget(self, request: int) -> None:
-        self._held.discard(request)
-        self._cancelled.discard(request)
-
-
-def _answer(vocab: Vocab, preparer: Preparer, request: Small) -> dict[str, object]:
-    match request:
-        case Tokenize():
-            tokens = vocab.tokenize(
-                request.text,
-                add_special=request.add_special,
-                parse_special=request.parse_special,
-            )
-            most = MOST_PIECES if request.pieces else MOST_TOKENS
-            if len(tokens) > most:
-                raise InvalidRequest(
-                    f"The text has {len(tokens)} tokens; at most {most} are "
-                    f"returned{' with their pieces' if request.pieces else ''}.",
-                    param="content",
-                )
-            if not request.pieces:
-                return {"tokens": tokens}
-            return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
-        case Detokenize():
-            check_tokens(vocab, request.tokens, "tokens")
-            pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
-            if len(pieces) > MOST_TEXT:
-                raise InvalidRequest(
-                    f"The text of these tokens has {len(pieces)} bytes; at most {MOST_TEXT} are "
-                    "returned at once.",
-                    param="tokens",
-                )
-            return {"content": pieces.decode("utf-8", "replace")}
-        case ApplyTemplate(_, prompt):
-            return {"prompt": preparer.render(prompt)}
-        case CountTokens(_, prompt):
-            return {"tokens": len(preparer.tokens(prompt, fits=False))}

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from localspec.protocol.answers import Extra
 from localspec.protocol.pairs import Capability
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.requests import MAX_LOGPROBS, MAX_STOPS, MAX_TOOLS, Tool
+from localspec.protocol.requests import MAX_INPUTS, MAX_LOGPROBS, MAX_STOPS, MAX_TOOLS, Tool
 from localspec.protocol.sampling import Count, Sampled, TokenLimit
 
 Think = bool | Literal["low", "medium", "high", "max"]
@@ -100,6 +100,32 @@ class OllamaGenerateRequest(Asked, kw_only=True):
     images: list[Any] | None = None
 
 
+class OllamaEmbedRequest(Request):
+    """Without an `input` it loads the model, or unloads it with a `keep_alive` of 0. `truncate` false: an
+    input that is too long is refused. `dimensions`: as OpenAI's.
+    """
+
+    floats: ClassVar[str] = "options"
+
+    model: OrDefault[Name] = ""
+    input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
+    truncate: OrDefault[bool] = True
+    dimensions: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaEmbeddingsRequest(Request):
+    """The older one, of one text, whose vector stays as long as it is."""
+
+    floats: ClassVar[str] = "options"
+
+    model: OrDefault[Name] = ""
+    prompt: OrDefault[str] = ""
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
 class OllamaModelRequest(Request):
     """A model by its name, which older clients call `name`. `stream`: how a pull is told."""
 
@@ -109,6 +135,18 @@ class OllamaModelRequest(Request):
 
 
 # ---------------------------------------------------------------------------- answers
+
+
+class OllamaEmbeddings(Struct):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Struct):
+    embedding: list[float]
 
 
 class CalledFunction(Struct):

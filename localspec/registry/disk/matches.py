@@ -101,7 +101,8 @@ def _read(
         kinds[key] = len(tokenizers)
         tokenizers.append(its)
     sentence = rollback_sentence(model.name, model.architecture, model.rollback)
-    return _Model(found, model.weights, kinds[key], not (sentence and model.rollback == "none"))
+    pairs = not (sentence and model.rollback == "none") and not model.pooling
+    return _Model(found, model.weights, kinds[key], pairs)
 
 
 def propose(

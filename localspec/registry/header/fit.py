@@ -23,6 +23,7 @@ from localspec.registry.header.need import (
 
 SMALLEST_CONTEXT = 2048
 USUAL_CONTEXT = 8192  # more of it goes before layers on the GPU and a draft, and less does not
+USUAL_INPUT = 2048  # of an embedding model, one pass of which must have all of a text
 AGENTS_CONTEXT = 65_536  # what programs that call tools are made for
 _STEP = 1024  # tokens: a context that is chosen is a multiple of it
 # Of free memory, the part that a chosen context leaves to other programs, and the least of it.
@@ -103,6 +104,9 @@ def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
     Raises:
         DoesNotFit: not even the target with the smallest context fits.
     """
+    if target.pooling:
+        most = load.context or (USUAL_INPUT if target.reads_whole else USUAL_CONTEXT)
+        load = replace(load, context=min(most, target.context), prefixes=0, exact=False)
     longest = target.context  # what a draft says beyond its own is not accepted, and costs little
     chosen = _chosen(target, draft, free, load)
     if chosen is None:
@@ -122,6 +126,8 @@ def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
             if other and other.context > chosen.context:
                 others.append((kv_type, other.context))
     beyond = ""
+    if target.pooling:
+        return replace(chosen, others=())
     if load.context > longest:
         beyond = f"The model supports at most {longest} tokens of context; {load.context} were requested."
     chosen = replace(chosen, others=tuple(others), beyond=beyond)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.errors import BadGguf, UnsafeModel
-from localspec.purpose import is_sidecar, no_heads, no_writer
+from localspec.protocol.settings import Pooling
+from localspec.purpose import has_no_cache, is_sidecar, no_heads, no_writer, pooled, reads_whole
 from localspec.registry.header.architectures import Rollback, is_known, rollback
 from localspec.registry.header.gguf import Header, NumberArray, Value, read_header
 from localspec.registry.header.kept import Kept, Lengths, kept
@@ -36,7 +37,8 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 class Model:
     """One model: its first file's header and the numbers the rest of the registry asks for.
 
-    `kv_heads` has one entry per layer. Sizes in bytes; `weights` counts all shards.
+    `kv_heads` has one entry per layer. Sizes in bytes; `weights` counts all shards. `pooling`: of a model
+    that turns texts into numbers; None: it writes text.
     """
 
     name: str
@@ -56,6 +58,18 @@ class Model:
     file_size: int
     rollback: Rollback
     template_hash: str  # SHA-256 of the chat template, empty without one
+    pooling: Pooling | None = None
+
+    @property
+    def reads_whole(self) -> bool:
+        """Of one with a pooling: must a pass have all of a text?"""
+        causal = self.header.metadata.get(f"{self.architecture}.attention.causal") is not False
+        return reads_whole(self.architecture, causal=causal, pooling=self.pooling or "mean")
+
+    @property
+    def has_no_cache(self) -> bool:
+        """Does it read a text at once and keep nothing of it?"""
+        return has_no_cache(self.architecture)
 
     @property
     def sidecar(self) -> bool:
@@ -148,7 +162,7 @@ def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
         BadGguf, UnsafeModel: one sentence that names file and fault.
     """
     first = headers[0]
-    architecture = _architecture(first, as_draft)
+    architecture, pooling = _architecture(first, as_draft)
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
     _check_floats(first, architecture)
     layers = _number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
@@ -189,14 +203,15 @@ def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
         template_hash=hashlib.sha256(template.encode()).hexdigest()
         if isinstance(template, str)
         else "",
+        pooling=pooling,
     )
 
 
-def _architecture(header: Header, as_draft: bool) -> str:
-    """The architecture, one that llama.cpp knows, of a model that writes text."""
-    architecture = header.metadata.get("general.architecture")
+def _architecture(header: Header, as_draft: bool) -> tuple[str, Pooling | None]:
+    """The architecture, one that llama.cpp knows, and what the model makes of a text, if it writes none."""
+    architecture, pooling = header.metadata.get("general.architecture"), None
     if not (as_draft and isinstance(architecture, str) and is_sidecar(architecture)):
-        _check_purpose(header)
+        pooling = _purpose(header, as_draft)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
         raise UnsafeModel(f"{header.name} does not declare a model architecture.")
     if not is_known(architecture):
@@ -204,22 +219,24 @@ def _architecture(header: Header, as_draft: bool) -> str:
             f"{header.name} has the architecture '{architecture}', which this localspec's "
             "llama.cpp does not support; a newer localspec may."
         )
-    return architecture
+    return architecture, pooling
 
 
-def _check_purpose(header: Header) -> None:
-    """Only models that write text are of use here."""
+def _purpose(header: Header, as_draft: bool) -> Pooling | None:
+    """Only models that write text, or turn it into numbers, are of use here; drafts write."""
     stated = header.metadata.get
     architecture = str(stated("general.architecture", ""))
     pooling = stated(f"{architecture}.pooling_type", 0)
-    reason = no_writer(
-        architecture,
-        kind=str(stated("general.type", "model")),
-        causal=stated(f"{architecture}.attention.causal") is not False,
-        pooling=pooling if type(pooling) is int else 0,
+    kind, causal = (
+        str(stated("general.type", "model")),
+        stated(f"{architecture}.attention.causal") is not False,
     )
-    if reason:
+    number = pooling if type(pooling) is int else 0
+    found = pooled(architecture, kind=kind, causal=causal, pooling=number)
+    reason = no_writer(architecture, kind=kind, causal=causal, pooling=number)
+    if reason and (as_draft or not found):
         raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
+    return found
 
 
 def _whole(header: Header, key: str, default: int) -> int:

@@ -18,6 +18,7 @@ from localspec.registry.header.model import Model
 KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
 F16: tuple[KvType, KvType] = "f16", "f16"
 PASS = 512  # rows of the widest one (the engine's `n_batch`)
+EMBEDDING_PASS = 512  # as many, unless one text has more and must be read at once
 RUNTIME = 128 << 20  # a worker's own memory, backends loaded
 # Rows with logits in one pass: each sequence's drafts, and those that a request or a lookup may bring
 # (the engine's MAX_DEPTH and MAX_LIMIT).
@@ -78,6 +79,8 @@ def _bytes(numbers: tuple[int, int], kv_types: tuple[KvType, KvType]) -> float:
 
 def need_of_target(model: Model, load: Load) -> Need:
     """Bytes for the model that answers, with `load.context` tokens."""
+    if model.pooling:
+        return _need_of_embedding(model, load)
     rows = load.parallel * (_DRAFTED + 1) + _MOST_DRAFTED
     found = _need(model, load, load.parallel, rows)
     if not load.exact:
@@ -105,6 +108,22 @@ def need_of_heads(model: Model, load: Load) -> Need:
     found = _need(model, load, 0, max(sequences, 16))
     cache = int(_bytes(model.kept.ahead, load.kv_types) * load.context)
     return Need(0, cache + load.parallel * _STATES, found.compute)
+
+
+def _need_of_embedding(model: Model, load: Load) -> Need:
+    """Bytes for a model that turns texts of at most `load.context` tokens into numbers. llama.cpp keeps a row
+    of logits for each token of a pass, whether or not there are any.
+    """
+    rows = max(EMBEDDING_PASS, load.context if model.reads_whole else 0)
+    layer = rows * (8 * model.width + 3 * model.feed_forward) * 4
+    cells = rows * max(rows, load.context)
+    attention = 2 * cells if load.flash_attention else 4 * cells * (model.heads + 1)
+    cache = 0 if model.has_no_cache else cache_per_token(model) * max(rows, load.context)
+    return Need(
+        weights=model.weights,
+        cache=int(cache) + model.kept.state,
+        compute=rows * model.vocabulary * 4 + layer + attention,
+    )
 
 
 def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:

@@ -57,6 +57,13 @@ def check_pair(target: Model, draft: Model | None) -> tuple[str, ...]:
     Raises:
         NotMatched: naming the first difference. CannotRollBack: naming the architecture.
     """
+    if target.pooling:
+        if draft:
+            raise NotMatched(
+                f"{target.name} turns texts into numbers and writes none, so nothing can draft for it; "
+                "leave out the draft."
+            )
+        return ()
     notes: list[str] = []
     for model in (target, draft) if draft else (target,):
         sentence = rollback_sentence(model.name, model.architecture, model.rollback)

@@ -40,7 +40,7 @@ from localspec.registry.hub.repository import (
 from localspec.registry.hub.retry import patiently
 from localspec.registry.pulls.plan import PlannedModel, Planner
 from localspec.registry.pulls.wanted import Wanted, as_weights
-from localspec.registry.store.records import Record
+from localspec.registry.store.records import Record, roles_of
 
 # A draft of more than a third of the target's weights takes about as long as it saves.
 _LEAST_RATIO = 3
@@ -201,6 +201,8 @@ class _Deciding:
         leaves drafts from the text itself.
         """
         target = self._read(pair.target).model
+        if target.pooling:
+            return msgspec.structs.replace(pair, roles=roles_of(target.pooling)), ""
         for name, weights in self._of_the_catalogue(pair.target, target):
             if self._suits(target, partial(self._drafting, weights)):
                 where = f"{weights.repo}/{weights.file}"

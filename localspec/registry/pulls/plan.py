@@ -206,7 +206,7 @@ class Planner:
                 if self.store.part_path(model.parts[0]) == path:
                     return model
         parts = local_parts(path)
-        return StoredModel(parts=parts, architecture=read.architecture)
+        return StoredModel(parts=parts, architecture=read.architecture, pooling=read.pooling)
 
     def _source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:
         """Where to read a header: the disk when the file is there, else the hub."""

@@ -16,7 +16,7 @@ from localspec.registry.hub.transfer import Limit, Transfer
 from localspec.registry.pulls.plan import Plan, PlannedModel, Planner, in_cache
 from localspec.registry.pulls.state import FileState
 from localspec.registry.store.files import check_cancel, sha256_of
-from localspec.registry.store.records import Part, Record, StoredModel
+from localspec.registry.store.records import Part, Record, StoredModel, roles_of
 
 _TICK = 0.25  # seconds between two reports of progress
 _CHANGES = 3  # how often a file may change on the hub during one pull
@@ -71,7 +71,7 @@ class Puller(Planner):
             created=time.time(),
             summary=plan.pair.summary,
             licence=plan.pair.licence,
-            roles=plan.pair.roles,
+            roles=roles_of(plan.target.model.pooling) or plan.pair.roles,
             notes=plan.notes,
             template_sha256=plan.target.model.template_hash,
             asked=self.asked,
@@ -87,6 +87,7 @@ class Puller(Planner):
             revision=planned.files[0].remote.commit,
             parameters=planned.model.parameters,
             heads=planned.model.drafting_heads,
+            pooling=planned.model.pooling,
         )
 
     def _part(self, remote: RemoteFile, used: Mapping[str, Path]) -> Part:

@@ -158,7 +158,7 @@ def _again(
         target=as_weights(record.target, part_path),
         draft=as_weights(record.draft, part_path) if record.draft else None,
         licence=record.licence,
-        roles=tuple(role for role in ("chat", "fim") if role in record.roles),
+        roles=tuple(role for role in ("chat", "fim", "embed", "rerank") if role in record.roles),
     )
     return Wanted(
         name=record.name,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from localspec.errors import DoesNotFit
-from localspec.protocol.pairs import ContextView, FitView, ModelView, NeedView, PairView
+from localspec.protocol.pairs import ContextView, DraftKind, FitView, ModelView, NeedView, PairView
 from localspec.registry.header import fit, need
 from localspec.registry.header.gguf import read_header
 from localspec.registry.header.model import Model, check_shards, shard_names
@@ -61,10 +61,17 @@ def describe(store: Store, record: Record, free: fit.Memory, load: need.Load) ->
         fit=chosen,
         fit_notes=fit_notes,
         loaded=False,
-        kind=record.kind if draft else "mtp-embedded" if target.drafting_heads else "ngram",
+        kind=_kind(record, target),
         contexts=[ContextView(tokens, total, fit.fits(total, free)) for tokens, total in needs],
         problem="",
     )
+
+
+def _kind(record: Record, target: Model) -> DraftKind:
+    """By what the file says now: an older localspec may have written the record."""
+    if record.draft or record.target.pooling:
+        return record.kind
+    return "mtp-embedded" if target.drafting_heads else "ngram"
 
 
 def _contexts(longest: int) -> Iterator[int]:
@@ -139,4 +146,6 @@ def _model(
         template=found.template,
         fim=found.fim,
         heads=found.heads,
+        pooling=stored.pooling,
+        width=model.width,
     )

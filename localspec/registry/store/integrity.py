@@ -207,6 +207,7 @@ def remedy(record: Record) -> str:
     files = f"--target {shlex.quote(record.target.parts[0].path)}"
     if record.draft:
         files += f" --draft {shlex.quote(record.draft.parts[0].path)}"
-    roles = "" if record.roles == ("chat",) else "".join(f" --role {each}" for each in record.roles)
+    told = record.roles == ("chat",) or record.target.pooling
+    roles = "" if told else "".join(f" --role {each}" for each in record.roles)
     again = f"localspec add {record.name} {files}{roles} --replace"
     return f"Restore it, or accept it as it is: {again}"

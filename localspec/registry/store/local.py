@@ -17,7 +17,7 @@ from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.weights import check_weights
 from localspec.registry.store import integrity
 from localspec.registry.store.files import Hashes
-from localspec.registry.store.records import Record, StoredModel
+from localspec.registry.store.records import Record, StoredModel, roles_of
 from localspec.registry.store.store import Store, local_parts
 
 _SAME = (
@@ -126,7 +126,7 @@ def describe_files(
         draft=_stored(theirs, draft, hashes) if theirs and draft else None,
         source="own",
         created=time.time(),
-        roles=tuple(roles),
+        roles=roles_of(ours.pooling) or tuple(roles),
         notes=notes,
         template_sha256=ours.template_hash,
     )
@@ -182,4 +182,5 @@ def _stored(model: Model, path: Path, hashes: Hashes | None) -> StoredModel:
         architecture=model.architecture,
         parameters=model.parameters,
         heads=model.drafting_heads,
+        pooling=model.pooling,
     )

@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 
 from localspec.errors import RecordTooNew, StoreError
+from localspec.protocol.pairs import DraftKind
+from localspec.protocol.settings import Pooling
 from localspec.purpose import is_sidecar
 
 VERSION = 1
@@ -33,7 +35,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A target or draft: where it came from, and its parts (more than one when sharded).
 
-    heads: of its own (MTP), in its file, that can draft.
+    heads: of its own (MTP), in its file, that can draft. pooling: of one that turns texts into numbers.
     """
 
     parts: tuple[Part, ...]
@@ -42,6 +44,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = ""
     parameters: int = 0
     heads: int = 0
+    pooling: Pooling | None = None
 
     @property
     def file(self) -> str:
@@ -72,8 +75,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     asked: str = ""
 
     @property
-    def kind(self) -> Literal["model", "mtp-embedded", "mtp-sidecar", "ngram"]:
-        """What drafts for the target."""
+    def kind(self) -> DraftKind:
+        """What drafts for the target; "none": it writes no text."""
+        if self.target.pooling:
+            return "none"
         if self.draft:
             return "mtp-sidecar" if is_sidecar(self.draft.architecture) else "model"
         return "mtp-embedded" if self.target.heads else "ngram"
@@ -99,6 +104,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Versioned(msgspec.Struct):
     version: int
+
+
+def roles_of(pooling: Pooling | None) -> tuple[Literal["embed", "rerank"], ...]:
+    """What a model that turns texts into numbers is for; nothing of one that writes."""
+    if pooling is None:
+        return ()
+    return ("rerank",) if pooling == "rank" else ("embed",)
 
 
 def encode(record: Record) -> bytes:

@@ -8,7 +8,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render, spinner
-from localspec.cli.terminal.pairs import size
+from localspec.cli.terminal.pairs import first_use, size
 from localspec.client.pairs import PairsClient
 
 
@@ -51,9 +51,8 @@ def command(
     finally:
         if turning:
             turning.stop()
-    render.line(
-        f'{entry["name"]} is installed ({size(entry["size"])}). Try: localspec ask -m {name} "…"'
-    )
+    told = first_use(name, entry["roles"])
+    render.line(f"{entry['name']} is installed ({size(entry['size'])}). {told}")
     for note in entry["notes"]:
         render.line(f"note: {note}")
     return 0

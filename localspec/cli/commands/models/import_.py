@@ -9,7 +9,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import add_line, size
+from localspec.cli.terminal.pairs import add_line, first_use, size
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError
@@ -83,8 +83,11 @@ def _add(pairs: list[dict[str, Any]]) -> int:
     for each in pairs:
         try:
             # What is used may never be; what is, is hashed when it is loaded first.
-            PairsClient().add(each["name"], each["target"], each["draft"], ["chat"], hash_now=False)
-            render.line(f'{each["name"]} is installed. Try: localspec ask -m {each["name"]} "…"')
+            entry = PairsClient().add(
+                each["name"], each["target"], each["draft"], ["chat"], hash_now=False
+            )
+            told = first_use(each["name"], entry["roles"])
+            render.line(f"{each['name']} is installed. {told}")
         except LocalspecError as error:
             failed = 1
             render.error(f"{each['name']}: {error.message}")

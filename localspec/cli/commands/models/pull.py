@@ -207,4 +207,5 @@ def _welcome(state: dict[str, Any]) -> None:
     for note in state["notes"]:
         render.line(f"note: {note}")
     name = state["name"]
-    render.line(f'{name} is installed ({size(state["size"])}). Try: localspec ask -m {name} "…"')
+    told = pairs.first_use(name, PairsClient().pair(name)["roles"])
+    render.line(f"{name} is installed ({size(state['size'])}). {told}")

@@ -70,6 +70,7 @@ def shown(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> OllamaShown:
         "general.parameter_count": target.parameters,
         f"{kind}.context_length": target.context,
         f"{kind}.block_count": target.layers,
+        f"{kind}.embedding_length": target.width,
     }
     return OllamaShown(
         modelfile=f"# To see all of it: localspec show {view.name}\nFROM {target.file}\n",

@@ -13,6 +13,8 @@ from localspec.protocol.clients.ollama import (
     Asked,
     AskedMessage,
     OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     Options,
 )
@@ -75,7 +77,7 @@ def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | Comple
     return chat(OllamaChatRequest(**asked, messages=messages), model)
 
 
-def unloads(request: Asked) -> bool:
+def unloads(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> bool:
     """Whether the model is to be unloaded as soon as it has answered."""
     text = str(request.keep_alive)
     return request.keep_alive is not None and bool(_ZERO.fullmatch(text))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -19,6 +20,7 @@ from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.request import completion_frames
 from localspec.daemon.handlers import pulls
 from localspec.daemon.handlers.completions import ready
+from localspec.daemon.handlers.embeddings import calculated, numbers
 from localspec.daemon.http.requests import answer, read, unless_gone
 from localspec.daemon.http.sse import Emit, LineStream
 from localspec.daemon.pairs import views
@@ -28,12 +30,16 @@ from localspec.errors import LocalspecError, ModelNotFound, NotFound, NotOffered
 from localspec.protocol.clients.ollama import (
     Asked,
     OllamaChatRequest,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaModels,
     OllamaProgress,
 )
-from localspec.protocol.frames import Generate, PairFiles
+from localspec.protocol.frames import Embed, Generate, PairFiles
 from localspec.protocol.pairs import PairView, PullRequest
 from localspec.protocol.requests import ChatRequest
 
@@ -122,6 +128,53 @@ async def _kept(request: Request, body: Asked, pair: PairFiles, *, chat: bool) -
         await unless_gone(request.receive, daemon.supervisor.loaded.ready(pair))
     reason = "unload" if asked.unloads(body) else "load"
     return answer(line(body.model, chat=chat, done=True, done_reason=reason))
+
+
+# ---------------------------------------------------------------------------- embeddings
+
+
+async def embed(request: Request) -> Response:
+    """POST /api/embed."""
+    body, began = await read(request, OllamaEmbedRequest), time.monotonic_ns()
+    wanted = [body.input] if isinstance(body.input, str) else body.input or []
+    frame = Embed(0, [*wanted], body.truncate, body.dimensions or 0)
+    name, load, found = await _embedded(request, body, frame)
+    vectors = [numbers(each) for each in found["vectors"]]
+    spent, tokens = time.monotonic_ns() - began, sum(found["tokens"])
+    return answer(OllamaEmbeddings(body.model or name, vectors, spent, load, tokens))
+
+
+async def embed_one(request: Request) -> Response:
+    """POST /api/embeddings."""
+    body = await read(request, OllamaEmbeddingsRequest)
+    frame = Embed(0, [body.prompt] if body.prompt else [], truncate=True, normalize=-1)
+    _, _, found = await _embedded(request, body, frame)
+    return answer(
+        OllamaEmbedding([each for vector in found["vectors"] for each in numbers(vector)])
+    )
+
+
+async def _embedded(
+    request: Request, body: OllamaEmbedRequest | OllamaEmbeddingsRequest, frame: Embed
+) -> tuple[str, int, dict[str, Any]]:
+    """Who has done it, the nanoseconds of a load, and {"vectors", "tokens"}. Without any input the model is
+    loaded, or unloaded.
+    """
+    daemon, began, nothing = (
+        state_of(request),
+        time.monotonic_ns(),
+        dict[str, Any](vectors=[], tokens=[]),
+    )
+    pair = await _found(body.model, lambda each: daemon.pair(each, request.receive, "embed"))
+    unloads = asked.unloads(body)
+    if not frame.inputs and unloads:
+        await daemon.rest(pair.name)
+        return models.tagged(pair.name), 0, nothing
+    await unless_gone(request.receive, daemon.supervisor.loaded.ready(pair))
+    load = time.monotonic_ns() - began
+    async with _unloading(daemon, pair.name) if unloads else nullcontext():
+        found = await calculated(request, pair, frame) if frame.inputs else nothing
+    return models.tagged(pair.name), load, found
 
 
 # ---------------------------------------------------------------------------- models

@@ -1,0 +1,34 @@
+"""What a model may be asked for, before it is loaded for nothing."""
+
+from __future__ import annotations
+
+from localspec.daemon.worker.process import Request
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+
+
+def check_purpose(pair: frames.PairFiles, request: Request) -> None:
+    """Whether the model is one for such a request.
+
+    Raises:
+        InvalidRequest: it is not, and what it is for.
+    """
+    name, pooling = pair.name, pair.pooling
+    reason = ""
+    match request:
+        case frames.Embed() if pooling is None:
+            reason = f"'{name}' writes text and computes no embeddings; name an embedding model"
+        case frames.Embed() if pooling == "rank":
+            reason = f"'{name}' is a reranker and computes no embeddings: POST /v1/rerank"
+        case frames.Rerank() if pooling is None:
+            reason = f"'{name}' writes text and ranks no documents; name a reranker"
+        case frames.Rerank() if pooling != "rank":
+            reason = f"'{name}' computes embeddings and ranks no documents; name a reranker"
+        case frames.Generate() | frames.ApplyTemplate() | frames.CountTokens() if pooling:
+            what, path = ("a reranker", "rerank") if pooling == "rank" else _EMBEDS
+            reason = f"'{name}' is {what} and writes no text: POST /v1/{path}"
+    if reason:
+        raise InvalidRequest(f"{reason}. To see what there is: localspec list", param="model")
+
+
+_EMBEDS = "an embedding model", "embeddings"

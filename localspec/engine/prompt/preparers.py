@@ -1,0 +1,171 @@
+"""The two threads that make requests ready, and what they ask of whoever does it.
+
+One has the requests that take long, so that they stall no short one; neither stalls an answer.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from localspec.engine.llama import Vocab, check_tokens
+from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
+from localspec.protocol.frames import (
+    MOST_PIECES,
+    MOST_TEXT,
+    MOST_TOKENS,
+    ApplyTemplate,
+    CountTokens,
+    Detokenize,
+    Embed,
+    Failed,
+    Frame,
+    Generate,
+    Preparing,
+    Reply,
+    Rerank,
+    Tokenize,
+)
+
+QUICK = 0.3  # seconds of preparing that others may wait for
+Small = Tokenize | Detokenize | ApplyTemplate | CountTokens  # answered by a preparer itself
+Work = Generate | Embed | Rerank  # what an engine does, once it is prepared
+Ready_co = TypeVar("Ready_co", covariant=True)
+
+
+class Prepares(Protocol[Ready_co]):
+    """Makes requests ready for one loaded model, in one thread."""
+
+    def seconds(self, request: Work | Small) -> float:
+        """What preparing may cost."""
+
+    def prepare(self, request: Work) -> Ready_co:
+        """For the engine. Raises InvalidRequest."""
+
+    def answer(self, request: Small) -> dict[str, object]:
+        """What needs no engine. Raises InvalidRequest."""
+
+
+class Preparers(Generic[Ready_co]):
+    """The two threads, and the requests that are with them.
+
+    send: to the daemon, from any thread. ready: given each request that can run.
+    """
+
+    def __init__(self, send: Callable[[Frame], None], ready: Callable[[Ready_co], None]) -> None:
+        self._send = send
+        self._ready = ready
+        self._waiting: queue.SimpleQueue[Work | Small] = queue.SimpleQueue()
+        self._slow: queue.SimpleQueue[Work | Small] = queue.SimpleQueue()
+        self._held: set[int] = set()  # requests between reader and engine
+        self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
+        self._pair: tuple[Prepares[Ready_co], Prepares[Ready_co]] | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
+        threading.Thread(target=self._prepare_slow, name="slow preparer", daemon=True).start()
+
+    def use(self, quick: Prepares[Ready_co], slow: Prepares[Ready_co]) -> None:
+        """Prepare by these from now on, quick requests and slow ones."""
+        self._pair = quick, slow
+
+    def close(self) -> None:
+        """No pair is loaded any more."""
+        self._pair = None
+
+    def put(self, request: Work | Small) -> None:
+        if isinstance(request, Work):
+            self._held.add(request.id)
+        self._waiting.put(request)
+
+    def cancel(self, request: int) -> None:
+        """Nobody waits for it any more, if it is here."""
+        if request in self._held:
+            self._cancelled.add(request)
+
+    def taken(self, request: int) -> None:
+        """It has come to the engine.
+
+        Raises:
+            Cancelled: nobody waits for it any more.
+        """
+        self._held.discard(request)
+        if request in self._cancelled:
+            self._cancelled.discard(request)
+            raise Cancelled("The request was cancelled.")
+
+    def _prepare_quick(self) -> None:
+        while True:
+            request = self._waiting.get()
+            pair = self._pair
+            if pair is not None and pair[0].seconds(request) > QUICK:
+                self._slow.put(request)
+            else:
+                self._prepare(request, pair and pair[0])
+
+    def _prepare_slow(self) -> None:
+        while True:
+            request = self._slow.get()
+            pair = self._pair
+            self._prepare(request, pair and pair[1])
+
+    def _prepare(self, request: Work | Small, preparer: Prepares[Ready_co] | None) -> None:
+        self._send(Preparing(request.id, begins=True))
+        try:
+            if preparer is None:
+                raise Unavailable("No pair is loaded.")
+            if request.id in self._cancelled:
+                raise Cancelled("The request was cancelled.")
+            if isinstance(request, Work):
+                self._ready(preparer.prepare(request))
+            else:
+                self._send(Reply(request.id, preparer.answer(request)))
+        except LocalspecError as error:
+            self._forget(request.id)
+            sizes = error.n_prompt_tokens, error.n_ctx
+            self._send(Failed(request.id, error.code, error.message, error.param, *sizes))
+        except Exception as error:  # a bug of ours must not end the thread and hang all requests
+            traceback.print_exc()
+            self._forget(request.id)
+            message = f"Internal error while preparing the request: {error!r}."
+            self._send(Failed(request.id, "internal_error", message))
+        finally:
+            self._send(Preparing(request.id, begins=False))
+
+    def _forget(self, request: int) -> None:
+        self._held.discard(request)
+        self._cancelled.discard(request)
+
+
+def about_tokens(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, object]:
+    """A text's tokens, or the text of some. Raises InvalidRequest."""
+    match request:
+        case Tokenize():
+            tokens = vocab.tokenize(
+                request.text,
+                add_special=request.add_special,
+                parse_special=request.parse_special,
+            )
+            most = MOST_PIECES if request.pieces else MOST_TOKENS
+            if len(tokens) > most:
+                raise InvalidRequest(
+                    f"The text has {len(tokens)} tokens; at most {most} are "
+                    f"returned{' with their pieces' if request.pieces else ''}.",
+                    param="content",
+                )
+            if not request.pieces:
+                return {"tokens": tokens}
+            return {"tokens": tokens, "pieces": [vocab.piece(t, special=True) for t in tokens]}
+        case Detokenize():
+            check_tokens(vocab, request.tokens, "tokens")
+            pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
+            if len(pieces) > MOST_TEXT:
+                raise InvalidRequest(
+                    f"The text of these tokens has {len(pieces)} bytes; at most {MOST_TEXT} are "
+                    "returned at once.",
+                    param="tokens",
+                )
+            return {"content": pieces.decode("utf-8", "replace")}

@@ -1,0 +1,183 @@
+"""Embeddings and reranking through a running daemon, in each protocol that has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx2
+import numpy as np
+import ollama
+import openai
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.encoders import Bert
+
+BERT = Bert.random()
+TEXTS = ["the cat sat", "hello, world 42!", "x"]
+CHAT = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "exact": True}
+QUESTION = "What does shutil.copytree do?"
+ASKED = [{"role": "user", "content": QUESTION}]
+
+
+def add(home: Home, name: str, target: Path) -> None:
+    added = home.request("POST", "/localspec/pairs", {"name": name, "target": str(target)})
+    assert added.status == 201, added.body
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Home]:
+    """An embedding model and a reranker beside the shipped pair."""
+    with temporary_home() as home:
+        daemon = RunningDaemon(home)
+        add(home, "tiny-embed", BERT.write(home.root / "mean.gguf"))
+        add(home, "tiny-rank", BERT.write(home.root / "rank.gguf", pooling="rank"))
+        yield home
+        daemon.stop()
+
+
+@pytest.fixture(scope="module")
+def client(served: Home) -> Iterator[openai.OpenAI]:
+    transport = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
+    with (
+        httpx2.Client(transport=transport) as http,
+        openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http) as client,
+    ):
+        yield client
+
+
+def vector(text: str) -> Any:
+    return BERT.vector(BERT.tokens(text))
+
+
+def near(found: Any, wanted: Any, within: float = 1e-3) -> bool:
+    return bool(np.abs(np.asarray(found) - np.asarray(wanted)).max() < within)
+
+
+def test_the_official_client_gets_the_same_vectors_in_both_formats(client: openai.OpenAI) -> None:
+    plain = client.embeddings.create(model="tiny-embed", input=TEXTS, encoding_format="float")
+    coded = client.embeddings.create(model="tiny-embed", input=TEXTS)  # asks for base64 by itself
+    tokens = sum(len(BERT.tokens(each)) for each in TEXTS)
+    assert (plain.model, plain.object) == ("tiny-embed", "list")
+    assert (plain.usage.prompt_tokens, plain.usage.total_tokens) == (tokens, tokens)
+    assert [each.index for each in plain.data] == [0, 1, 2]
+    for text, each, other in zip(TEXTS, plain.data, coded.data, strict=True):
+        assert near(each.embedding, vector(text))
+        assert near(each.embedding, other.embedding, 1e-7)
+    ids = client.embeddings.create(model="tiny-embed", input=BERT.tokens(TEXTS[0]), dimensions=16)
+    whole = np.array(plain.data[0].embedding[:16])
+    assert near(ids.data[0].embedding, whole / np.linalg.norm(whole), 1e-6)
+    lists = client.embeddings.create(model="tiny-embed", input=[BERT.tokens(t) for t in TEXTS])
+    assert [each.embedding for each in lists.data] == [each.embedding for each in coded.data]
+
+
+def test_llama_servers_and_ollamas_shapes(served: Home) -> None:
+    native = served.request("POST", "/embedding", {"content": TEXTS[0]}).json
+    assert native == served.request("POST", "/embeddings", {"input": [TEXTS[0]]}).json
+    assert [list(each) for each in native] == [["index", "embedding"]]
+    assert near(native[0]["embedding"][0], vector(TEXTS[0]))
+    raw = served.request("POST", "/embedding", {"content": "x", "embd_normalize": -1}).json
+    length = np.linalg.norm(raw[0]["embedding"][0])
+    assert length > 1.1
+    own = httpx.HTTPTransport(uds=str(served.socket), verify=False)
+    with ollama.Client("http://localhost", transport=own) as theirs:
+        many = theirs.embed("tiny-embed:latest", TEXTS)
+        assert all(near(each, vector(t)) for t, each in zip(TEXTS, many["embeddings"], strict=True))
+        assert many["prompt_eval_count"] == sum(len(BERT.tokens(each)) for each in TEXTS)
+        one = theirs.embeddings("tiny-embed", "x")["embedding"]
+        assert near(one, raw[0]["embedding"][0], 1e-6)
+        assert len(theirs.embed("tiny-embed", "a " * 100)["embeddings"][0]) == 128  # cut, as there
+        assert theirs.show("tiny-embed").capabilities == ["embedding"]
+
+
+def test_documents_are_ranked_in_jinas_shape_and_in_tei_s(served: Home) -> None:
+    documents = ["hello world", "the cat", "x y z"]
+    asked = {"query": "cat", "documents": documents, "top_n": 2, "return_documents": True}
+    found = served.request("POST", "/v1/rerank", asked).json
+    assert (found["model"], found["object"]) == ("tiny-rank", "list")
+    assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 10
+    scores = [each["relevance_score"] for each in found["results"]]
+    assert len(scores) == 2
+    assert scores == sorted(scores, reverse=True)
+    assert all(each["document"] == {"text": documents[each["index"]]} for each in found["results"])
+    for path in ("/rerank", "/reranking", "/v1/reranking"):
+        tei = served.request("POST", path, {"query": "cat", "texts": documents}).json
+        assert [each["index"] for each in tei[:2]] == [each["index"] for each in found["results"]]
+        assert list(tei[0]) == ["index", "score"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "said"),
+    [
+        ("/v1/embeddings", {"input": ["x", "a " * 100]}, 400, "Input 2 has 102 tokens"),
+        ("/v1/embeddings", {"input": []}, 400, "'input'"),
+        ("/v1/embeddings", {}, 400, "'input' is missing"),
+        ("/v1/embeddings", {"input": [1, [2]]}, 400, "'input' mixes token ids"),
+        ("/v1/embeddings", {"input": [10**6]}, 400, "outside the vocabulary"),
+        ("/v1/embeddings", {"input": ["x"] * 2049}, 400, "2049 inputs"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 129}, 400, "gives 128 numbers"),
+        ("/v1/embeddings", {"input": "x", "model": "builtin"}, 400, "'builtin' writes text"),
+        ("/v1/embeddings", {"input": "x", "model": "tiny-rank"}, 400, "is a reranker"),
+        ("/v1/rerank", {"query": "x", "documents": []}, 400, "'documents'"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"], "model": "tiny-embed"}, 400, "ranks no"),
+        ("/v1/chat/completions", {"messages": ASKED, "model": "tiny-embed"}, 400, "no text"),
+        ("/v1/completions", {"prompt": "x", "model": "tiny-rank"}, 400, "a reranker and writes no"),
+        ("/api/embed", {"input": "a " * 100, "truncate": False}, 400, "at most 64"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_in_a_sentence(
+    served: Home, path: str, body: Any, status: int, said: str
+) -> None:
+    answer = served.request("POST", path, body)
+    assert answer.status == status, answer.body
+    error = answer.error if isinstance(answer.error, str) else answer.error["message"]
+    assert said in error
+
+
+def test_a_chat_is_the_same_beside_200_texts(served: Home, client: openai.OpenAI) -> None:
+    quiet = served.chat(QUESTION, **CHAT).text
+    texts = [f"the cat {number}" for number in range(200)]
+    with served.streaming(QUESTION, **CHAT) as stream:
+        assert stream.readline()
+        found = client.embeddings.create(model="tiny-embed", input=texts)
+        rest = stream.read().decode()
+    assert near(found.data[199].embedding, vector(texts[199]))
+    chunks = [json.loads(line[6:]) for line in rest.splitlines() if line.startswith("data: {")]
+    said = "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks)
+    assert quiet.endswith(said)
+    assert len(said) > len(quiet) - 20
+
+
+def test_the_commands_know_embedding_models(served: Home) -> None:
+    (served.root / "note.txt").write_text("the cat sat")
+    found = served.run("embed", "--json", str(served.root / "note.txt"), "-", stdin="x\n")
+    assert found.returncode == 0, found.stderr
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [each["file"] for each in lines] == [str(served.root / "note.txt"), "-"]
+    assert near(lines[0]["embedding"], vector("the cat sat"))
+    assert "128 numbers" in served.run("embed", stdin="x").stdout
+    long = served.run("embed", stdin="a " * 100)
+    assert long.returncode == 2
+    assert "reads at most 64 at once; shorten it, or use --truncate" in long.stderr
+    shown = served.run("show", "tiny-embed").stdout
+    assert "embeddings of 128 numbers" in shown
+    assert "draft" not in shown
+    listed = {each["id"]: each for each in served.request("GET", "/v1/models").json["data"]}
+    assert listed["tiny-embed"]["capabilities"] == ["embedding"]
+
+
+def test_a_client_that_leaves_ends_its_request_and_the_next_is_answered(served: Home) -> None:
+    texts = ["the cat sat " * 15] * 2000
+    data = json.dumps({"input": texts, "model": "tiny-embed"}).encode()
+    own = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
+    with httpx2.Client(transport=own) as http, pytest.raises(httpx2.ReadTimeout):
+        http.post("http://localhost/v1/embeddings", content=data, timeout=0.2)
+    answer = served.request("POST", "/v1/embeddings", {"input": "x", "encoding_format": "base64"})
+    found = np.frombuffer(base64.b64decode(answer.json["data"][0]["embedding"]), "<f4")
+    assert near(found, vector("x"))
+    wait_for(lambda: not served.status()["running"], "the end of what was left")
