@@ -121,10 +121,13 @@ class Config:
             "keep answers of /v1/responses that do not say `store`, as OpenAI does", at_once=True
         ),
     ] = True
+    memory: Annotated[
+        Mebibytes, About("MiB of memory for all loaded pairs together", 0, "auto", at_once=True)
+    ] = 0
     idle_unload: Annotated[
         float,
         Meta(ge=0, le=10_000_000),
-        About("seconds without a request before the pair is unloaded", 0, "never", at_once=True),
+        About("seconds without a request before a pair is unloaded", 0, "never", at_once=True),
     ] = 900.0
     watchdog: Annotated[
         float,

@@ -73,7 +73,22 @@ def sync_folder(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what killed processes left unfinished in `folder`, which nobody writes to now."""
+    """Delete what killed processes left unfinished in `folder`, and earlier ones of this number."""
     with contextlib.suppress(OSError):
         for left in folder.glob(UNFINISHED):
-            left.unlink(missing_ok=True)
+            if not _is_written(left):
+                left.unlink(missing_ok=True)
+
+
+def _is_written(unfinished: Path) -> bool:
+    """Whether another process, which is alive, has made the file."""
+    pid = unfinished.name.split(".")[-3]
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True

@@ -86,3 +86,11 @@ def test_what_a_killed_process_left_is_swept_away(file: Path) -> None:
     sweep(file.parent)
     assert list(file.parent.iterdir()) == [file]
     sweep(file.parent / "nowhere")
+
+
+def test_what_another_process_is_writing_is_not_swept_away(file: Path) -> None:
+    """Workers of several pairs write states into the same folders."""
+    unfinished = file.with_name(f".state.{os.getppid()}.1.tmp")
+    unfinished.write_bytes(b"half")
+    sweep(file.parent)
+    assert unfinished.exists()

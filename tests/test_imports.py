@@ -120,6 +120,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "daemon/pairs",
             "daemon/state",
             "daemon/worker",
+            "daemon/worker/queue",
         },
         "they parse, call and answer, so they reach every room and no room reaches them",
     ),
@@ -144,7 +145,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "a turn is a completion that is kept; a store of conversations needs no HTTP",
     ),
     "daemon/completion": (
-        {"daemon/completion/reply", "daemon/http", "daemon/worker"},
+        {"daemon/completion/reply", "daemon/http", "daemon/worker", "daemon/worker/queue"},
         "from a request to its answer, whether or not it is kept",
     ),
     "daemon/completion/ollama": (
@@ -162,7 +163,11 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "daemon/completion/reply": (set(), "a parser of text: no request, no worker, no connection"),
     "daemon/pairs": ({"daemon/http", "daemon/worker"}, "what there is to load, and no use of it"),
     "daemon/http": ({"daemon/threads"}, "it carries bytes, whatever they say"),
-    "daemon/worker": ({"daemon/logs"}, "it carries frames, whoever asked"),
+    "daemon/worker": (
+        {"daemon/logs", "daemon/worker/queue"},
+        "it carries frames, whoever asked",
+    ),
+    "daemon/worker/queue": (set(), "it knows what requests ask for, and no worker"),
     "daemon/logs": (set(), "everything may log"),
     "daemon/threads": (set(), "as logs"),
     "protocol": (set(), "what both ends of ours have, and frames"),

@@ -93,9 +93,10 @@ class PairsClient(Client):
     def cancel_pull(self, name: str) -> dict[str, Any]:
         return self._json("DELETE", f"/localspec/pulls/{quote(name, safe='')}")
 
-    def unload(self) -> bool:
-        """Whether a pair was loaded."""
-        return bool(self._json("POST", "/localspec/unload", {})["unloaded"])
+    def unload(self, name: str = "") -> list[str]:
+        """The pairs that were loaded: the one of that name, or all."""
+        names: list[str] = self._json("POST", "/localspec/unload", {"model": name})["pairs"]
+        return names
 
 
 _VARIABLES = (

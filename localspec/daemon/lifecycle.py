@@ -144,11 +144,11 @@ class Daemon:
         self._configuring = asyncio.Lock()
         self._listens = ""  # to what TCP is listened, as it was set
         supervisor = Supervisor(config, paths, worker_command=worker_command)
-        loaded = supervisor.loaded
+        residents = supervisor.residents
         registry = Registry(
             paths,
-            loaded.uses,
-            lambda: loaded.worker_pid,
+            residents.uses,
+            lambda: residents.pids,
             checks=tuple(worker_command) == DEFAULT_COMMAND,
         )
         conversations = Conversations(
@@ -215,7 +215,7 @@ class Daemon:
             state.looks.close()
             if state.registry.pulling:
                 await asyncio.to_thread(state.registry.close)
-            await state.supervisor.close()
+            await state.supervisor.residents.close()
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
 
@@ -224,7 +224,7 @@ class Daemon:
         async with self._configuring:
             state = self._state
             before = state.problems
-            state.supervisor.configure(await asyncio.to_thread(self._read, state.config))
+            state.supervisor.residents.configure(await asyncio.to_thread(self._read, state.config))
             await self._listen()
             fresh = [problem for problem in state.problems if problem not in before]
             state.unsaid += fresh
@@ -264,11 +264,10 @@ class Daemon:
             self._server.force_exit = True
             self._abort()
             return
-        running = state.supervisor.admission.running
+        running = state.supervisor.drain()
         log.info("draining: %d requests run", running)
         notify("STOPPING=1", f"STATUS=Stopping; finishing {running} answers")
         state.draining = True
-        state.supervisor.admission.close()
         state.registry.stop()
         self._server.end()
         asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)

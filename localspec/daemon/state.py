@@ -57,7 +57,7 @@ class State:
     @property
     def config(self) -> Config:
         """As it is in use now: an edit of the file replaces it."""
-        return self.supervisor.loaded.config
+        return self.supervisor.residents.config
 
     async def pair(self, name: str, receive: Receive, role: names.Role = "chat") -> PairFiles:
         """The files of the pair that answers for this name: `named`, or that of the `role` where none has
@@ -92,7 +92,7 @@ class State:
 
     async def _found(self, name: str, receive: Receive) -> PairFiles:
         name = names.full_name(name, self.config)
-        held = self.supervisor.loaded.holds(name)
+        held = self.supervisor.residents.holds(name)
         if held or not names.needs_a_look(name):
             return held or names.resolve(name, self.config, self.registry)
         config = self.config
@@ -103,15 +103,16 @@ class State:
 
     async def rest(self, name: str) -> None:
         """Unload the pair if it is loaded and nothing runs in it."""
-        if self.supervisor.loaded.uses(name) and not self.supervisor.busy:
-            await self.supervisor.loaded.unload()
+        residents = self.supervisor.residents
+        if residents.uses(name) and not residents.of(name).busy:
+            await residents.unload({name})
 
     async def forget_states(self, name: str | None) -> None:
         """What the engine keeps of a conversation, with None of all.
 
         First the engine, which may be writing; then the files, of engines that are gone too.
         """
-        await self.supervisor.loaded.forget(name)
+        await self.supervisor.residents.forget(name)
         await self.conversations.run(lambda each: each.remove_states(name))
 
     def news(self, pair: str) -> str:

@@ -268,6 +268,14 @@ class ModelMeta(Struct):
     size: int
 
 
+class ModelStatus(Struct):
+    """`value` as llama-server has it; of a pair that is loaded `since` (Unix time) and `memory` in bytes."""
+
+    value: Literal["loaded", "loading", "unloaded"]
+    since: int | UnsetType = UNSET
+    memory: int | UnsetType = UNSET
+
+
 class Model(Struct):
     """`context_length`, in tokens, and `capabilities` are told of pairs whose files can be read."""
 
@@ -278,6 +286,7 @@ class Model(Struct):
     context_length: int | UnsetType = UNSET
     capabilities: list[Capability] | UnsetType = UNSET
     meta: ModelMeta | UnsetType = UNSET
+    status: ModelStatus | UnsetType = UNSET
 
 
 class ModelList(Struct):
@@ -287,7 +296,9 @@ class ModelList(Struct):
 
 class PairStatus(Struct):
     """`state`: unloaded, loading, ready or set_aside; `progress` 0…1 while loading. `plan`: the memory
-    that was free at the load, and what of it the pair is to use.
+    that was free at the load, and what of it the pair is to use; `memory`: bytes of that, null where it is
+    not known. `since`: Unix time. `running` and `waiting`: its requests. `unloads_in`: seconds, if nobody
+    asks; null: never. `keep`: it leaves for no other pair.
     """
 
     name: str
@@ -300,6 +311,13 @@ class PairStatus(Struct):
     backend: str | None = None
     note: str | None = None
     plan: FitView | None = None
+    pid: int | None = None
+    since: float | None = None
+    memory: int | None = None
+    running: int = 0
+    waiting: int = 0
+    unloads_in: float | None = None
+    keep: bool = False
 
 
 class Counts(Struct):
@@ -363,8 +381,12 @@ class Status(Struct):
     """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
     `hashing`: what a pair that is to be loaded or added waits for.
 
+    `pair` is the one that was asked last of those in memory, else the configured one; `worker_pid` its
+    engine's. `pairs`: all that are in memory or being loaded, the same order. `running`, `waiting`: of all
+    pairs. `memory`: bytes that pairs may have, null: as many as are free.
+
     `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies. `ahead`: of a
-    request that came now.
+    request for `pair` that came now.
     """
 
     version: str
@@ -388,3 +410,5 @@ class Status(Struct):
     token_file: str | None = None
     hashing: Hashing | None = None
     ahead: Ahead = field(default_factory=lambda: Ahead(0, 0, 0, 0))
+    pairs: list[PairStatus] = []
+    memory: int | None = None

@@ -106,7 +106,7 @@ class PairEntry(Struct):
     "partly": the GPU's memory does not, but with main memory it does. `problem`: a sentence about a file
     that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts: a model,
     heads (MTP) in the target's file or in that of the draft, the text itself (ngram), or, of a model that
-    writes none, nothing.
+    writes none, nothing. `takes`: bytes of memory, and `since` (Unix time), of one that is loaded.
     """
 
     name: str
@@ -129,6 +129,8 @@ class PairEntry(Struct):
     context: int = 0
     problem: str = ""
     notes: tuple[str, ...] = ()
+    takes: int | None = None
+    since: float | None = None
 
 
 class PairList(Struct):
@@ -204,8 +206,8 @@ class NeedView(Struct):
 class FitView(Struct):
     """What this machine's free memory allows, and the plan of a load. `gpu_layers` −1: all.
 
-    `needed` is all of it: of both models, `prefixes` for prompts that have no slot, and the engine's own.
-    `others`: the context by types of cache that would allow a longer one.
+    `needed` is all of it: of both models, `prefixes` for prompts that have no slot, and the engine's own;
+    `on_gpu` is what of it lies there. `others`: the context by types of cache that would allow a longer one.
     """
 
     context: int
@@ -217,6 +219,7 @@ class FitView(Struct):
     drafting: NeedView
     prefixes: int
     others: dict[str, int]
+    on_gpu: int = 0
 
 
 # In Ollama's words.

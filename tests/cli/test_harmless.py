@@ -186,7 +186,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "add": ["mine --target /❮\x1b❯.gguf"],
     "import": ["", "--json"],
     "drafts": ["builtin"],
-    "unload": [""],
+    "unload": ["", "❮\x1b❯"],
     "start": [""],
     "service install": ["--print"],
     "service uninstall": [""],

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from localspec.daemon.worker.admission import Admission
-from localspec.daemon.worker.forecast import Job
+from localspec.daemon.worker.queue.admission import Admission
+from localspec.daemon.worker.queue.forecast import Job
 from localspec.errors import QueueFull, Unavailable
 
 

@@ -300,18 +300,18 @@ BUGGY = """
 import sys
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.http import tcp
-from localspec.daemon.worker.loaded import LoadedPair
+from localspec.daemon.worker.residents import Residents
 
 def take(self, event):
     if type(event).__name__ == "Done":
         raise ZeroDivisionError("a mistake")
     return taken(self, event)
 
-def status(self, name):
+def present(self):
     raise KeyError("another")
 
 taken, Choice.take = Choice.take, take
-LoadedPair.status = status
+Residents.present = property(present)
 tcp.TcpAuth.check = lambda *_: 1 / 0
 from localspec.daemon.__main__ import main
 sys.exit(main())
@@ -351,7 +351,7 @@ def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home
     assert json.loads(connection.getresponse().read()) == {"error": expected}
     connection.close()
     assert "ZeroDivisionError: a mistake" in home.log.read_text()
-    assert home.request("GET", "/v1/models").status == 200
+    assert home.request("GET", "/api/version").status == 200
     daemon.stop()
 
 
@@ -362,7 +362,7 @@ import asyncio, sys
 from localspec.daemon import lifecycle
 from localspec.daemon.worker.supervisor import Supervisor
 
-async def hang(self):
+async def hang(self, name):
     await asyncio.sleep(3600)
 
 Supervisor.release = hang

@@ -1,4 +1,4 @@
-"""The states of the one pair in memory."""
+"""The states of a pair, and of several beside each other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from localspec import ended
 from localspec.config import Config
-from localspec.daemon.worker.admission import Admission
-from localspec.daemon.worker.loaded import LoadedPair, Loading, Ready, Unloaded
+from localspec.daemon.worker.residents import Residents
+from localspec.daemon.worker.states import Loading, Ready, Unloaded
 from localspec.errors import LoadFailed, WorkerDied, WorkerOutOfMemory
 from localspec.paths import Paths
 from localspec.protocol.answers import Counts
@@ -21,35 +21,27 @@ from localspec.protocol.frames import PairFiles
 from tests.support.daemons import FAKE_WORKER, ROOT
 
 ONE, OTHER = PairFiles("one", "/one.gguf"), PairFiles("other", "/other.gguf")
-Scenario = Callable[[LoadedPair], Coroutine[None, None, None]]
+Scenario = Callable[[Residents], Coroutine[None, None, None]]
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., None]:
-    """Run a scenario with a pair that fake workers hold; its loads that are over are counted."""
+    """Run a scenario with pairs that fake workers hold; the engines that it starts are counted."""
 
-    def run(scenario: Scenario, *options: str, loads: int) -> None:
+    def run(scenario: Scenario, *options: str, starts: int) -> None:
         async def played() -> None:
-            ended = 0
-
-            def over() -> None:
-                nonlocal ended
-                ended += 1
-
-            loaded = LoadedPair(
+            residents = Residents(
                 Config(),
                 Paths(*[tmp_path] * 5),
-                Admission(4, 64),
                 Counts(),
                 worker_command=(sys.executable, str(FAKE_WORKER), *options),
-                load_is_over=over,
             )
             try:
-                await scenario(loaded)
+                await scenario(residents)
             finally:
-                await loaded.close()
-            assert loaded.state == Unloaded()
-            assert ended == loads
+                await residents.close()
+            assert {type(each.state) for each in residents.all} == {Unloaded}
+            assert residents.counts.worker_starts == starts
 
         asyncio.run(asyncio.wait_for(played(), 30))
 
@@ -57,48 +49,61 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
 
 def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -> None:
-    async def scenario(loaded: LoadedPair) -> None:
+    async def scenario(residents: Residents) -> None:
+        loaded = residents.of("one")
         assert loaded.state == Unloaded()
-        assert loaded.status("configured").state == "unloaded"
+        assert loaded.status().state == "unloaded"
         asked = [asyncio.create_task(loaded.ready(ONE)) for _ in range(3)]
         await asyncio.sleep(0)
         assert isinstance(loaded.state, Loading)
-        assert (loaded.uses("one"), loaded.holds("one"), loaded.busy) == (True, None, True)
+        assert (residents.uses("one"), residents.holds("one"), loaded.busy) == (True, None, True)
         first, *others = await asyncio.gather(*asked)
         assert [each is first for each in others] == [True, True]
         assert loaded.state is first
-        assert (loaded.info, loaded.holds("one"), loaded.busy) == (first.info, ONE, False)
-        assert loaded.status("configured").name == "one"
+        assert (loaded.info, residents.holds("one"), loaded.busy) == (first.info, ONE, False)
+        assert residents.shown() is loaded
         await loaded.unload()
         assert loaded.state == Unloaded()
 
-    play(scenario, loads=1)
+    play(scenario, starts=1)
 
 
-def test_another_pair_may_be_asked_for_in_the_moment_that_one_is_ready(
+def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> None:
+    async def scenario(residents: Residents) -> None:
+        asked = asyncio.create_task(residents.of("one").ready(ONE))
+        while not isinstance(residents.of("one").state, Ready):
+            await asyncio.sleep(0)
+        other = await residents.of("other").ready(OTHER)
+        assert [each.name for each in residents.loaded] == ["other", "one"]
+        assert other.engine.worker.pid != (await asked).engine.worker.pid
+        assert sorted(residents.pids) == sorted(each.pid or 0 for each in residents.statuses())
+        assert await residents.unload({"one"}) == ["one"]
+        assert [each.name for each in residents.loaded] == ["other"]
+
+    play(scenario, starts=2)
+
+
+def test_files_of_the_same_name_that_have_changed_replace_those_that_are_loaded(
     play: Callable[..., None],
 ) -> None:
-    async def scenario(loaded: LoadedPair) -> None:
-        asked = asyncio.create_task(loaded.ready(ONE))
-        while not isinstance(loaded.state, Ready):
-            await asyncio.sleep(0)
-        first = loaded.state.engine.worker
-        ready = await loaded.ready(OTHER)
-        assert loaded.state is ready
-        assert (ready.engine.pair, loaded.worker is not first) == (OTHER, True)
-        asked.cancel()
+    changed = PairFiles("one", "/another.gguf")
 
-    play(scenario, loads=2)
+    async def scenario(residents: Residents) -> None:
+        first = await residents.of("one").ready(ONE)
+        second = await residents.of("one").ready(changed)
+        assert residents.of("one").state is second
+        assert (second.engine.pair, first.engine.worker.alive) == (changed, False)
+
+    play(scenario, starts=2)
 
 
 def test_a_load_that_fails_leaves_nothing(play: Callable[..., None]) -> None:
-    async def scenario(loaded: LoadedPair) -> None:
+    async def scenario(residents: Residents) -> None:
         with pytest.raises(LoadFailed, match=r"The file is no GGUF\."):
-            await loaded.ready(ONE)
-        assert loaded.state == Unloaded()
-        assert loaded.status("one").state == "unloaded"
+            await residents.of("one").ready(ONE)
+        assert residents.of("one").state == Unloaded()
 
-    play(scenario, "--load-error", loads=1)
+    play(scenario, "--load-error", starts=1)
 
 
 # ------------------------------------------------------------------------ killed for memory
@@ -128,10 +133,11 @@ def test_a_load_that_the_kernel_kills_for_memory_is_tried_once_more_with_half_th
     tries = 2 if counted else 1
     killed = PairFiles("builtin", str(ROOT / "localspec" / "builtin" / "target.gguf"))
 
-    async def scenario(loaded: LoadedPair) -> None:
+    async def scenario(residents: Residents) -> None:
+        counts_of, loaded = residents.counts, residents.of("builtin")
         asked = [asyncio.create_task(loaded.ready(killed)) for _ in range(2)]
         await asyncio.sleep(0)
-        beside = asyncio.create_task(loaded.ready(OTHER))
+        beside = asyncio.create_task(residents.of("other").ready(OTHER))
         first, second = await asyncio.gather(*asked, return_exceptions=True)
         if ends is None:
             assert isinstance(first, Ready)
@@ -141,10 +147,10 @@ def test_a_load_that_the_kernel_kills_for_memory_is_tried_once_more_with_half_th
         else:
             assert type(first) is type(second) is ends
             assert ("signal SIGKILL" in str(first)) == (not counted)
-        assert loaded._counts.worker_starts == loaded._counts.worker_deaths + (ends is None)
+        assert counts_of.worker_deaths == tries - (ends is None)
         other = await beside
         assert (other.engine.pair, other.engine.planned.notes) == (OTHER, ())
-        assert loaded._counts.worker_starts == tries + 1
+        assert counts_of.worker_starts == tries + 1
         assert counts.read_text() == f"oom_kill {3 + tries - (ends is None)}\n"
 
-    play(scenario, "--most", str(most), "--killed", str(counts), loads=tries + 1)
+    play(scenario, "--most", str(most), "--killed", str(counts), starts=tries + 1)

@@ -157,7 +157,7 @@ def test_a_good_one_is_found_right_once_and_again_when_it_changes(tmp_path: Path
     from localspec.errors import RegistryError
     from localspec.paths import Paths
 
-    registry = Registry(Paths(*[tmp_path] * 5), lambda _: False, lambda: None)
+    registry = Registry(Paths(*[tmp_path] * 5), lambda _: False, lambda: ())
     file = tmp_path / "good.gguf"
     shutil.copy(SHIPPED / "target.gguf", file)
     registry.check(file)

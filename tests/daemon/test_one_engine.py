@@ -1,4 +1,4 @@
-"""There is never more than one engine: a load waits for the end of the engine before it."""
+"""A pair never has more than one engine: a load waits for the end of the engine before it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Start = Callable[..., RunningDaemon]
 
 
 def two(home: Home) -> bool:
-    """Whether two engines were alive at once."""
+    """Whether two engines of a pair were alive at once."""
     return (home.root / "engine.two").exists()
 
 
@@ -63,7 +63,7 @@ def test_an_engine_that_still_saves_after_an_idle_time_is_waited_for(
 ) -> None:
     start_daemon(*alone(home), "--end-delay", "0.7", idle_unload=0.1)
     assert home.chat("say a").text == "a"
-    old = int((home.root / "engine").read_text())
+    old = int((home.root / "engine.fake").read_text())
     wait_for(lambda: home.status()["worker_pid"] is None, "the idle time")
     assert home.chat("say b").text == "b"
     assert not alive(old)
@@ -94,7 +94,7 @@ def test_a_load_that_waits_holds_up_neither_those_who_leave_nor_the_end(
     daemon.stop()
 
 
-def test_loads_unloads_and_deaths_in_any_order_leave_one_engine(
+def test_loads_unloads_and_deaths_in_any_order_leave_one_engine_for_each_pair(
     home: Home, start_daemon: Start
 ) -> None:
     other = home.root / "other.gguf"

@@ -183,7 +183,7 @@ def test_what_our_worker_holds_counts_as_free() -> None:
         "--query-gpu=memory.free": "1024\n",
         "--query-compute-apps=pid,used_memory": "41, 2048\n42, 4096\n43, [N/A]\n",
     }
-    assert free_memory(host(files, gpu), worker=42) == fit.Memory(17 * GIB, 5 * GIB)
+    assert free_memory(host(files, gpu), workers=[42]) == fit.Memory(17 * GIB, 5 * GIB)
 
 
 def test_a_driver_that_does_not_answer_is_no_gpu() -> None:

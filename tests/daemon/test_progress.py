@@ -77,7 +77,7 @@ def test_an_answer_that_waits_for_others_says_so(
 def test_an_answer_that_waits_for_another_pair_names_it(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
-    start_daemon()
+    start_daemon(memory=200)  # MiB, which hold one scripted engine
     other = home.root / "other.gguf"
     other.touch()
     with home.streaming("slow 100"):

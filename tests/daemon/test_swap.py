@@ -1,4 +1,4 @@
-"""Loading, unloading and changing pairs while answers are being written."""
+"""Loading, unloading and changing pairs while answers are being written, where memory holds one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 
 Start = Callable[..., RunningDaemon]
+ONE = 200  # MiB, which hold one scripted engine
 
 
 def load(home: Home, model: str = "") -> list[Any]:
@@ -64,8 +65,9 @@ def test_a_load_that_is_refused_before_it_begins_has_a_status(
 
 
 def test_a_load_that_waits_for_another_pairs_answer_says_so_at_once(
-    home: Home, daemon: RunningDaemon
+    home: Home, start_daemon: Start
 ) -> None:
+    start_daemon(memory=ONE)
     with home.streaming("forever") as stream, ThreadPoolExecutor(1) as pool:
         stream.readline()
         connection = UnixConnection(home.socket)
@@ -80,8 +82,9 @@ def test_a_load_that_waits_for_another_pairs_answer_says_so_at_once(
 
 
 def test_a_stream_finishes_on_the_old_pair_and_the_next_answer_comes_from_the_new(
-    home: Home, daemon: RunningDaemon
+    home: Home, start_daemon: Start
 ) -> None:
+    daemon = start_daemon(memory=ONE)
     other = other_pair(home)
     with home.streaming("slow 30") as stream, ThreadPoolExecutor(2) as pool:
         stream.readline()
@@ -100,8 +103,9 @@ def test_a_stream_finishes_on_the_old_pair_and_the_next_answer_comes_from_the_ne
 
 
 def test_whoever_waits_for_a_swap_and_leaves_holds_nobody_up(
-    home: Home, daemon: RunningDaemon
+    home: Home, start_daemon: Start
 ) -> None:
+    start_daemon(memory=ONE)
     other = other_pair(home)
     with home.streaming("forever") as stream:
         stream.readline()
@@ -115,7 +119,7 @@ def test_whoever_waits_for_a_swap_and_leaves_holds_nobody_up(
 def test_loads_and_unloads_at_once_leave_a_daemon_that_answers(
     home: Home, start_daemon: Start
 ) -> None:
-    start_daemon("--load-delay", "0.02")
+    start_daemon("--load-delay", "0.02", memory=ONE)
     other = other_pair(home)
 
     def ask(number: int) -> int:

@@ -26,7 +26,7 @@ In an /infill the command is `prompt` after an exclamation mark.
 `--first-decode SIGNAL` dies by it at the first decode unless safe mode is on, `--always SIGNAL` in
 safe mode too; `--load-delay S` loads slowly; `--load-error` refuses to load; `--pace S` waits
 before each word of "say"; `--end-delay S` takes its time when told to end; `--alone FILE` writes
-its number there, and FILE.two when another engine with the same FILE is alive; `--most N` has no memory
+its number to FILE.PAIR, and FILE.two when another engine of the same pair is alive; `--most N` has no memory
 for a larger context, and with `--killed FILE` is killed for it, as the kernel kills and counts in FILE.
 """
 
@@ -100,7 +100,17 @@ class FakeWorker:
                     os._exit(0)
         os._exit(0)
 
+    def alone(self, file: str, pair: str) -> None:
+        self.held = open(f"{file}.{pair}", "w")  # noqa: PTH123, SIM115 - the system gives it free when we end
+        print(os.getpid(), file=self.held, flush=True)
+        try:
+            fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            Path(f"{file}.two").touch()
+
     def load(self, frame: frames.Load) -> None:
+        if self.options.alone:
+            self.alone(self.options.alone, Path(frame.pair.target).stem)
         self.safe = not frame.settings.extra_buffers
         self.send(frames.Loading("target", 0.5))
         time.sleep(self.options.load_delay)
@@ -288,19 +298,12 @@ def main() -> None:
     parser.add_argument("--load-delay", type=float, default=0.0)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--end-delay", type=float, default=0.0)
-    parser.add_argument("--alone", type=Path)
+    parser.add_argument("--alone")
     parser.add_argument("--load-error", action="store_true")
     parser.add_argument("--most", type=int, default=0)
     parser.add_argument("--killed", type=Path)
     parser.add_argument("--template")
     options = parser.parse_args()
-    held = options.alone and options.alone.open("w")  # the system gives it free when we end
-    if held:
-        print(os.getpid(), file=held, flush=True)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            Path(f"{options.alone}.two").touch()
     FakeWorker(socket.socket(fileno=options.fd), options).run()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from localspec.cli.terminal import render
 
 TYPE_CHECKING = False
@@ -100,6 +102,11 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("target", pair.get("target")),
         ("draft", pair.get("draft")),
         ("memory", _memory(pair.get("plan"))),
+        *(
+            ("also", _beside(each))
+            for each in value.get("pairs") or ()
+            if each["name"] != pair["name"]
+        ),
         ("note", pair.get("note")),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
         ("queue", _queue(value.get("ahead") or {})),
@@ -149,7 +156,23 @@ def _pair(pair: dict[str, Any]) -> str:
         state += f" {pair['stage']}, {100 * pair['progress']:.0f}%"
     if pair["state"] == "ready":
         state += f", context {pair['n_ctx']}, {pair['backend']}"
-    return f"{pair['name']}: {state}"
+    return f"{pair['name']}: {state}{_stays(pair)}"
+
+
+def _stays(pair: dict[str, Any]) -> str:
+    """As in ", loaded for 5 min, kept"."""
+    since = pair.get("since")
+    told = f", loaded for {_span(max(time.time() - since, 0))}" if since else ""
+    return f"{told}, kept" if pair.get("keep") else told
+
+
+def _beside(pair: dict[str, Any]) -> str:
+    """Another pair in memory."""
+    from localspec.cli.terminal import pairs  # which `ask` has no use for
+
+    takes = f", {pairs.size(pair['memory'])}" if pair.get("memory") else ""
+    count = pair.get("running", 0)
+    return _pair(pair) + takes + (f", {count} request{'s' * (count != 1)} running" if count else "")
 
 
 def _memory(plan: dict[str, Any] | None) -> str:

@@ -55,13 +55,20 @@ def pairs(entries: list[dict[str, Any]]) -> None:
     """What is here."""
     rows = [["NAME", "SIZE", "FOR", "DESCRIPTION"]]
     for each in entries:
-        what = f"{each['summary'] or _files(each)}{' (loaded)' if each['loaded'] else ''}"
+        what = f"{each['summary'] or _files(each)}{_loaded(each)}"
         mark = "(see below) " if each["problem"] else ""
         rows.append([each["name"], _size(each), ",".join(each["roles"]), f"{mark}{what}"])
     render.table(rows)
     for each in entries:
         if each["problem"]:
             render.line(f"{each['name']}: {each['problem']}")
+
+
+def _loaded(each: dict[str, Any]) -> str:
+    if not each["loaded"]:
+        return ""
+    takes = f", {size(each['takes'])}" if each.get("takes") else ""
+    return f" (loaded{takes})"
 
 
 def catalogue(entries: list[dict[str, Any]]) -> None:

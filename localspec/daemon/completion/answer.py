@@ -21,8 +21,8 @@ from localspec.daemon.completion.reply.calls import Arguments, Call
 from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
 from localspec.daemon.http.requests import ClientGone, answer, unless_gone
 from localspec.daemon.http.sse import Emit, EventStream
-from localspec.daemon.worker.forecast import Job
 from localspec.daemon.worker.process import Event
+from localspec.daemon.worker.queue.forecast import Job
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
@@ -279,13 +279,13 @@ class Run:
             told = now
 
     def _waits_for(self, jobs: Sequence[Job]) -> Progress:
-        name, supervisor = self.pair.name, self.supervisor
+        name, asked = self.pair.name, self.supervisor.residents.of(self.pair.name)
         job = next((job for job in jobs if job.placed), None)
         if job is None:
-            return Progress("queued", name, ahead=supervisor.admission.ahead(jobs[0]))
+            return Progress("queued", name, ahead=asked.admission.ahead(jobs[0]))
         if not job.prompt:
-            return supervisor.loaded.waits_for(self.pair)
-        seconds = supervisor.forecast.reading_s(job)
+            return asked.waits_for(self.pair)
+        seconds = asked.forecast.reading_s(job)
         left = UNSET if seconds is None else math.ceil(seconds)
         return Progress("reading", name, job.read / job.prompt, UNSET, job.prompt, left)
 

@@ -37,7 +37,7 @@ async def chat(request: Request) -> Response:
     shape = ChatShape(
         answer,
         body.stream_options,
-        note=daemon.supervisor.loaded.note,
+        note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
         conversation=turn.id if turn else None,
         not_kept=(lambda: turn.not_kept) if turn else str,
@@ -64,7 +64,7 @@ async def ready(
     if uses_tools(body):  # how a call is written is the model's own matter
         pair = await daemon.pair(body.model, request.receive)
         form = await asyncio.to_thread(
-            notation, (await daemon.supervisor.loaded.ready(pair)).info.chat_template
+            notation, (await daemon.supervisor.ready(pair)).chat_template
         )
     wanted, parser = chat_frames(body, form, turn.id if turn else None)
     if turn and turn.cut:
@@ -83,7 +83,7 @@ async def complete(request: Request) -> Response:
     shape = TextShape(
         Answer(pair.name, wanted, n=body.n or 1, ended=ended),
         body.stream_options,
-        note=daemon.supervisor.loaded.note,
+        note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
     )
     if body.echo:

@@ -15,7 +15,8 @@ from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import EventStream
 from localspec.daemon.state import State, state_of
 from localspec.daemon.worker import placement
-from localspec.daemon.worker.forecast import Job
+from localspec.daemon.worker.placement import MIB
+from localspec.daemon.worker.queue.forecast import Job
 from localspec.errors import LocalspecError
 from localspec.protocol.answers import Configured, Status
 from localspec.protocol.requests import LoadRequest
@@ -25,23 +26,24 @@ _PATIENCE = 5.0  # seconds: a pair that was never looked at is hashed, which nob
 
 async def status(request: Request) -> Response:
     daemon = state_of(request)
-    supervisor, loaded = daemon.supervisor, daemon.supervisor.loaded
+    supervisor, residents = daemon.supervisor, daemon.supervisor.residents
+    shown = residents.shown()
     return answer(
         Status(
             version=localspec.__version__,
             api_version=localspec.API_VERSION,
             pid=os.getpid(),
             uptime=time.monotonic() - daemon.started,
-            pair=loaded.status(daemon.config.pair),
-            running=supervisor.admission.running,
-            waiting=supervisor.admission.waiting,
-            queue_limit=supervisor.admission.limit,
-            worker_pid=loaded.worker_pid,
-            safe_mode=loaded.safe_mode.on,
+            pair=shown.status(),
+            running=residents.running(),
+            waiting=residents.waiting(),
+            queue_limit=daemon.config.queue,
+            worker_pid=shown.worker.pid if shown.worker else None,
+            safe_mode=residents.safe_mode.on,
             draining=daemon.draining,
             counts=supervisor.metrics.counts,
             figures=supervisor.figures(),
-            ahead=supervisor.admission.ahead(Job()),
+            ahead=shown.admission.ahead(Job()),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
             pulls=len(daemon.registry.pulling),
@@ -49,6 +51,8 @@ async def status(request: Request) -> Response:
             problems=daemon.problems,
             listen=daemon.tcp.url if daemon.tcp else None,
             token_file=str(daemon.paths.token) if daemon.tcp else None,
+            pairs=residents.statuses(),
+            memory=daemon.config.memory * MIB or None,
         )
     )
 
@@ -62,7 +66,7 @@ async def shutdown(request: Request) -> Response:
 
 
 async def reset(request: Request) -> Response:
-    state_of(request).supervisor.loaded.reset()
+    state_of(request).supervisor.residents.reset()
     return answer({"status": "ok"})
 
 
@@ -91,18 +95,18 @@ def _not_a_file(where: str) -> bool:
 
 async def _costs(daemon: State, request: Request) -> list[str]:
     """What of the configuration the pair does not get on this machine; nothing where that takes long."""
-    loaded = daemon.supervisor.loaded
+    workers = daemon.supervisor.residents.pids
     settings = placement.settings(daemon.config, daemon.paths)
     try:
         async with asyncio.timeout(_PATIENCE):
             pair = await daemon.pair("", request.receive)
-            return await asyncio.to_thread(placement.costs, pair, settings, loaded.worker_pid)
+            return await asyncio.to_thread(placement.costs, pair, settings, workers)
     except (TimeoutError, LocalspecError):  # the next question says why
         return []
 
 
 async def load(request: Request) -> Response:
-    """Load a pair; answers that are being written finish on the present one first.
+    """Load a pair. Where memory holds no more, others leave for it once they have answered.
 
     Events: how far it is, at once and whenever that changes, and at last that it is ready or why
     not. What is refused before anything is tried (a pair that is not here or was set aside) has a
@@ -111,9 +115,19 @@ async def load(request: Request) -> Response:
     body = await read(request, LoadRequest)
     daemon = state_of(request)
     pair = await daemon.pair(body.model, request.receive)
-    return EventStream(partial(daemon.supervisor.loaded.load, pair))
+    return EventStream(partial(daemon.supervisor.residents.of(pair.name).load, pair))
 
 
 async def unload(request: Request) -> Response:
-    """Give the pair's memory back now; 409 while it is at work."""
-    return answer({"unloaded": await state_of(request).supervisor.release()})
+    """Give a pair's memory back now, without a name that of all; 409 while it is at work.
+
+    Raises:
+        ModelNotFound: there is no such pair.
+    """
+    daemon = state_of(request)
+    body = await read(request, LoadRequest, empty=LoadRequest())
+    name = None
+    if body.model:
+        name = (await daemon.named(body.model, request.receive)).name
+    pairs = await daemon.supervisor.release(name)
+    return answer({"unloaded": bool(pairs), "pairs": pairs})

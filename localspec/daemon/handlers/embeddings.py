@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from localspec.daemon.http.requests import answer, read, unless_gone
 from localspec.daemon.state import State, state_of
-from localspec.daemon.worker.admission import RETRY_AFTER
+from localspec.daemon.worker.queue.admission import RETRY_AFTER
 from localspec.errors import InvalidRequest, QueueFull
 from localspec.protocol import frames
 from localspec.protocol.answers import (

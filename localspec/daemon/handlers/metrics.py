@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.metrics import Histogram, Metrics
+from localspec.protocol.answers import PairStatus
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -25,15 +26,15 @@ async def show(request: Request) -> Response:
 
 def _lines(daemon: State) -> Iterator[str]:
     supervisor = daemon.supervisor
-    metrics, queue, loaded = supervisor.metrics, supervisor.admission, supervisor.loaded
+    metrics, residents = supervisor.metrics, supervisor.residents
     counts, totals = metrics.counts, metrics.totals
     yield from _counter("requests_total", "Generations requested.", counts.requests)
     yield from _counter("requests_failed_total", "Generations that failed.", counts.failed)
     yield from _counter(
         "requests_cancelled_total", "Generations cancelled by the client.", counts.cancelled
     )
-    yield from _gauge("requests_running", "Generations running.", queue.running)
-    yield from _gauge("requests_waiting", "Generations waiting in the queue.", queue.waiting)
+    yield from _gauge("requests_running", "Generations running.", residents.running())
+    yield from _gauge("requests_waiting", "Generations waiting in the queue.", residents.waiting())
     yield from _histogram(
         "time_to_first_text_seconds",
         "Time from a request's arrival to its first text.",
@@ -53,15 +54,36 @@ def _lines(daemon: State) -> Iterator[str]:
     yield from _speculation(metrics)
     yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
     yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
-    yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(loaded.info is not None))
+    yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded)))
+    yield from _pairs(residents.statuses())
     yield from _gauge(
-        "safe_mode", "Whether safe mode (slower kernels) is on.", int(loaded.safe_mode.on)
+        "safe_mode", "Whether safe mode (slower kernels) is on.", int(residents.safe_mode.on)
     )
+
+
+def _pairs(present: list[PairStatus]) -> Iterator[str]:
+    """Of each that is in memory."""
+    loaded = {_label(each.name): each for each in present if each.state == "ready"}
+    yield from _gauge("pairs_loaded", "Pairs that are loaded.", len(loaded))
+    figures = (
+        ("pair_memory_bytes", "Memory planned for a pair.", "memory"),
+        ("pair_loaded_since_seconds", "When a pair was loaded, Unix time.", "since"),
+        ("pair_requests_running", "A pair's generations running.", "running"),
+        ("pair_requests_waiting", "A pair's generations waiting in its queue.", "waiting"),
+    )
+    for name, text, key in figures:
+        values = {pair: round(getattr(each, key) or 0) for pair, each in loaded.items()}
+        yield from _counters(name, text, "pair", values, "gauge")
+
+
+def _label(text: str) -> str:
+    """As a label's value: a pair may be named by a path, and that may have anything in it."""
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _as_llama_server(daemon: State) -> Iterator[str]:
     """llama-server's names. As there, the rates are of the time since they were last asked for."""
-    queue, metrics = daemon.supervisor.admission, daemon.supervisor.metrics
+    queue, metrics = daemon.supervisor.residents, daemon.supervisor.metrics
     counts, totals = metrics.counts, metrics.totals
     found = [
         ("counter", "prompt_tokens_total", "Prompt tokens processed, without cached ones.",
@@ -82,8 +104,8 @@ def _as_llama_server(daemon: State) -> Iterator[str]:
         ("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", metrics.prompt_rate.take()),
         ("gauge", "predicted_tokens_seconds", "Generated tokens per second.",
          metrics.predicted_rate.take()),
-        ("gauge", "requests_processing", "Generations running.", queue.running),
-        ("gauge", "requests_deferred", "Generations waiting in the queue.", queue.waiting),
+        ("gauge", "requests_processing", "Generations running.", queue.running()),
+        ("gauge", "requests_deferred", "Generations waiting in the queue.", queue.waiting()),
         ("gauge", "n_busy_slots_per_decode", "Sequences in a target pass, on average.",
          metrics.busy / max(metrics.passes, 1)),
     ]  # fmt: skip
@@ -140,10 +162,12 @@ def _gauge(name: str, text: str, value: float) -> Iterator[str]:
     return _counter(name, text, value, "gauge")
 
 
-def _counters(name: str, text: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
-    """One counter for each value of a label; nothing where there is none."""
+def _counters(
+    name: str, text: str, label: str, values: Mapping[str, int], kind: str = "counter"
+) -> Iterator[str]:
+    """One for each value of a label; nothing where there is none."""
     if values:
-        yield from _head(f"localspec_{name}", "counter", text)
+        yield from _head(f"localspec_{name}", kind, text)
     for value, count in values.items():
         yield f'localspec_{name}{{{label}="{value}"}} {count}'
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +18,7 @@ from localspec.daemon.pairs import names, views
 from localspec.daemon.pairs.names import BUILTIN
 from localspec.daemon.state import State, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotOffered, Unavailable
-from localspec.protocol.answers import Model, ModelList, ModelMeta
+from localspec.protocol.answers import Model, ModelList, ModelMeta, ModelStatus
 
 _NO_SEED = (1 << 32) - 1  # llama-server's: one is drawn
 
@@ -31,8 +33,10 @@ async def models(request: Request) -> Response:
     if _is_anthropics(request):
         return answer(anthropic.models(created))
 
+    statuses = _statuses(daemon)
+
     def look() -> list[Model]:
-        return [_model(daemon, name, when) for name, when in created.items()]
+        return [_model(daemon, name, when, statuses) for name, when in created.items()]
 
     return answer(ModelList(await asyncio.to_thread(look)))
 
@@ -51,7 +55,8 @@ async def model(request: Request) -> Response:
         )
     if _is_anthropics(request):
         return answer(anthropic.models({name: created[name]}).data[0])
-    return answer(await asyncio.to_thread(_model, daemon, name, created[name]))
+    statuses = _statuses(daemon)
+    return answer(await asyncio.to_thread(_model, daemon, name, created[name], statuses))
 
 
 def _is_anthropics(request: Request) -> bool:
@@ -61,21 +66,31 @@ def _is_anthropics(request: Request) -> bool:
 def _created(daemon: State) -> dict[str, int]:
     """Names of pairs, each with the time since when it is here."""
     began = int(time.time() - (time.monotonic() - daemon.started))
-    info = daemon.supervisor.loaded.info
-    first = [daemon.config.pair, BUILTIN, *([info.name] if info else [])]
+    loaded = [each.name for each in daemon.supervisor.residents.loaded]
+    first = [daemon.config.pair, BUILTIN, *loaded]
     listed = daemon.registry.store.listing().records
     return dict.fromkeys(first, began) | {each.name: int(each.created) for each in listed}
 
 
-def _model(daemon: State, name: str, created: int) -> Model:
-    found = Model(name, created)
+def _model(daemon: State, name: str, created: int, statuses: Mapping[str, ModelStatus]) -> Model:
+    found = Model(name, created, status=statuses.get(name, ModelStatus("unloaded")))
     with suppress(LocalspecError):  # `localspec list` says what is wrong with it
         view = views.details(daemon.registry, name, 0, daemon.config)
-        loaded = daemon.supervisor.loaded
-        served = loaded.info.n_ctx if loaded.info and loaded.holds(view.name) else 0
-        served = served or (view.fit.context if view.fit else view.context)
+        info = daemon.supervisor.residents.info(view.name)
+        served = info.n_ctx if info else view.fit.context if view.fit else view.context
         found.context_length, found.capabilities = served, view.capabilities
         found.meta = ModelMeta(served, view.target.context, view.target.parameters, view.size)
+    return found
+
+
+def _statuses(daemon: State) -> dict[str, ModelStatus]:
+    """Of the pairs in memory, and of those that come."""
+    found = {}
+    for each in daemon.supervisor.residents.statuses():
+        since = UNSET if each.since is None else int(each.since)
+        memory = UNSET if each.memory is None else each.memory
+        value: Literal["loaded", "loading"] = "loaded" if each.state == "ready" else "loading"
+        found[each.name] = ModelStatus(value, since, memory)
     return found
 
 
@@ -84,7 +99,8 @@ async def health(request: Request) -> Response:
     daemon = state_of(request)
     if daemon.draining:
         return answer(_unavailable("Shutting down"), 503)
-    if daemon.supervisor.loaded.status(daemon.config.pair).state == "loading":
+    residents = daemon.supervisor.residents
+    if residents.present and not residents.loaded:
         return answer(_unavailable("Loading model"), 503)
     return answer({"status": "ok"})
 
@@ -94,19 +110,22 @@ def _unavailable(message: str) -> dict[str, Any]:
 
 
 async def props(request: Request) -> Response:
-    """llama-server's /props. The configured pair is loaded to describe it, unless it only rests."""
+    """llama-server's /props, of the pair that was asked last. Where none is loaded the configured one is, to
+    describe it, unless it only rests.
+    """
     daemon = state_of(request)
-    loaded = daemon.supervisor.loaded
-    info = loaded.info or loaded.last
-    if info is None or (not loaded.info and info.name != names.full_name("", daemon.config)):
-        info = (await loaded.ready(await daemon.pair("", request.receive))).info
+    residents = daemon.supervisor.residents
+    loaded = residents.shown().info
+    info = loaded or residents.last
+    if info is None or (not loaded and info.name != names.full_name("", daemon.config)):
+        info = await daemon.supervisor.ready(await daemon.pair("", request.receive))
     return answer(
         {
             "default_generation_settings": {
                 "n_ctx": info.n_ctx,
                 "params": {**info.sampling_defaults, "seed": _NO_SEED},
             },
-            "total_slots": daemon.supervisor.admission.parallel,
+            "total_slots": daemon.config.parallel,
             "model_alias": info.name,
             "model_path": (await daemon.pair(info.name, request.receive)).target,
             "chat_template": info.chat_template or "",
@@ -114,29 +133,30 @@ async def props(request: Request) -> Response:
             "eos_token": info.eos_token,
             "build_info": info.backend,
             "modalities": {"vision": False, "audio": False},
-            "is_sleeping": loaded.info is None,
+            "is_sleeping": residents.info(info.name) is None,
         }
     )
 
 
 async def slots(request: Request) -> Response:
-    """llama-server's /slots: `parallel` requests at once, and how many of them there are now.
+    """llama-server's /slots, of the pair that was asked last: `parallel` requests at once, and how many of
+    them there are now.
 
     No request has a slot of its own here (the longest cached prefix decides, and it may move), so there
     is no more to be said of one; and nothing is loaded to say it.
     """
     daemon = state_of(request)
-    loaded, queue = daemon.supervisor.loaded, daemon.supervisor.admission
+    shown = daemon.supervisor.residents.shown()
+    queue, info = shown.admission, shown.info
     if request.query_params.get("fail_on_no_slot") == "1" and queue.running >= queue.parallel:
         raise Unavailable("No slot is idle.")
-    info = loaded.info
-    shown = {
+    same = {
         "n_ctx": info.n_ctx if info else 0,
         "speculative": info is not None and info.speculation is None,
     }
     return answer(
         [
-            {"id": number, **shown, "is_processing": number < queue.running}
+            {"id": number, **same, "is_processing": number < queue.running}
             for number in range(queue.parallel)
         ]
     )

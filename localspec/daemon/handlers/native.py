@@ -34,7 +34,7 @@ async def _respond(
     request: Request, body: NativeRequest, wanted: list[Generate], editor: Place | None = None
 ) -> Response:
     daemon = state_of(request)
-    loaded = daemon.supervisor.loaded
+    residents = daemon.supervisor.residents
     pair = await _pair(request, body.model, strict=OUR_CLIENT in request.headers)
     shape = llama_server.LlamaServerShape(
         Answer(
@@ -44,8 +44,8 @@ async def _respond(
             ended=figures(daemon.conversations, body, pair.name),
         ),
         body,
-        loaded=lambda: loaded.info,
-        note=loaded.note,
+        loaded=lambda: residents.info(pair.name),
+        note=residents.note,
     )
     during = nullcontext() if editor is None else daemon.editors.typing(editor)
     run = Run(daemon.supervisor, pair, wanted, shape, during, **waiting(body, shape))

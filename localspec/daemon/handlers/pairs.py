@@ -28,6 +28,10 @@ async def listed(request: Request) -> Response:
     everything = request.query_params.get("all", "0") not in ("", "0", "false")
     found = await asyncio.to_thread(views.listing, daemon.registry, everything)
     found.problems += [each for each in daemon.problems if each not in found.problems]
+    loaded = {each.name: each for each in daemon.supervisor.residents.statuses()}
+    for entry in found.pairs:
+        if status := loaded.get(entry.name):
+            entry.takes, entry.since = status.memory, status.since
     return answer(found)
 
 

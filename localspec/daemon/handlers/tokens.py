@@ -62,7 +62,7 @@ async def apply_template(request: Request) -> Response:
     form = TOLD
     if uses_tools(body):
         form = await asyncio.to_thread(
-            notation, (await daemon.supervisor.loaded.ready(pair)).info.chat_template
+            notation, (await daemon.supervisor.ready(pair)).chat_template
         )
     prompt = template_prompt(body, form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))

@@ -48,8 +48,8 @@ class SameVersion:
         await self._app(scope, receive, send)
 
 
-async def read(request: Request, kind: type[Body]) -> Body:
-    """The body as `kind`.
+async def read(request: Request, kind: type[Body], *, empty: Body | None = None) -> Body:
+    """The body as `kind`; `empty` where there is none and that may be so.
 
     Raises:
         BadBody: it is no such thing.
@@ -72,6 +72,8 @@ async def read(request: Request, kind: type[Body]) -> Body:
         raise Cancelled(
             "The client disconnected or was too slow before its request was read."
         ) from None
+    if empty is not None and not body:
+        return empty
     decoded = decode(body, kind, weight)
     await asyncio.sleep(0)  # a long text takes its time here, and again on its way to the engine
     return decoded

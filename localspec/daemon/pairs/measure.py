@@ -37,10 +37,11 @@ class Trials:
 
     def __init__(self, supervisor: Supervisor) -> None:
         """Raises Conflict when the engine is at work: both would be slower, and the numbers wrong."""
-        if supervisor.busy:
+        if supervisor.residents.busy:
             raise Conflict("The engine is busy; measure when it is idle.")
         self._supervisor = supervisor
         self._loop = asyncio.get_running_loop()
+        self._measured = ""
 
     def __call__(self, target: Path, draft: Path) -> Trial:
         """The target with this draft.
@@ -54,10 +55,12 @@ class Trials:
         return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
 
     def end(self) -> None:
-        """Unload what was measured last, unless somebody uses the engine again."""
+        """Unload what was measured last, unless somebody uses it."""
         asyncio.run_coroutine_threadsafe(self._release(), self._loop).result()
 
     async def _try(self, files: frames.PairFiles, kind: Literal["draft", "mtp"]) -> Trial:
+        await self._release()  # each has the memory of the one before it
+        self._measured = files.name
         texts: list[tuple[int, int]] = []
         profile: dict[str, Any] = {}
         end = self._loop.time() + ENOUGH_S
@@ -66,7 +69,7 @@ class Trials:
                 break
             done = await self._answer(files, prompt, kind)
             texts.append(accepted(done))
-            info = self._supervisor.loaded.info
+            info = self._supervisor.residents.info(files.name)
             if info is None or not info.profile.get("draft_ms"):
                 reason = (info and info.speculation) or done.speculation.reason
                 raise LocalspecError(
@@ -83,7 +86,7 @@ class Trials:
     async def _answer(
         self, files: frames.PairFiles, prompt: str, kind: Literal["draft", "mtp"]
     ) -> frames.Done:
-        if self._supervisor.busy:
+        if self._supervisor.residents.busy:
             raise Interrupted
         request = frames.Generate(
             0,
@@ -102,8 +105,9 @@ class Trials:
             raise
 
     async def _release(self) -> None:
-        if not self._supervisor.busy:
-            await self._supervisor.loaded.unload()
+        pair = self._supervisor.residents.of(self._measured)
+        if self._measured and not pair.busy:
+            await pair.unload()
 
 
 def accepted(done: frames.Done) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,18 +45,18 @@ class Registry:
         self,
         paths: Paths,
         in_use: Callable[[str], bool],
-        worker: Callable[[], int | None],
+        workers: Callable[[], Collection[int]],
         host: Host | None = None,
         *,
         checks: bool = True,
     ) -> None:
-        """`in_use`: whether a pair is loaded; `worker`: the engine's pid.
+        """`in_use`: whether a pair is loaded; `workers`: the engines' pids.
 
         `checks` False: an engine of somebody else's decides itself what it can read.
         """
         self.paths = paths
         self.in_use = in_use
-        self._worker = worker
+        self._workers = workers
         self._host = host
         self._lock = threading.Lock()
         self._checks = checks
@@ -122,7 +122,7 @@ class Registry:
         """What a pair could have if it were loaded instead of the present one."""
         from localspec.machine import Host
 
-        return free_memory(self._host or Host.here(), self._worker())
+        return free_memory(self._host or Host.here(), self._workers())
 
     def preset(self, pair: PairFiles) -> PairFiles:
         """The pair with what models.toml says of it in place of its target's file."""

@@ -1,15 +1,17 @@
-"""The engine worker: its process, what it holds, who may use it, how it ends.
+"""The engine workers: their processes, what they hold, who may use them, how they end.
 
-supervisor: a request on its way through the queue into the worker, and the idle time
+supervisor: a request on its way through its pair's queue into the worker
 purposes: what a model may be asked for
-admission: the queue
-forecast: how long it takes, by what requests took before
-loaded: the pair in memory: unloaded, loading or ready
+residents: the pairs in memory, one load at a time
+room: who is in memory together, and who leaves for a newcomer
+loaded: one pair, from its load to the end of its worker, and its idle time
+states: unloaded, loading or ready
+queue/: the queue before it, and how long that takes
 placement: how a pair is loaded so that it fits
 process: one engine process, the frames to and from it, the requests that run in it
 death: what the end of a worker means
 safe_mode: whether llama.cpp's fast kernels are off, remembered between runs
 metrics: what is counted of the requests
 
-It knows frames and no HTTP: of the daemon it imports `logs` alone.
+It knows frames and no HTTP: of the other rooms it imports `logs` alone.
 """

@@ -1,22 +1,24 @@
-"""The pair in memory and the worker that holds it: loading, changing and losing it.
+"""A pair and the worker that holds it: loading, changing and losing it.
 
 Apart from the requests, because a load outlives whoever asked for it and a death is everybody's:
-here is decided which pair the one worker holds, and whether it may be started once more.
+here is decided when the worker is started and ended, and whether it may be started once more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import msgspec
 
 from localspec import errors
 from localspec.config import Config
-from localspec.daemon.worker import placement
-from localspec.daemon.worker.admission import Admission
+from localspec.daemon.worker import placement, states
 from localspec.daemon.worker.death import (
     CrashHistory,
     DeadlyTexts,
@@ -26,8 +28,11 @@ from localspec.daemon.worker.death import (
     cause,
     deadly,
 )
-from localspec.daemon.worker.process import Again, Running, Worker, spawn
+from localspec.daemon.worker.process import Again, Running, Worker
+from localspec.daemon.worker.queue.admission import Admission
+from localspec.daemon.worker.queue.forecast import Forecast
 from localspec.daemon.worker.safe_mode import SafeMode
+from localspec.daemon.worker.states import Engine, Loading, Ready, Unloaded
 from localspec.paths import Paths
 from localspec.protocol import frames
 from localspec.protocol.answers import Counts, PairStatus, Progress
@@ -38,73 +43,67 @@ _LEAST = 512  # tokens of a context that half of may do
 _LOOK = 0.05  # seconds between two looks at a load that is watched
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A worker and what it was told to load."""
+class Room(Protocol):
+    """What loaded pairs share: memory, and what is known of the machine and of earlier deaths."""
 
-    worker: Worker
-    pair: frames.PairFiles  # as it was asked for
-    config: Config  # as it was then
-    mapped: Mapped  # the files as they were at the load
-    planned: placement.Planned
-    smaller: bool = False  # than planned at first, for which there was no memory
+    config: Config  # what changes here is used from the next request
+    paths: Paths
+    counts: Counts
+    safe_mode: SafeMode
+    crashes: CrashHistory
+    deadly_texts: DeadlyTexts
 
+    def place(
+        self, pair: LoadedPair, loading: Loading, failed: Engine | None
+    ) -> AbstractAsyncContextManager[placement.Planned]:
+        """Room for a load, which the body is; how it fits. `failed`: a try that ran out of memory.
 
-@dataclass(frozen=True, slots=True)
-class Unloaded:
-    """No worker."""
+        Raises:
+            LoadFailed: there is none, and none can be made.
+        """
 
-    engine: None = None
+    async def spawn(self, pair: LoadedPair) -> Worker:
+        """A new engine. Raises OSError: it cannot be started."""
 
+    async def change(self) -> None:
+        """Wait until some pair is not what it was."""
 
-@dataclass(slots=True)
-class Loading:
-    """`engine`: the one before until that is told to end, then none, then the one that loads."""
+    def changed(self) -> None:
+        """Have those look again who wait for a change."""
 
-    pair: frames.PairFiles
-    task: asyncio.Task[None]
-    engine: Engine | None
+    def idle_seconds(self, name: str) -> float:
+        """After which it is unloaded; 0: never."""
 
+    def keeps(self, name: str) -> bool:
+        """Whether it leaves for no other pair."""
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    engine: Engine
-    info: frames.Loaded
+    def waiting(self) -> int:
+        """Requests that wait, for whatever pair."""
 
 
 class LoadedPair:
-    """One worker and one pair at a time: two may not fit in memory."""
+    """A pair, in memory or not: one worker at most, the queue before it, and its idle time."""
 
-    def __init__(
-        self,
-        config: Config,
-        paths: Paths,
-        admission: Admission,
-        counts: Counts,
-        *,
-        worker_command: Sequence[str],
-        load_is_over: Callable[[], None],
-    ) -> None:
-        """A load sets `admission`'s places; `load_is_over` is called after it, however it went.
-
-        `worker_command` starts an engine; `--fd N` is appended.
-        """
-        self.config = config  # what changes here is used from the next request
+    def __init__(self, name: str, room: Room) -> None:
+        self.name = name
         self.state: Unloaded | Loading | Ready = Unloaded()
-        self.last: frames.Loaded | None = None  # what was loaded last, though it may rest by now
-        self.safe_mode = SafeMode(paths.state / "safe-mode.json")
-        self.deadly_texts = DeadlyTexts()
-        self._paths = paths
-        self._admission = admission
-        self._counts = counts
-        self._command = worker_command
-        self._load_is_over = load_is_over
-        self._crashes = CrashHistory()
+        self.forecast = Forecast()
+        self.admission = Admission(
+            room.config.parallel,
+            room.config.queue,
+            self.forecast,
+            lambda: room.waiting() - self.admission.waiting,
+        )
+        self.used = 0.0  # when it was last asked (monotonic)
+        self.gives_way = ""  # to this pair, which waits until nothing runs here any more
+        self._room = room
+        self._asking = 0  # those who wait for its load
         self._too_large: Engine | None = (
             None  # its load ran out of memory, and a smaller one is tried
         )
         self._ending: dict[Worker, asyncio.Task[None]] = {}  # those on their way out
-        self._next_pair: frames.PairFiles | None = None  # somebody waits for this other one
+        self._next: frames.PairFiles | None = None  # somebody waits for these other files of it
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ what it is doing
 
@@ -119,77 +118,61 @@ class LoadedPair:
         return self.state.engine.worker if self.state.engine else None
 
     @property
-    def worker_pid(self) -> int | None:
-        return self.worker.pid if self.worker else None
+    def answering(self) -> bool:
+        """Whether it is being loaded, or a request runs in it or is about to."""
+        loading = isinstance(self.state, Loading)
+        return loading or self._asking > 0 or bool(self.worker and self.worker.busy)
 
     @property
     def busy(self) -> bool:
-        """Whether it is being loaded, or a request runs in it."""
-        return isinstance(self.state, Loading) or bool(self.worker and self.worker.busy)
+        """The same, or a request has a place in its queue."""
+        return self.answering or self.admission.running > 0
 
-    def uses(self, name: str) -> bool:
-        """Whether the pair is loaded or being loaded."""
-        loading = isinstance(self.state, Loading) and self.state.pair.name == name
-        return loading or bool(self.state.engine and self.state.engine.pair.name == name)
+    @property
+    def forgettable(self) -> bool:
+        """Whether nothing of it is in use or on its way out."""
+        held = self.busy or self.admission.waiting or self._ending
+        return isinstance(self.state, Unloaded) and not held
 
-    def holds(self, name: str) -> frames.PairFiles | None:
-        """The files of the pair, if it is the one that is loaded."""
-        pair = self.state.engine.pair if isinstance(self.state, Ready) else None
-        return pair if pair and pair.name == name else None
+    @property
+    def unloads_in(self) -> float | None:
+        """Seconds until it is unloaded, if nobody asks; None: never."""
+        if self._idle_timer:
+            return max(self._idle_timer.when() - asyncio.get_running_loop().time(), 0.0)
+        return self._room.idle_seconds(self.name) or None
 
-    def note(self) -> str | None:
-        """What a person should know about how the answer came about."""
-        return self.safe_mode.note()
+    @property
+    def files(self) -> frames.PairFiles | None:
+        """What is loaded, or being loaded."""
+        if isinstance(self.state, Loading):
+            return self.state.pair
+        return self.state.engine.pair if self.state.engine else None
 
-    def status(self, name: str) -> PairStatus:
-        """What `name`, the configured pair, or the loaded one is doing."""
-        state, note = self.state, self.note()
-        if isinstance(state, Loading):
-            name = state.pair.name  # the engine may be the one before
-        elif state.engine:
-            name = state.engine.pair.name
-        if any(self.cause(files) == aside for aside, files in self._crashes.aside(name)):
-            return PairStatus(name, "set_aside", note="to try it again: localspec start --reset")
-        match state:
-            case Unloaded():
-                return PairStatus(name, "unloaded", note=note)
-            case Loading():
-                progress = self.worker.progress if self.worker else None
-                stage, fraction = ("starting", 0.0)
-                if progress:
-                    stage, fraction = progress.stage, progress.fraction
-                return PairStatus(name, "loading", stage, fraction, note=note)
-            case Ready(engine, info):
-                return PairStatus(
-                    name,
-                    "ready",
-                    target=info.target_description,
-                    draft=info.draft_description,
-                    n_ctx=info.n_ctx,
-                    backend=info.backend,
-                    plan=engine.planned.plan,
-                    note=note or " ".join((*engine.planned.notes, *info.notes)) or info.speculation,
-                )
+    def status(self) -> PairStatus:
+        """What it is doing."""
+        crashes, note = self._room.crashes, self._room.safe_mode.note()
+        if any(self.cause(files) == aside for aside, files in crashes.aside(self.name)):
+            return PairStatus(
+                self.name, "set_aside", note="to try it again: localspec start --reset"
+            )
+        return msgspec.structs.replace(
+            states.told(self.name, self.state, note),
+            running=self.admission.running,
+            waiting=self.admission.waiting,
+            unloads_in=self.unloads_in,
+            keep=self._room.keeps(self.name),
+        )
 
     def waits_for(self, pair: frames.PairFiles) -> Progress:
-        """What a request for `pair` that has its place waits for."""
-        state = self.state
-        if isinstance(state, Loading) and state.pair == pair:
-            return Progress("loading", pair.name, self.status(pair.name).progress or 0.0)
-        if isinstance(state, Loading):
-            return Progress("waiting", state.pair.name)
-        if self._next_pair not in (None, pair):
-            return Progress("waiting", self._next_pair.name)
-        if isinstance(state, Unloaded):
-            return Progress("loading", pair.name)
-        if state.engine.pair != pair:
-            return Progress("waiting", state.engine.pair.name)
-        return Progress("reading", pair.name)
+        """What a request for `pair`, files of this name, that has its place waits for."""
+        if self.gives_way:
+            return Progress("waiting", self.gives_way)
+        return states.waits_for(self.name, self.state, pair, self._next)
 
     # ------------------------------------------------------------------ load and change
 
     async def ready(self, pair: frames.PairFiles) -> Ready:
-        """`pair`, loaded; many that ask while it loads wait for one load.
+        """`pair`, files of this name, loaded; many that ask while it loads wait for one load.
 
         Raises:
             LoadFailed, PairSetAside, WorkerDied…: why it is not.
@@ -199,23 +182,37 @@ class LoadedPair:
             if not isinstance(state, Loading):
                 if isinstance(state, Ready) and self._serves(state.engine, pair):
                     return state
-                if self._crashes.aside(pair.name):
-                    self._crashes.check(self.cause(pair))
-                if state.engine and state.engine.worker.busy:
-                    await self._turn_of(pair, state.engine.worker)
+                if self._room.crashes.aside(self.name):
+                    self._room.crashes.check(self.cause(pair))
+                if state.engine and (self.gives_way or state.engine.worker.busy):
+                    await self._turn_of(pair)
                     continue
-                self._next_pair = None
+                self._next = None
                 state = Loading(pair, asyncio.create_task(self._load(pair)), state.engine)
                 state.task.add_done_callback(self._load_ended)
                 self.state = state
-            try:
-                # Shielded: one client that leaves does not stop the load others wait for.
-                await asyncio.shield(state.task)
-            except Again:
-                pass
-            except errors.LocalspecError:
-                if state.pair == pair:  # another one's end is nothing to whoever waits for this one
-                    raise
+            with contextlib.suppress(Again):
+                await self._loaded(state, pair)
+
+    async def _loaded(self, state: Loading, pair: frames.PairFiles) -> None:
+        """Wait for a load. Raises Again: it is to be tried once more."""
+        self._asking += 1
+        try:
+            # Shielded: one client that leaves does not stop the load others wait for.
+            await asyncio.shield(state.task)
+        except errors.LocalspecError:
+            if state.pair == pair:  # another one's end is nothing to whoever waits for this one
+                raise
+        finally:
+            self._asking -= 1
+            if not self._asking and not state.begun and not state.task.done():
+                self._give_up(state)  # nobody waits for room any more
+
+    def _give_up(self, state: Loading) -> None:
+        state.task.cancel()
+        if self.state is state:
+            self.unload_soon()
+            self.state = Unloaded()
 
     async def load(
         self, pair: frames.PairFiles, report: Callable[[PairStatus], Awaitable[None]]
@@ -231,84 +228,82 @@ class LoadedPair:
         try:
             await asyncio.sleep(0)  # its first step: it is refused, ready already, or has begun
             while not ready.done():
-                state = self.status(pair.name)
-                if (state.name, state.state) != (pair.name, "loading"):
+                state = self.status()
+                if state.state != "loading":
                     # For answers that another one writes.
-                    state = PairStatus(pair.name, "loading", "waiting", 0.0)
+                    state = PairStatus(self.name, "loading", "waiting", 0.0)
                 if state != shown:
                     await report(state)
                     shown = state
                 await asyncio.wait({ready}, timeout=_LOOK)
             ready.result()
-            await report(self.status(pair.name))
+            await report(self.status())
         finally:
             ready.cancel()
 
     def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
         """Whether a request for `pair` may go to the engine as it is."""
-        mine = self._next_pair in (None, pair)
+        mine = self._next in (None, pair) and not self.gives_way
         # After an edit of the configuration nobody is answered by the old one any more: whoever asks
-        # waits for the answers that are being written, as for another pair.
-        current = engine.config == self.config or (
-            self._settings(engine.config) == self._settings(self.config)
-        )
+        # waits for the answers that are being written, as for other files.
+        config = self._room.config
+        current = engine.config == config or self._settings(engine.config) == self._settings(config)
         return engine.worker.alive and engine.pair == pair and current and mine
 
     def _settings(self, config: Config) -> frames.EngineSettings:
-        return placement.settings(config, self._paths, safe_mode=self.safe_mode.on)
+        return placement.settings(config, self._room.paths, safe_mode=self._room.safe_mode.on)
 
     def cause(self, pair: frames.PairFiles) -> bytes:
         """By what a crash of `pair`, loaded as it would be now, is remembered."""
-        return cause(pair, Mapped(pair), placement.settings(self.config, self._paths))
+        return cause(pair, Mapped(pair), placement.settings(self._room.config, self._room.paths))
 
     def _cause_of(self, engine: Engine) -> bytes:
-        return cause(engine.pair, engine.mapped, placement.settings(engine.config, self._paths))
+        settings = placement.settings(engine.config, self._room.paths)
+        return cause(engine.pair, engine.mapped, settings)
 
-    async def _turn_of(self, pair: frames.PairFiles, worker: Worker) -> None:
-        """Wait until what runs on the present pair has finished: two pairs may not fit in memory.
+    async def _turn_of(self, pair: frames.PairFiles) -> None:
+        """Wait for what runs here, or for another pair to which this one gives way.
 
-        Whoever asks for the present pair meanwhile waits too, or a busy one would never give way.
+        Whoever asks for the present files meanwhile waits too, or a busy pair would never give way.
         """
-        self._next_pair = self._next_pair or pair
+        if not self.gives_way:
+            self._next = self._next or pair
         try:
-            await worker.quiet()
+            await self._room.change()
         except asyncio.CancelledError:
-            self._next_pair = None  # whoever still waits for it asks again
-            worker.wake()
+            self._next = None  # whoever still waits for it asks again
+            self._room.changed()
             raise
 
     async def _load(self, pair: frames.PairFiles) -> None:
-        await self.unload()  # and what still saves: two engines may not fit in memory
-        loading = self.state
+        await self.unload()  # and what still saves: two engines of it may not fit in memory
+        loading, room = self.state, self._room
         assert isinstance(loading, Loading)
-        self.safe_mode.recall()
-        config = self.config
-        settings = self._settings(config)
-        mapped = await asyncio.to_thread(Mapped, pair)
+        room.safe_mode.recall()
         failed, self._too_large = self._too_large, None
         failed = failed if failed and failed.pair == pair else None
-        plan = (
-            partial(placement.smaller_here, before=failed.planned)
-            if failed
-            else placement.plan_here
-        )
-        planned = await asyncio.to_thread(plan, pair, settings)
-        try:
-            worker = await spawn(self._command, self, config.watchdog)
-        except OSError as error:
-            raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
-        loading.engine = engine = Engine(worker, pair, config, mapped, planned, failed is not None)
-        self._counts.worker_starts += 1
-        self._admission.parallel = config.parallel
-        log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, self.safe_mode.on)
-        try:
-            info = await worker.load(planned.pair, planned.settings)
-        except errors.LoadFailed:
-            await self.unload()
-            raise
-        if loading.engine is not engine:
-            raise Again  # it ended just after
-        self.state, self.last = Ready(engine, info), info
+        mapped = await asyncio.to_thread(Mapped, pair)
+        async with room.place(self, loading, failed) as planned:
+            loading.begun = True
+            config = room.config
+            try:
+                worker = await room.spawn(self)
+            except OSError as error:
+                raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
+            began = time.time()
+            engine = Engine(worker, pair, config, mapped, planned, began, failed is not None)
+            loading.engine = engine
+            self.admission.parallel = config.parallel
+            log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, engine.safe_mode)
+            try:
+                info = await worker.load(planned.pair, planned.settings)
+            except errors.LoadFailed:
+                await self.unload()
+                raise
+            if loading.engine is not engine:
+                raise Again  # it ended just after
+            self.state = Ready(engine, info)
+            self.used = time.monotonic()
 
     def _load_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -316,7 +311,8 @@ class LoadedPair:
         if isinstance(self.state, Loading) and self.state.task is task:  # it has failed
             self.unload_soon()
             self.state = Unloaded()
-        self._load_is_over()
+        self.rest_if_idle()
+        self._room.changed()
 
     # ------------------------------------------------------------------ unload
 
@@ -325,8 +321,7 @@ class LoadedPair:
         was told to end before. Whatever still runs in it fails.
         """
         self.unload_soon()
-        while self._ending:
-            await asyncio.wait(self._ending.values())
+        await self.gone()
 
     def unload_soon(self) -> None:
         """Unload without waiting for it."""
@@ -335,7 +330,12 @@ class LoadedPair:
             worker.fail(errors.Unavailable("The pair is being unloaded.", retry_after=2))
             # A task of its own: a worker is followed to its end though nobody waits for it.
             ending = self._ending[worker] = asyncio.create_task(worker.shut_down())
-            ending.add_done_callback(lambda _: self._ending.pop(worker, None))
+            ending.add_done_callback(lambda _: self._has_ended(worker))
+            self._room.changed()
+
+    def _has_ended(self, worker: Worker) -> None:
+        self._ending.pop(worker, None)
+        self._room.changed()
 
     def _let_go(self) -> Engine | None:
         """The engine, which is ours no longer."""
@@ -346,6 +346,11 @@ class LoadedPair:
             self.state = Unloaded()
         return engine
 
+    async def gone(self) -> None:
+        """Wait for what was told to end."""
+        while self._ending:
+            await asyncio.wait(self._ending.values())
+
     async def forget(self, conversation: str | None) -> None:
         """Nothing of a conversation, with None of any, stays in the engine or in its files.
 
@@ -354,24 +359,49 @@ class LoadedPair:
         workers = [*self._ending, *([self.worker] if self.worker else [])]
         await asyncio.gather(*(worker.forget(conversation) for worker in workers))
 
-    def reset(self) -> None:
-        """Try everything again: pairs set aside, and the fast kernels at the next load."""
-        self._crashes.reset()
-        self.deadly_texts.reset()
-        if self.safe_mode.on:
-            self.safe_mode.forget()
-            self.unload_soon()
-
     def abort(self, error: errors.LocalspecError) -> None:
-        """Fail what runs in the worker."""
+        """Fail everything that runs or waits."""
+        self.admission.abandon(error)
         if self.worker:
             self.worker.abort(error)
 
     async def close(self) -> None:
         """The end: the worker is gone when this returns."""
+        self._stop_resting()
         if isinstance(self.state, Loading):
             self.state.task.cancel()
         await self.unload()
+
+    # ------------------------------------------------------------------ idle
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """It is not unloaded for want of work while the body runs."""
+        self._stop_resting()
+        self.used = time.monotonic()
+        try:
+            yield
+        finally:
+            self.used = time.monotonic()
+            self.rest_if_idle()
+
+    def rest_if_idle(self) -> None:
+        """Count down to unloading once nothing runs."""
+        self._stop_resting()
+        seconds = self._room.idle_seconds(self.name)
+        if not self.busy and self.worker and seconds:
+            loop = asyncio.get_running_loop()
+            self._idle_timer = loop.call_later(seconds, self._unload_if_idle, seconds)
+
+    def _stop_resting(self) -> None:
+        if self._idle_timer:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+
+    def _unload_if_idle(self, seconds: float) -> None:
+        if not self.busy:
+            log.info("idle for %g s: %s is unloaded", seconds, self.name)
+            self.unload_soon()
 
     # ------------------------------------------------------------------ what the worker tells
 
@@ -380,8 +410,12 @@ class LoadedPair:
 
     def on_decoded(self, worker: Worker) -> None:
         """When that took safe mode, it is worth remembering."""
-        if worker is self.worker:
-            self.safe_mode.keep()
+        engine = self.state.engine
+        if engine and engine.worker is worker and engine.safe_mode:
+            self._room.safe_mode.keep()
+
+    def on_quiet(self) -> None:
+        self._room.changed()
 
     def on_death(self, worker: Worker, death: Death) -> None:
         """Decide what it means, and tell whoever waits for the worker."""
@@ -390,7 +424,8 @@ class LoadedPair:
             return
         engine = self._let_go()
         assert engine is not None
-        self._counts.worker_deaths += 1
+        self._room.changed()
+        self._room.counts.worker_deaths += 1
         log.error("worker %d died: %s", worker.pid, death)
         changed = engine.mapped.changed() if death.by_kernels else None
         suspects = worker.at("preparing")
@@ -399,7 +434,7 @@ class LoadedPair:
             file_changed=changed is not None,
             preparing=bool(suspects),
             decoded=worker.decoded,
-            safe_mode=self.safe_mode.on,
+            safe_mode=engine.safe_mode,
         )
         match blamed:
             case "file":
@@ -409,18 +444,18 @@ class LoadedPair:
                 self._died_of_text(engine, suspects, death)
             case "kernels":
                 assert death.signal is not None
-                self.safe_mode.begin(f"{death.signal.name} at the first decode")
+                self._room.safe_mode.begin(f"{death.signal.name} at the first decode")
                 worker.fail(Again())
             case "pair" if self._may_be_smaller(engine, death):
                 self._too_large = engine
                 worker.fail(Again())
             case "pair":
-                if not worker.decoded:
-                    self.safe_mode.end()  # it did not help, so it is not the cure
-                self._crashes.record(
+                if engine.safe_mode and not worker.decoded:
+                    self._room.safe_mode.end()  # it did not help, so it is not the cure
+                self._room.crashes.record(
                     engine.pair, self._cause_of(engine), time.monotonic(), death.summary
                 )
-                worker.fail(death.error(self.config.watchdog))
+                worker.fail(death.error(self._room.config.watchdog))
 
     def _may_be_smaller(self, engine: Engine, death: Death) -> bool:
         """Whether a load that ran out of memory is worth another try: where nobody chose the context."""
@@ -435,11 +470,11 @@ class LoadedPair:
         """
         worker = engine.worker
         if len(suspects) == 1 and (worker.decoded or not worker.at("prepared")):
-            self.deadly_texts.add(self._cause_of(engine), suspects[0].request, death)
+            self._room.deadly_texts.add(self._cause_of(engine), suspects[0].request, death)
 
         def outcome(running: Running) -> Exception:
             if running in suspects:
                 return deadly(death.how)
-            return death.error(self.config.watchdog) if running.shown else Again()
+            return death.error(self._room.config.watchdog) if running.shown else Again()
 
         worker.fail(outcome)

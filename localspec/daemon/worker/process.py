@@ -19,7 +19,7 @@ import msgspec
 
 from localspec import errors
 from localspec.daemon.worker.death import Death, Ending
-from localspec.daemon.worker.forecast import Job
+from localspec.daemon.worker.queue.forecast import Job
 from localspec.ended import oom_kills
 from localspec.protocol import frames
 
@@ -93,6 +93,9 @@ class Owner(Protocol):
     def on_decoded(self, worker: Worker) -> None:
         """Its first decode went well."""
 
+    def on_quiet(self) -> None:
+        """Nothing runs in it any more."""
+
     def on_death(self, worker: Worker, death: Death) -> None:
         """It has ended. What it was doing waits to be told: see `Worker.fail`."""
 
@@ -119,7 +122,6 @@ class Worker:
         self._numbers = itertools.count(1)
         self._loaded: asyncio.Future[frames.Loaded] | None = None
         self._running: dict[int, Running] = {}
-        self._until_quiet: list[asyncio.Future[None]] = []
         self._forgetting: dict[int, asyncio.Event] = {}
         self._ending: Ending = "crash"
         self._stderr_tail = bytearray()
@@ -175,7 +177,7 @@ class Worker:
             # Still there: no Done, Failed or Reply has come.
             unfinished = self._running.pop(number, None)
             if not self._running:
-                self.wake()
+                self._owner.on_quiet()
             if unfinished and self.alive:
                 self._send(frames.Cancel(number))
 
@@ -186,21 +188,6 @@ class Worker:
             raise errors.InvalidRequest(
                 "The request contains a whole number of more than 64 bits."
             ) from error
-
-    async def quiet(self) -> None:
-        """Wait until nothing runs any more, or somebody calls `wake`."""
-        quiet = asyncio.get_running_loop().create_future()
-        self._until_quiet.append(quiet)
-        try:
-            await quiet
-        finally:
-            self._until_quiet.remove(quiet)
-
-    def wake(self) -> None:
-        """Let those who wait for quiet look again."""
-        for quiet in self._until_quiet:
-            if not quiet.done():
-                quiet.set_result(None)
 
     async def forget(self, conversation: str | None) -> None:
         """Let it drop what it keeps of a conversation, with None of all.

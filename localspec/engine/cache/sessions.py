@@ -213,15 +213,24 @@ class SessionStore:
         if size > self._limit:
             return False
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        others = [each for each in self._folder.glob("*/*") if each != path]
-        kept = sorted(((each, each.lstat()) for each in others), key=lambda item: item[1].st_mtime)
+        kept = sorted(self._others(path), key=lambda item: item[1].st_mtime)
         used = sum(info.st_size for _, info in kept)
         for each, info in kept:
             if used + size <= self._limit:
                 break
+            if each.match(files.UNFINISHED):  # another pair's worker is writing it
+                continue
             self._drop(each)
             used -= info.st_size
         return shutil.disk_usage(self._folder).free - size >= RESERVE
+
+    def _others(self, path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        """All files but this one, also those of other pairs, whose workers delete some at any time."""
+        assert self._folder is not None
+        for each in self._folder.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                if each != path:
+                    yield each, each.lstat()
 
     def _drop(self, path: Path) -> None:
         with self._lock:

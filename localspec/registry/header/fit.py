@@ -59,8 +59,9 @@ class Fit:
     """What was chosen. `gpu_layers` −1 means all.
 
     target, drafting: what each model needs; prefixes: bytes for prompts without a slot; needed: all of it,
-    and the worker's own. others: the context by other types of cache, where it would be longer. `notes` say
-    in sentences what memory made give way, `beyond` where more context was asked for than the target knows.
+    and the worker's own; on_gpu: what of it lies there. others: the context by other types of cache, where
+    it would be longer. `notes` say in sentences what memory made give way, `beyond` where more context was
+    asked for than the target knows.
     """
 
     context: int
@@ -72,6 +73,7 @@ class Fit:
     target: Need = NOTHING
     drafting: Need = NOTHING
     prefixes: int = 0
+    on_gpu: int = 0
     others: tuple[tuple[KvType, int], ...] = ()
     notes: tuple[str, ...] = ()
     beyond: str = ""
@@ -245,4 +247,5 @@ def _place(target: Model, tried: _Try, load: Load, kept_free: int) -> Fit | None
         target=ours,
         drafting=theirs,
         prefixes=prefixes,
+        on_gpu=on_gpu,
     )

@@ -106,6 +106,7 @@ def fit_view(chosen: fit.Fit) -> FitView:
         target=ours,
         drafting=theirs,
         prefixes=chosen.prefixes,
+        on_gpu=chosen.on_gpu,
         others=dict(chosen.others),
     )
 

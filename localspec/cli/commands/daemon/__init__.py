@@ -2,7 +2,7 @@
 
 start, stop, status, logs  what it does and says
 token                      what TCP clients need
-unload                     give the loaded pair's memory back
+unload                     give loaded pairs' memory back
 service                    let the system start it
 doctor                     what keeps it from working well
 """

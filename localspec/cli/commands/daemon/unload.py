@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import click
 
+from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
 from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="Unload the pair and free its memory; the next question loads it again.",
-    epilog="Example: localspec unload",
+    help="Unload a pair, or all, and free their memory; the next question loads its pair again.",
+    epilog="Examples:\n\n\b\n  localspec unload\n  localspec unload coder-7b",
 )
-def command() -> int:
-    unloaded = PairsClient(autostart=False).unload()
-    render.line("The pair has been unloaded." if unloaded else "No pair is loaded.")
+@click.argument("name", required=False, default="", shell_complete=suggest.pairs)
+def command(name: str) -> int:
+    unloaded = PairsClient(autostart=False).unload(inputs.pair(name) if name else "")
+    for each in unloaded:
+        render.line(f"{each} has been unloaded.")
+    if not unloaded:
+        render.line(f"{name} is not loaded." if name else "No pair is loaded.")
     return 0

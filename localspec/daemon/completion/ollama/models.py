@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import localspec
 from localspec.daemon.completion.ollama.answer import moment
-from localspec.protocol import frames
+from localspec.protocol.answers import PairStatus
 from localspec.protocol.clients.ollama import (
     Details,
     OllamaModel,
@@ -49,13 +49,14 @@ def listed(view: PairView) -> OllamaModel:
     )
 
 
-def running(view: PairView, info: frames.Loaded, idle_unload: float) -> OllamaModel:
-    """`idle_unload`: seconds after its last answer until it is unloaded, 0: never."""
+def running(view: PairView, status: PairStatus) -> OllamaModel:
     found = listed(view)
-    found.size = view.needed
-    found.size_vram = 0 if info.backend == "cpu" else view.needed
-    found.expires_at = moment(time.time() + idle_unload if idle_unload else _FOREVER)
-    found.context_length = info.n_ctx
+    found.size = status.memory or view.needed
+    on_gpu = status.plan.on_gpu if status.plan else 0
+    found.size_vram = 0 if status.backend == "cpu" else on_gpu or view.needed
+    rests = status.unloads_in
+    found.expires_at = moment(_FOREVER if rests is None else time.time() + rests)
+    found.context_length = status.n_ctx or view.context
     return found
 
 

@@ -28,7 +28,7 @@ async def create(request: Request) -> Response:
     shape = MessagesShape(
         made,
         ignored=ignored,
-        note=daemon.supervisor.loaded.note,
+        note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
         hidden=body.thinking is not None and body.thinking.display == "omitted",
     )

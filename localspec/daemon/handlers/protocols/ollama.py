@@ -99,13 +99,18 @@ async def _respond(
     chat: bool,
 ) -> Response:
     daemon = state_of(request)
-    loaded = daemon.supervisor.loaded
+    residents = daemon.supervisor.residents
+
+    def ignored() -> list[str]:
+        info = residents.info(pair.name)
+        return asked.ignored(body, info.n_ctx if info else None)
+
     shape = OllamaShape(
         answered,
         body.model or models.tagged(pair.name),
         chat=chat,
-        note=loaded.note,
-        ignored=lambda: asked.ignored(body, loaded.info.n_ctx if loaded.info else None),
+        note=residents.note,
+        ignored=ignored,
     )
     during = _unloading(daemon, pair.name) if asked.unloads(body) else nullcontext()
     run = Run(daemon.supervisor, pair, wanted, shape, during, events=LineStream)
@@ -125,7 +130,7 @@ async def _kept(request: Request, body: Asked, pair: PairFiles, *, chat: bool) -
     if asked.unloads(body):
         await daemon.rest(pair.name)
     else:
-        await unless_gone(request.receive, daemon.supervisor.loaded.ready(pair))
+        await unless_gone(request.receive, daemon.supervisor.ready(pair))
     reason = "unload" if asked.unloads(body) else "load"
     return answer(line(body.model, chat=chat, done=True, done_reason=reason))
 
@@ -170,7 +175,7 @@ async def _embedded(
     if not frame.inputs and unloads:
         await daemon.rest(pair.name)
         return models.tagged(pair.name), 0, nothing
-    await unless_gone(request.receive, daemon.supervisor.loaded.ready(pair))
+    await unless_gone(request.receive, daemon.supervisor.ready(pair))
     load = time.monotonic_ns() - began
     async with _unloading(daemon, pair.name) if unloads else nullcontext():
         found = await calculated(request, pair, frame) if frame.inputs else nothing
@@ -200,20 +205,18 @@ async def show(request: Request) -> Response:
     body = await read(request, OllamaModelRequest)
     view = await _view(request, body.model or body.name)
     daemon = state_of(request)
-    info = daemon.supervisor.loaded.info
-    if info is not None and daemon.supervisor.loaded.holds(view.name):
+    if info := daemon.supervisor.residents.info(view.name):
         return answer(models.shown(view, info.n_ctx, info.sampling_defaults))
     return answer(models.shown(view, view.fit.context if view.fit else view.context, {}))
 
 
 async def ps(request: Request) -> Response:
-    """GET /api/ps: the pair that is loaded."""
-    daemon = state_of(request)
-    info = daemon.supervisor.loaded.info
-    if info is None:
-        return answer(OllamaModels([]))
-    view = await _view(request, info.name)
-    return answer(OllamaModels([models.running(view, info, daemon.config.idle_unload)]))
+    """GET /api/ps: the pairs that are loaded, the one that was asked last ahead."""
+    found = []
+    for pair in state_of(request).supervisor.residents.loaded:
+        view = await _view(request, pair.name)
+        found.append(models.running(view, pair.status()))
+    return answer(OllamaModels(found))
 
 
 async def pull(request: Request) -> Response:

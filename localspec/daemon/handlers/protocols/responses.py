@@ -64,7 +64,7 @@ async def create(request: Request) -> Response:
         made,
         opening(body, key, pair.name, found.ignored),
         style(body, found.tools, key),
-        note=daemon.supervisor.loaded.note,
+        note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
         not_kept=(lambda: turn.not_kept) if turn else str,
     )

@@ -10,10 +10,10 @@ import asyncio
 import contextlib
 import math
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from localspec.daemon.worker.forecast import Forecast, Job
+from localspec.daemon.worker.queue.forecast import Forecast, Job
 from localspec.errors import LocalspecError, QueueFull, Unavailable
 from localspec.protocol.answers import Ahead
 
@@ -34,10 +34,18 @@ class Waiter:
 class Admission:
     """A bounded first-come-first-served queue, and one for editors, before a number of places."""
 
-    def __init__(self, parallel: int, limit: int, forecast: Forecast | None = None) -> None:
+    def __init__(
+        self,
+        parallel: int,
+        limit: int,
+        forecast: Forecast | None = None,
+        elsewhere: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`elsewhere`: how many wait in other queues, which count towards the same limit."""
         self.parallel = parallel
         self.limit = limit
         self._forecast = forecast or Forecast()
+        self._elsewhere = elsewhere
         self._running: list[Job] = []
         self._chats: deque[Waiter] = deque()
         self._editors: deque[Waiter] = deque()
@@ -90,7 +98,7 @@ class Admission:
         if not queue and self._room(job):
             self._start(job)
             return
-        if self.waiting >= self.limit:
+        if self.waiting + self._elsewhere() >= self.limit:
             seconds = self._forecast.wait_s(self._running, [], self.running)
             raise QueueFull(
                 f"The queue is full: {self.running} requests are running and {self.limit} are "

@@ -1,0 +1,104 @@
+"""What a pair is doing: unloaded, loading or ready, and how that is told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from localspec.config import Config
+from localspec.daemon.worker import placement
+from localspec.daemon.worker.death import Mapped
+from localspec.daemon.worker.process import Worker
+from localspec.protocol import frames
+from localspec.protocol.answers import PairStatus, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A worker and what it was told to load."""
+
+    worker: Worker
+    pair: frames.PairFiles  # as it was asked for
+    config: Config  # as it was then
+    mapped: Mapped  # the files as they were at the load
+    planned: placement.Planned
+    since: float  # Unix time
+    smaller: bool = False  # than planned at first, for which there was no memory
+
+    @property
+    def safe_mode(self) -> bool:
+        return not self.planned.settings.extra_buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """No worker."""
+
+    engine: None = None
+
+
+@dataclass(slots=True)
+class Loading:
+    """`engine`: the one before until that is told to end, then none, then the one that loads. `begun`: there
+    is room for it; until then `behind` is the pair that it waits for, where there is one.
+    """
+
+    pair: frames.PairFiles
+    task: asyncio.Task[None]
+    engine: Engine | None
+    begun: bool = False
+    behind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    engine: Engine
+    info: frames.Loaded
+
+
+State = Unloaded | Loading | Ready
+
+
+def told(name: str, state: State, note: str | None) -> PairStatus:
+    """As a person is told. `note`: what counts for every pair."""
+    match state:
+        case Unloaded():
+            return PairStatus(name, "unloaded", note=note)
+        case Loading(begun=False):
+            return PairStatus(name, "loading", "waiting", 0.0, note=note)
+        case Loading(engine=engine):
+            progress = engine.worker.progress if engine else None
+            stage, fraction = (progress.stage, progress.fraction) if progress else ("starting", 0.0)
+            pid = engine.worker.pid if engine else None
+            return PairStatus(name, "loading", stage, fraction, note=note, pid=pid)
+        case Ready(engine, info):
+            plan = engine.planned.plan
+            return PairStatus(
+                name,
+                "ready",
+                target=info.target_description,
+                draft=info.draft_description,
+                n_ctx=info.n_ctx,
+                backend=info.backend,
+                plan=plan,
+                note=note or " ".join((*engine.planned.notes, *info.notes)) or info.speculation,
+                pid=engine.worker.pid,
+                since=engine.since,
+                memory=plan.needed if plan else None,
+            )
+
+
+def waits_for(
+    name: str, state: State, pair: frames.PairFiles, following: frames.PairFiles | None
+) -> Progress:
+    """What a request for `pair` waits for. `following`: other files of the name, which come next."""
+    match state:
+        case Loading(behind=behind) if behind or state.pair != pair:
+            return Progress("waiting", behind or name)
+        case Loading():
+            return Progress("loading", name, told(name, state, None).progress or 0.0)
+        case Unloaded():
+            return Progress("loading", name)
+        case Ready(engine, _) if engine.pair != pair or following not in (None, pair):
+            return Progress("waiting", name)
+    return Progress("reading", name)

@@ -1,0 +1,175 @@
+"""Who is in memory together, and who leaves for a newcomer: decisions about files of any size."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.config import Config
+from localspec.daemon.worker import placement, room
+from localspec.daemon.worker.placement import MIB, Planned, Plans
+from localspec.daemon.worker.room import Holding, Leaves, Refused, Seen, Standing, Waits, decide
+from localspec.paths import Paths
+from localspec.protocol.frames import PairFiles
+from localspec.registry.header import fit, need
+from tests.support import gguf_files
+
+SETTINGS = placement.settings(Config(), Paths(*[Path("/nowhere")] * 5))
+ENGINE = 128  # MiB of a worker itself
+Files = Callable[..., PairFiles]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """A pair of files of so many MiB, which take no room on the disk and say nothing in their headers."""
+
+    def file(name: str, size: int) -> str:
+        path = tmp_path / f"{name}.gguf"
+        path.touch()
+        os.truncate(path, size * MIB)
+        return str(path)
+
+    def made(name: str, target: int, draft: tuple[str, int] | None = None) -> PairFiles:
+        return PairFiles(name, file(name, target), file(*draft) if draft else None)
+
+    return made
+
+
+def plans(pair: PairFiles) -> Plans:
+    return Plans(pair, SETTINGS, "cpu")
+
+
+def holding(pair: PairFiles, pid: int = 0) -> Holding:
+    return Holding.of(pair, pid, Planned(pair, SETTINGS), 0)
+
+
+def free(mib: int, **own: int) -> Seen:
+    return Seen(fit.Memory(mib * MIB), {int(pid[1:]): size * MIB for pid, size in own.items()})
+
+
+NAMES = "abcdef"
+
+
+@given(
+    sizes=st.lists(st.integers(1, 900), min_size=1, max_size=6),
+    new=st.integers(1, 900),
+    kinds=st.lists(st.sampled_from(["kept", "idle", "busy"]), min_size=6, max_size=6),
+    memory=st.integers(0, 4000),
+    budget=st.one_of(st.just(0), st.integers(1, 4000)),
+)
+def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_in_vain(
+    sizes: list[int], new: int, kinds: list[str], memory: int, budget: int
+) -> None:
+    def held(name: str, size: int) -> Holding:
+        return Holding(name, 0, size * MIB, 0, size * MIB, {})
+
+    class Fixed(Plans):
+        def __init__(self) -> None:
+            self.pair, self.settings = PairFiles("new", "/new"), SETTINGS
+
+        def within(self, free: fit.Memory) -> Planned:
+            needed = new * MIB
+            if needed > free.ram:
+                return Planned(self.pair, SETTINGS, beyond="It does not fit.")
+            none = need.NOTHING
+            chosen = fit.Fit(512, False, 0, 0, needed, free.ram, none, none)
+            return placement._applied(self.pair, SETTINGS, chosen, False)
+
+        def least(self) -> int:
+            return new * MIB
+
+    all_of = [held(name, size) for name, size in zip(NAMES, sizes, strict=False)]
+    by = {kind: [each for each, its in zip(all_of, kinds, strict=False) if its == kind]
+          for kind in ("kept", "idle", "busy")}  # fmt: skip
+    seen = Seen(fit.Memory(memory * MIB))
+    left = Standing(by["kept"], by["idle"], by["busy"])
+    gone: list[str] = []
+    while isinstance(found := decide(Fixed(), left, seen, budget * MIB), Leaves):
+        assert found.name == left.idle[0].name  # the least recently asked of those that rest
+        gone.append(found.name)
+        # What mapped weights took is free again: nothing of it was the process's own.
+        left = Standing(left.kept, left.idle[1:], left.busy)
+    kept, busy = (sum(each.needed for each in by[kind]) // MIB for kind in ("kept", "busy"))
+    staying = sum(each.needed for each in left.all) // MIB
+    if isinstance(found, Planned):
+        assert not budget or staying + new <= budget
+        # One that stays while another one left is needed, or had no part in it.
+        if gone:
+            last = next(each for each in all_of if each.name == gone[-1])
+            before = Standing(left.kept, [last, *left.idle], left.busy)
+            assert isinstance(decide(Fixed(), before, seen, budget * MIB), Leaves)
+    elif isinstance(found, Waits):
+        assert not left.idle
+        assert found.name == left.busy[0].name
+        assert busy
+    else:
+        assert isinstance(found, Refused)
+        assert not gone  # before anybody had to leave
+        assert kept or budget
+
+
+def test_a_file_that_two_pairs_share_is_there_once(files: Files) -> None:
+    one, two = (files(name, 100, ("draft", 500)) for name in ("one", "two"))
+    both = [holding(one), holding(two)]
+    assert room.taken(both) == (600 + ENGINE + 100 + ENGINE) * MIB
+    third = files("third", 100, ("draft", 500))
+    left = free(2000).left(placement.file_sizes(third), both)
+    # Of the draft's 500 MiB nothing is taken from what the third can have.
+    assert left.taken == 2 * (100 + ENGINE) * MIB
+    other = free(2000).left(placement.file_sizes(files("other", 1)), both)
+    assert other.taken - left.taken == 500 * MIB
+
+
+def test_what_is_mapped_or_not_filled_yet_is_not_free(files: Files) -> None:
+    held = [
+        holding(files("held", 872), pid=7)
+    ]  # 1 000 MiB in all, of which 300 are its own already
+    seen = free(5000, p7=300)
+    assert seen.left({}, held).free == fit.Memory((5000 - 700) * MIB).shared
+    assert seen.left({}, [], held).free.ram == 5300 * MIB
+
+
+def test_those_that_are_kept_are_named_to_whom_they_leave_no_room(files: Files) -> None:
+    kept, pair = holding(files("kept", 872)), files("new", 500)
+    found = decide(plans(pair), Standing(kept=[kept]), free(1200), 0)
+    assert isinstance(found, Refused)
+    assert "new does not fit in memory: it needs at least 500 MiB" in found.message
+    assert "beside the pairs that are kept loaded: kept (1000 MiB)" in found.message
+    assert found.message.endswith("To make room: localspec unload kept")
+    found = decide(plans(pair), Standing(), free(9000), 300 * MIB)
+    assert isinstance(found, Refused)
+    assert found.message.endswith(
+        "within 'memory', 300 MiB. To make room: localspec config set memory auto"
+    )
+
+
+def test_one_that_is_alone_is_planned_as_if_there_was_no_room_to_share(tmp_path: Path) -> None:
+    file = gguf_files.model().write(tmp_path / "model.gguf")
+    pair = PairFiles("real", str(file))
+    memory = fit.Memory(8 << 30)
+    alone = decide(plans(pair), Standing(), Seen(memory), 0)
+    assert alone == placement.plan(pair, SETTINGS, memory, "cpu")
+
+
+def test_who_was_driven_out_finds_room_when_it_comes_back(tmp_path: Path) -> None:
+    """A context that is as long as fits would drive out whoever comes back, and so on for ever."""
+    long = gguf_files.model().put("llama.context_length", gguf_files.U32, 1 << 20)
+    file = long.write(tmp_path / "model.gguf")
+    first, second = (PairFiles(name, str(file)) for name in ("first", "second"))
+    seen = free(1200)
+    alone = decide(plans(first), Standing(), seen, 0)
+    assert isinstance(alone, Planned)
+    assert alone.plan
+    held = Holding.of(first, 1, alone, 0)
+    assert decide(plans(second), Standing(idle=[held]), seen, 0) == Leaves("first")
+    beside = decide(plans(second), Standing(driven_out=[held]), seen, 0)
+    assert isinstance(beside, Planned)
+    assert beside.plan
+    assert fit.USUAL_CONTEXT <= beside.plan.context < alone.plan.context
+    again = decide(plans(first), Standing(idle=[Holding.of(second, 2, beside, 0)]), seen, 0)
+    assert isinstance(again, Planned)
