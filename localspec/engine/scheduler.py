@@ -9,6 +9,7 @@ from itertools import pairwise
 import msgspec
 
 from localspec.engine.cache.prefixes import common_prefix
+from localspec.engine.cache.shift import READ_ANEW
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.infill import after_cursor
@@ -132,8 +133,9 @@ class Scheduler:
         align = EXACT_CHUNK if lane.exact else 1
         # A conversation's state is kept, and what was moved in the cache is not what it says.
         move = request.n_cache_reuse if request.conversation is None else 0
+        anew = READ_ANEW if request.priority == "editor" else 1
         slot = lane.slots.acquire(
-            tokenized.tokens, request.cache_prompt, align, tokenized.saved, move
+            tokenized.tokens, request.cache_prompt, align, tokenized.saved, move, anew
         )
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher

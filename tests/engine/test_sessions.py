@@ -7,6 +7,9 @@ import resource
 import shutil
 import stat
 import struct
+import subprocess
+import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable
@@ -20,7 +23,7 @@ from hypothesis import strategies as st
 from localspec.engine.cache import sessions as states_module
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.session_file import VERSION
-from localspec.engine.cache.sessions import MIN_TOKENS, SessionStore
+from localspec.engine.cache.sessions import MIN_TOKENS, WRITING, SessionStore
 from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import ANYONE, PairFiles
 from tests.support.rescoring import assert_alike
@@ -137,6 +140,20 @@ def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
     long.save("cd", TEXT * 20)
     assert not long.states.wanted("cd", TEXT * 22)
     assert long.states.wanted("cd", TEXT * 23)
+
+
+@given(grown=st.integers(0, 60), token_s=st.floats(1e-9, 1e-3), size=st.integers(2_000, 200_000))
+def test_as_the_pair_leaves_also_what_is_read_slower_than_written_is_saved(
+    grown: int, token_s: float, size: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        disk = Disk(Path(folder))
+        disk.save("ab12", size=size)
+        text = [*TEXT, *range(grown)]
+        written = disk.file("ab12").stat().st_size * len(text) / len(TEXT) / WRITING
+        wanted = disk.states.wanted("ab12", text, reading=lambda a, b: (b - a) * token_s)
+        assert wanted == (grown * token_s > written)
+        assert not disk.states.wanted("ab12", text)
 
 
 def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
@@ -268,13 +285,18 @@ def test_no_time_means_no_file(disk: Disk) -> None:
     assert not disk.names()
 
 
-def test_an_unfinished_file_is_cleared_away_by_the_next_process(disk: Disk) -> None:
+def test_an_unfinished_file_of_one_that_has_died_is_cleared_away_by_the_next_process(
+    disk: Disk,
+) -> None:
     disk.save("ab12")
     whole = disk.file("ab12")
-    part = whole.with_name(f".{whole.name}.1.2.tmp")
-    part.write_bytes(b"half")
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        pass
+    left = [whole.with_name(f".{whole.name}.{pid}.2.tmp") for pid in (dead.pid, os.getppid())]
+    for part in left:
+        part.write_bytes(b"half")
     Disk(disk.folder)
-    assert (whole.exists(), part.exists()) == (True, False)
+    assert [part.exists() for part in (whole, *left)] == [True, False, True]
 
 
 def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> None:

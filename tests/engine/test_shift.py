@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import localspec
-from localspec.engine.cache import shift
+from localspec.engine import scheduler
 from localspec.engine.cache.shift import MOST_MOVES, READ_ANEW, find_chunks
 from localspec.protocol.frames import PairFiles
 from tests.engine.test_reuse import (
@@ -42,15 +42,16 @@ def test_chunks_are_what_both_texts_have_in_the_same_order(
     cached: list[int], prompt: list[int], least: int, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, min(len(cached), len(prompt))))
-    prompt += [9] * READ_ANEW
+    anew = data.draw(st.sampled_from([1, 5, READ_ANEW]))
+    prompt += [9] * anew
     here = there = start
-    for chunk in find_chunks(cached, prompt, start, least):
+    for chunk in find_chunks(cached, prompt, start, least, anew):
         assert chunk.length >= least
         assert chunk.old >= there
         assert chunk.new >= here
         assert cached[chunk.old : chunk.old + chunk.length] == prompt[chunk.new : chunk.end]
         here, there = chunk.end, chunk.old + chunk.length
-    assert here <= len(prompt) - READ_ANEW or here == start
+    assert here <= len(prompt) - anew or here == start
 
 
 @given(
@@ -65,7 +66,7 @@ def test_of_a_text_with_a_change_all_the_rest_is_found(
     at = data.draw(st.integers(0, len(text) - 1))
     gone = data.draw(st.integers(0, len(text) - at))
     new = [1000 + each for each in range(data.draw(st.integers(0, 5)))]
-    changed = [*text[:at], *new, *text[at + gone :], *[-1] * READ_ANEW]
+    changed = [*text[:at], *new, *text[at + gone :], -1]
     found = find_chunks(text, changed, at, 1)
     assert sum(chunk.length for chunk in found) == len(text) - at - gone
 
@@ -90,18 +91,19 @@ def llama(models: Path) -> PairFiles:
     return pair_of("llama", models)
 
 
-def test_an_edit_above_reads_what_is_new_and_the_end(
-    load: Callable[..., Running], llama: PairFiles
+@pytest.mark.parametrize(("priority", "anew"), [("editor", READ_ANEW), ("chat", 1)])
+def test_an_edit_above_reads_what_is_new_and_the_end_as_much_as_an_editor_needs(
+    load: Callable[..., Running], llama: PairFiles, priority: str, anew: int
 ) -> None:
     engine = load(llama, parallel=2, n_ctx=1024)
     first, *others = typed(1, 6)
     engine.ask(first, 4, n_cache_reuse=LEAST)
     for prompt in others:
-        answer = engine.ask(prompt, 4, n_cache_reuse=LEAST)
+        answer = engine.ask(prompt, 4, n_cache_reuse=LEAST, priority=priority)
         assert answer.started is not None
         assert answer.started.cache == "shift"
-        assert answer.done.timings.prompt_n == 1 + READ_ANEW
-        assert answer.done.timings.cache_shift_n == 400 - READ_ANEW
+        assert answer.done.timings.prompt_n == 1 + anew
+        assert answer.done.timings.cache_shift_n == 400 - anew
     assert engine.pair.shared.context.length(2) == 0  # where chunks wait
 
 
@@ -117,9 +119,9 @@ def test_pieces_of_a_ring_that_rotates_and_text_that_was_deleted_are_moved(
 
     engine.ask(prompt(0), 2, n_cache_reuse=LEAST)
     for first in (1, 2, 3):
-        answer = engine.ask(prompt(first), 2, n_cache_reuse=LEAST)
+        answer = engine.ask(prompt(first), 2, n_cache_reuse=LEAST, priority="editor")
         assert answer.done.timings.prompt_n == 50 + READ_ANEW
-    answer = engine.ask(prompt(3, cut=5), 2, n_cache_reuse=LEAST)
+    answer = engine.ask(prompt(3, cut=5), 2, n_cache_reuse=LEAST, priority="editor")
     assert answer.done.timings.prompt_n == READ_ANEW
 
 
@@ -128,7 +130,7 @@ def test_a_text_that_was_moved_often_is_read_anew(
 ) -> None:
     engine = load(llama, parallel=1, n_ctx=1024)
     read = [
-        engine.ask(prompt, 1, n_cache_reuse=LEAST).done.timings.prompt_n
+        engine.ask(prompt, 1, n_cache_reuse=LEAST, priority="editor").done.timings.prompt_n
         for prompt in typed(1, MOST_MOVES + 4)
     ]
     assert [at for at, count in enumerate(read) if count > 1 + READ_ANEW] == [0, MOST_MOVES + 1]
@@ -234,7 +236,7 @@ def editors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few hundred tokens, whose ends are not spared."""
     monkeypatch.setattr("localspec.engine.pair.measuring.BUDGET_S", 0.01)
     monkeypatch.setattr("tests.engine.test_reuse.Company", Editors)
-    monkeypatch.setattr(shift, "READ_ANEW", 1)
+    monkeypatch.setattr(scheduler, "READ_ANEW", 1)
 
 
 @pytest.mark.slow

@@ -36,6 +36,12 @@ MIN_TOKENS = 256
 # A text is written again when it has grown by this part, so that all of its writings together stay
 # below ten times its last.
 GROWTH = 1 / 8
+# When the pair leaves memory, also where reading what has grown takes longer than writing the whole again:
+# that is seldom, and then nobody else keeps it. Bytes a second that a disk takes, about.
+WRITING = 1 << 30
+Reading = Callable[
+    [int, int], float
+]  # seconds to read a text's tokens from one position to another
 # Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
 WAITING = 256 << 20
 RESERVE = 1 << 30  # bytes of the disk left to everybody else
@@ -145,8 +151,14 @@ class SessionStore:
             with self._lock:
                 self._waiting -= prefix.size
 
-    def wanted(self, conversation: str | None, tokens: Sequence[int], exact: bool = False) -> bool:
-        """Is writing a conversation's text, or ANYONE's, worth the disk?"""
+    def wanted(
+        self,
+        conversation: str | None,
+        tokens: Sequence[int],
+        exact: bool = False,
+        reading: Reading | None = None,
+    ) -> bool:
+        """Is writing a conversation's text, or ANYONE's, worth the disk? `reading`: as the pair leaves."""
         if self._folder is None or conversation is None:
             return False
         if not _CONVERSATION.fullmatch(conversation):
@@ -154,19 +166,34 @@ class SessionStore:
         with self._lock:
             if self._is_gone(conversation):
                 return False
-            _, saved = self._longest(list(tokens), exact)
-        return len(tokens) - saved >= max(MIN_TOKENS, saved * GROWTH)
+            path, saved = self._longest(list(tokens), exact)
+        if len(tokens) - saved >= max(MIN_TOKENS, saved * GROWTH):
+            return True
+        if reading is None or path is None or not 0 < saved < len(tokens):
+            return False
+        try:
+            size = path.stat().st_size * len(tokens) / saved
+        except OSError:  # somebody has deleted it
+            return len(tokens) >= MIN_TOKENS
+        return reading(saved, len(tokens)) > size / WRITING
 
-    def save_all(self, prefixes: Iterable[Callable[[], Prefix]], seconds: float) -> None:
-        """Save each in turn, the most wanted first, until the time is over."""
+    def save_all(
+        self,
+        prefixes: Iterable[Callable[[], Prefix]],
+        seconds: float,
+        reading: Reading | None = None,
+    ) -> None:
+        """Save each that is `wanted` in turn, the most wanted first, until the time is over."""
         deadline = time.monotonic() + seconds
         for make in prefixes:
             if time.monotonic() >= deadline:
                 break
-            self._writer.submit(self._write, make(), deadline).result()
+            self._writer.submit(self._write, make(), deadline, reading).result()
 
-    def _write(self, prefix: Prefix, deadline: float | None) -> None:
-        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact):
+    def _write(
+        self, prefix: Prefix, deadline: float | None, reading: Reading | None = None
+    ) -> None:
+        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact, reading):
             return
         path = self._path(prefix)
         try:

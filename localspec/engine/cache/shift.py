@@ -17,8 +17,8 @@ from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context
 
 MOST_MOVES = 64  # of one text, until it is read anew: what moves leave out adds up
-# Tokens of a prompt's end that are always read: what stands after an editor's cursor and the line
-# before it. Moved along with each key, they go on to say what they said before the key.
+# Tokens of an editor's prompt that are always read, at its end: what stands after the cursor and the
+# line before it. Moved along with each key, they go on to say what they said before the key.
 READ_ANEW = 288
 
 
@@ -36,13 +36,13 @@ class Chunk:
 
 
 def find_chunks(
-    cached: Sequence[int], prompt: Sequence[int], start: int, least: int
+    cached: Sequence[int], prompt: Sequence[int], start: int, least: int, anew: int = 1
 ) -> list[Chunk]:
     """What of `prompt` stands in `cached` too, both after `start`, in the same order.
 
-    Each chunk has `least` tokens or more, and the last READ_ANEW tokens of the prompt are in none.
+    Each chunk has `least` tokens or more, and the last `anew` tokens of the prompt are in none.
     """
-    end = len(prompt) - READ_ANEW
+    end = len(prompt) - anew
     old, new = (np.array(text, np.int32).tobytes() for text in (cached, prompt))
     places: dict[bytes, list[int]] = {}
     for at in range(start, len(cached) - least + 1):

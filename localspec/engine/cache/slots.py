@@ -68,6 +68,7 @@ class Slots:
         align: int = 1,
         saved: Prefix | None = None,
         move: int = 0,
+        anew: int = 1,
     ) -> Slot:
         """A free slot that holds as much of `prompt` as any slot does; its `n_past` says how much.
 
@@ -76,14 +77,14 @@ class Slots:
         multiple of `align`. The caller has checked `free`.
 
         move: the least tokens of a chunk that may be moved from another place, near as that is to what
-        reading it would give; 0: nothing may.
+        reading it would give; 0: nothing may. anew: tokens at the prompt's end that are read in any case.
         """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.busy]
         move = move if reuse else 0
         shared = {s.id: self._usable(s, prompt, align, move) if reuse else 0 for s in self._slots}
         if move and self._parking.free:
-            slot, chunks = self._chunks(idle, prompt, shared, move)
+            slot, chunks = self._chunks(idle, prompt, shared, move, anew)
             if chunks:
                 self._take(slot, prompt, shared[slot.id], chunks)
                 self._send_off(slot)
@@ -114,7 +115,7 @@ class Slots:
         return usable(shared, self._memory.least(slot), slot.places)
 
     def _chunks(
-        self, idle: list[Slot], prompt: list[int], shared: dict[int, int], least: int
+        self, idle: list[Slot], prompt: list[int], shared: dict[int, int], least: int, anew: int
     ) -> tuple[Slot, list[Chunk]]:
         """The idle slot that saves most reading with chunks that are moved, and those; else none."""
         best, chosen, most = idle[0], list[Chunk](), max(shared.values())
@@ -122,7 +123,7 @@ class Slots:
             keep = shared[slot.id]
             if keep < slot.shared or slot.moves >= MOST_MOVES:
                 continue
-            chunks = find_chunks(slot.cached, prompt, keep, least)
+            chunks = find_chunks(slot.cached, prompt, keep, least, anew)
             total = keep + sum(chunk.length for chunk in chunks)
             if chunks and total > most:
                 best, chosen, most = slot, chunks, total

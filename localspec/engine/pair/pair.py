@@ -152,7 +152,8 @@ class Pair:
     def _save_texts(self) -> None:
         """Those in memory, the ones in slots first, each where it was used last."""
         found: list[Callable[[], Prefix]] = []
-        wanted = self.sessions.wanted
+        reading = self.shared.reading.expected.of
+        wanted = partial(self.sessions.wanted, reading=reading)
         for lane in self.lanes:
             for slot in sorted(lane.slots, key=lambda s: -s.last_used):
                 if lane.slots.savable(slot) and wanted(slot.conversation, slot.cached, lane.exact):
@@ -160,7 +161,7 @@ class Pair:
         for prefix in self.prefixes:
             if wanted(prefix.conversation, prefix.tokens, prefix.exact):
                 found.append(partial(_same, prefix))
-        self.sessions.save_all(found, SAVING_S)
+        self.sessions.save_all(found, SAVING_S, reading)
         self.sessions.close()
 
     def close(self) -> None:
