@@ -30,7 +30,7 @@ from localspec.engine.speculation.depth import (
     FixedDepth,
     MeasuredDepth,
     RoundCosts,
-    best_depth,
+    best_value,
 )
 from tests.support.replay import (
     COSTS,
@@ -162,13 +162,27 @@ def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
 
 
 @given(beliefs, st.lists(st.integers(0, BUCKETS - 1), max_size=MAX_DEPTH), st.floats(0, 0.1))
-def test_never_more_is_verified_than_was_drafted(
+def test_one_more_is_drafted_and_as_many_verified_as_the_formula_says(
     weights: list[float], known: list[int], at_rate: float
 ) -> None:
-    candidate = Candidate(belief_of(weights), MAX_DEPTH, STEP_MS, 0.0, known)
+    entry_ms = 0.0 if known else 5.0
+    candidate = Candidate(belief_of(weights), MAX_DEPTH, STEP_MS, entry_ms, known)
     costs = pass_ms()[1:] - pass_ms()[1]
-    assert 0 <= worth_verifying(candidate, costs, at_rate) <= len(known)
-    assert best_depth(candidate, costs, at_rate, least=len(known))[0] >= len(known)
+    alive = candidate.belief.survival(known, MAX_DEPTH)
+
+    def value(depth: int) -> float:
+        steps = max(depth - len(known), 0) * STEP_MS + entry_ms * (depth > 0)
+        return float(alive[: depth + 1].sum()) - at_rate * (float(costs[depth]) + steps)
+
+    values = [value(depth) for depth in range(MAX_DEPTH + 1)]
+    drafted = len(known)
+    assert best_value(candidate, costs, at_rate) == pytest.approx(max(values))
+    verified = worth_verifying(candidate, costs, at_rate)
+    assert 0 <= verified <= drafted
+    assert values[verified] == pytest.approx(max(values[: drafted + 1]))
+    gain = max(values[drafted + 1 :], default=values[drafted]) - values[drafted]
+    if known and abs(gain) > 1e-9:
+        assert keep_drafting(candidate, costs, at_rate) == (gain > 0)
 
 
 def test_text_the_draft_has_not_read_is_a_reason_not_to_draft() -> None:

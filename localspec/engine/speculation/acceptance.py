@@ -192,13 +192,13 @@ class Belief:
 
         known: buckets of the tokens drafted already; the others are as the calibration expects.
         """
-        cal = self.calibration
-        alive = self.weights[None, :]
+        cal, alive = self.calibration, self.weights
         out = np.ones(depth + 1)
         first = min(len(known), depth)
         if first:
-            alive = alive * np.cumprod(cal.rates[list(known[:first])], axis=0)
-            out[1 : first + 1] = alive.sum(axis=1)
+            all_kept = cal.rates[list(known[:first])].cumprod(axis=0)
+            out[1 : first + 1] = all_kept @ alive
+            alive = alive * all_kept[-1]
         if depth > first:
-            out[first + 1 :] = cal.unseen[1 : depth - first + 1] @ alive[-1]
+            out[first + 1 :] = cal.unseen[1 : depth - first + 1] @ alive
         return out

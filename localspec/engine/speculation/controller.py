@@ -23,7 +23,7 @@ from localspec.engine.speculation.depth import (
     FixedDepth,
     MeasuredDepth,
     RoundCosts,
-    best_depth,
+    best_value,
 )
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
@@ -224,7 +224,7 @@ class Controller:
             offers.sort(key=lambda offer: not offer[1].tokens)  # of equals, what costs nothing
             costs = passes.by_depth(rows)
             rate = 1 / (float(costs[0]) + self._costs().overhead(self._sequences, False))
-            best = max(offers, key=lambda offer: best_depth(offer[1], costs - costs[0], rate)[2])
+            best = max(offers, key=lambda offer: best_value(offer[1], costs - costs[0], rate))
         step.drafter, step.candidate = best
         step.drafts.tokens, step.drafts.buckets = list(best[1].tokens), list(best[1].known)
         return True

@@ -22,6 +22,7 @@ MAX_DEPTH = 15  # drafted by the policy; one pass of 16 rows
 # Drafting must promise so much more than plain decoding: the best of several estimates is an
 # optimistic one, and near the break-even the error would be paid for and nothing won.
 MARGIN = 1.02
+_COUNTS = np.arange(MAX_LIMIT + 1)
 LEAST = 0.01  # chance to be kept, below which a draft is not looked at
 
 
@@ -66,26 +67,21 @@ class Decision:
     rate: float
 
 
-def best_depth(
-    candidate: Candidate, pass_ms: Floats, rate: float, least: int = 0
-) -> tuple[int, float, float]:
-    """The depth ≥ `least` that maximises gain - rate·cost; (depth, gain in tokens, that maximum).
+def best_value(candidate: Candidate, pass_ms: Floats, rate: float) -> float:
+    """The most that gain - rate·cost comes to at any depth, in tokens.
 
-    pass_ms[k]: what the target pass costs when this sequence brings k drafted tokens. Costs already
-    paid (drafting the tokens of `known`) are not counted again.
+    pass_ms[k]: what the target pass costs when this sequence brings k drafted tokens. Drafting the tokens of
+    `known` is paid.
     """
-    limit = max(min(candidate.limit, len(pass_ms) - 1), least)
-    gain = np.cumsum(candidate.belief.survival(candidate.known, limit))[least:]
-    depths = np.arange(least, limit + 1)
-    cost = (
-        np.maximum(depths - len(candidate.known), 0) * candidate.step_ms
-        + pass_ms[least : limit + 1]
-    )
+    limit = min(candidate.limit, len(pass_ms) - 1)
+    cost = pass_ms[: limit + 1]
+    if (drafted := len(candidate.known)) < limit:
+        cost = cost.copy()
+        cost[drafted + 1 :] += _COUNTS[1 : limit - drafted + 1] * candidate.step_ms
     if not candidate.known:
-        cost = cost + (depths > 0) * candidate.entry_ms
-    value = gain - rate * cost
-    best = int(np.argmax(value))
-    return least + best, float(gain[best]), float(value[best])
+        cost[1:] += candidate.entry_ms
+    gain = candidate.belief.survival(candidate.known, limit).cumsum()
+    return float((gain - rate * cost).max())
 
 
 class DepthPolicy(Protocol):
@@ -145,12 +141,19 @@ class MeasuredDepth:
         return Decision([taken[:count].count(at) for at in range(n)], best)
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-        drafted = len(candidate.known)
-        return best_depth(candidate, pass_ms, rate, least=drafted)[0] > drafted
+        drafted = len(candidate.known)  # what those have cost is paid
+        limit = min(candidate.limit, len(pass_ms) - 1)
+        if drafted >= limit:
+            return False
+        gain = candidate.belief.survival(candidate.known, limit)[drafted + 1 :].cumsum()
+        cost = pass_ms[drafted + 1 : limit + 1] - pass_ms[drafted]
+        cost += _COUNTS[1 : limit - drafted + 1] * candidate.step_ms
+        return bool((gain - rate * cost).max() > 0)
 
     def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-        bounded = Candidate(candidate.belief, len(candidate.known), 0.0, 0.0, candidate.known)
-        return best_depth(bounded, pass_ms, rate)[0]
+        limit = min(len(candidate.known), len(pass_ms) - 1)
+        gain = candidate.belief.survival(candidate.known, limit).cumsum()
+        return int((gain - rate * pass_ms[: limit + 1]).argmax())
 
 
 def _by_worth(candidates: Sequence[Candidate], rate: float, alike: bool) -> list[tuple[float, int]]:
