@@ -51,6 +51,7 @@ from localspec.protocol.frames import (
 
 _UNREAD = "This model marks its thoughts in a way that is not known, so they are part of its answer's text."
 TAIL = 64  # characters; enough for a marker that the template left open
+_DENSE = 8  # characters of a token, in texts that are made of long words
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
 
 
@@ -239,6 +240,8 @@ class Preparer:
     def _check_length(self, text: str) -> None:
         """Refuse, before it is read, a text that cannot fit (ContextExceeded)."""
         vocab, room = self._pair.vocab, self._pair.n_ctx
+        if len(text) < room * _DENSE:  # reading it costs about what one that fits may
+            return
         least = vocab.least_tokens(text)
         if least >= room:
             sample = vocab.tokenize(text[:_SAMPLE], add_special=False, parse_special=False)
