@@ -51,10 +51,12 @@ class PairsClient(Client):
         *,
         replace: bool = False,
         hash_now: bool = True,
+        pooling: str | None = None,
     ) -> dict[str, Any]:
         """Files by absolute paths or Ollama's names; without `hash_now` they are hashed when loaded."""
         body = {"name": name, "target": target, "draft": draft, "roles": roles, "replace": replace}
-        return self._json("POST", "/localspec/pairs", {**body, "hash_now": hash_now})
+        more = {"hash_now": hash_now, "pooling": pooling}
+        return self._json("POST", "/localspec/pairs", {**body, **more})
 
     def remove(self, name: str) -> dict[str, Any]:
         return self._json("DELETE", f"/localspec/pairs/{quote(name, safe='')}")

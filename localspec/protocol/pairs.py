@@ -75,7 +75,8 @@ class PullRequest(Request):
 class AddRequest(Request):
     """Make a pair of files on this disk, named by absolute paths or by Ollama's names (`qwen2.5:7b`).
 
-    `hash_now` false: they are hashed when the pair is first loaded.
+    `hash_now` false: they are hashed when the pair is first loaded. `pooling`: the target is for
+    embeddings, and makes one row of numbers of a text's so, whatever its file says.
     """
 
     name: Name
@@ -85,6 +86,7 @@ class AddRequest(Request):
         Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
     ] = ("chat",)
     replace: OrDefault[bool] = False
+    pooling: Literal["mean", "cls", "last"] | None = None
     hash_now: OrDefault[bool] = True
 
 

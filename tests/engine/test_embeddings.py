@@ -100,7 +100,7 @@ def test_a_batch_is_one_pass_and_equals_singles_in_text_and_tokens(bert: Loaded)
     alone = [bert.vectors(each)[0] for each in TEXTS]
     as_tokens = bert.vectors(*(BERT.tokens(each) for each in TEXTS))
     for each, other, third in zip(together, alone, as_tokens, strict=True):
-        assert np.abs(each - other).max() < 1e-6
+        assert np.abs(each - other).max() < 1e-4
         assert (each == third).all()
         assert abs(float((each.astype(np.float64) ** 2).sum()) - 1) < 1e-6
 

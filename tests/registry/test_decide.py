@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, write_model
 from localspec.errors import ModelNotFound
+from localspec.purpose import POOLINGS
 from localspec.registry.catalogue import Catalogue, Pair, Weights
 from localspec.registry.header import fit
 from localspec.registry.header.need import Load
@@ -18,7 +19,7 @@ from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.wanted import Wanted
 from localspec.registry.pulls.wanted import wanted as read_wanted
 from localspec.registry.store.records import Part, Record, StoredModel
-from tests.support.gguf_files import model
+from tests.support.gguf_files import U32, model
 from tests.support.hub import TestHub
 
 REPO = "maker/Tiny-8B-GGUF"
@@ -102,6 +103,21 @@ def test_files_of_other_programs_are_looked_through_only_where_it_is_allowed(
     found = decide(puller, wanted(whole_disk=False), catalogue())
     assert found.pair.draft is None
     assert not any("d.gguf" in sentence for sentence in found.said)
+
+
+def test_an_embedding_model_gets_no_draft_and_is_for_embeddings(
+    hub: TestHub, puller: Puller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for pooling, role in ((3, "embed"), (4, "rerank")):
+        file = model().put("llama.pooling_type", U32, pooling)
+        file.tensors.append(("cls.output.weight", (8, 1), 0))
+        hub.add(REPO, "Tiny-8B-Q8_0.gguf", file.data())
+        found = decide(puller, wanted(), catalogue(same=paired("maker/Tiny-8B", "maker/small")))
+        assert (found.pair.roles, found.pair.draft, found.said) == ((role,), None, ())
+        record = puller.pull(f"it-{role}", found.pair)
+        assert (record.roles, record.target.pooling) == ((role,), POOLINGS[pooling - 1])
+        assert record.kind == "none"
 
 
 def test_what_was_decided_is_not_decided_anew(files: TestHub, puller: Puller) -> None:

@@ -65,8 +65,12 @@ def test_an_embedding_model_is_known_by_its_architecture(architecture: str, tmp_
 
 def test_a_model_of_a_chat_architecture_may_be_for_embeddings(tmp_path: Path) -> None:
     for number, pooling in enumerate(("mean", "cls", "last", "rank"), 1):
-        file = model().put("llama.pooling_type", U32, number).write(tmp_path / "m.gguf")
-        found = read_local_model(file)
+        file = model().put("llama.pooling_type", U32, number)
+        if pooling == "rank":
+            with pytest.raises(UnsafeModel, match=r"without the part that scores"):
+                read_local_model(file.write(tmp_path / "m.gguf"))
+            file.tensors.append(("cls.output.weight", (8, 1), 0))
+        found = read_local_model(file.write(tmp_path / "m.gguf"))
         assert (found.pooling, found.reads_whole) == (pooling, number < 3)
     ahead = model().put("llama.attention.causal", BOOL, False).write(tmp_path / "m.gguf")
     found = read_local_model(ahead)

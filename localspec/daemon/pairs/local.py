@@ -40,6 +40,7 @@ def add(registry: Registry, request: AddRequest) -> Record:
         name,
         *paths,
         roles=request.roles,
+        pooling=request.pooling,
         replace=request.replace,
         summary=" with ".join(named) if ollamas else "",
         hash_now=request.hash_now,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ MAX_WIDTH = 1 << 20
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYPES
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
+_CLASSIFIERS = {"cls.weight", "cls.output.weight"}
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
@@ -162,8 +163,8 @@ def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
         BadGguf, UnsafeModel: one sentence that names file and fault.
     """
     first = headers[0]
-    architecture, pooling = _architecture(first, as_draft)
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
+    architecture, pooling = _architecture(first, as_draft, tensors.keys())
     _check_floats(first, architecture)
     layers = _number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
     width = _number(first, f"{architecture}.embedding_length", 1, MAX_WIDTH)
@@ -207,7 +208,7 @@ def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
     )
 
 
-def _architecture(header: Header, as_draft: bool) -> tuple[str, Pooling | None]:
+def _architecture(header: Header, as_draft: bool, tensors: Set[str]) -> tuple[str, Pooling | None]:
     """The architecture, one that llama.cpp knows, and what the model makes of a text, if it writes none."""
     architecture, pooling = header.metadata.get("general.architecture"), None
     if not (as_draft and isinstance(architecture, str) and is_sidecar(architecture)):
@@ -218,6 +219,12 @@ def _architecture(header: Header, as_draft: bool) -> tuple[str, Pooling | None]:
         raise UnsafeModel(
             f"{header.name} has the architecture '{architecture}', which this localspec's "
             "llama.cpp does not support; a newer localspec may."
+        )
+    if pooling == "rank" and not tensors & _CLASSIFIERS:
+        # llama.cpp would give it a number of another text of the same pass.
+        raise UnsafeModel(
+            f"{header.name} is a reranker without the part that scores (tensor 'cls.output.weight'); it "
+            "was converted incorrectly, choose another."
         )
     return architecture, pooling
 

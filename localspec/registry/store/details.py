@@ -118,7 +118,8 @@ def _read(store: Store, stored: StoredModel, role: str) -> tuple[Model, Traits]:
         source.name = name
     headers = [read_header(source) for source in sources]
     check_shards(headers)
-    return model_of(headers, as_draft=role == "draft"), traits(headers)
+    model = model_of(headers, as_draft=role == "draft")
+    return replace(model, pooling=stored.pooling), traits(headers)
 
 
 def _model(

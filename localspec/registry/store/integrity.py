@@ -208,6 +208,7 @@ def remedy(record: Record) -> str:
     if record.draft:
         files += f" --draft {shlex.quote(record.draft.parts[0].path)}"
     told = record.roles == ("chat",) or record.target.pooling
-    roles = "" if told else "".join(f" --role {each}" for each in record.roles)
+    chosen = f" --pooling {record.pooling}" if record.pooling else ""
+    roles = chosen if told else "".join(f" --role {each}" for each in record.roles)
     again = f"localspec add {record.name} {files}{roles} --replace"
     return f"Restore it, or accept it as it is: {again}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from localspec.errors import BadGguf, Conflict, InvalidRequest, ModelNotFound
+from localspec.protocol.settings import Pooling
 from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.header.model import Model, read_local_model, shard_paths
 from localspec.registry.header.pairing import check_pair
@@ -34,6 +36,7 @@ def add(
     draft: Path | None = None,
     *,
     roles: Sequence[str] = ("chat",),
+    pooling: Pooling | None = None,
     summary: str = "",
     hash_now: bool = True,
     replace: bool = False,
@@ -59,7 +62,7 @@ def add(
     if draft and target.exists() and draft.exists() and target.samefile(draft):
         raise InvalidRequest(_SAME, param="draft")
     hashes = store.hashes if hash_now else None
-    record = describe_files(name, target, draft, roles=roles, hashes=hashes)
+    record = describe_files(name, target, draft, roles=roles, pooling=pooling, hashes=hashes)
     if record.draft and _content(record.draft) == _content(record.target):
         raise InvalidRequest(_SAME, param="draft")
     if draft and record.draft and record.draft.size > record.target.size:
@@ -101,7 +104,9 @@ def refreshed(
         return record, ""
     target = Path(record.target.parts[0].path)
     draft = Path(record.draft.parts[0].path) if record.draft else None
-    now = describe_files(record.name, target, draft, roles=record.roles)
+    writes = record.target.pooling is None  # what was told by the file may be otherwise now
+    roles = record.roles if writes else ("chat",)
+    now = describe_files(record.name, target, draft, roles=roles, pooling=record.pooling)
     now = msgspec.structs.replace(now, created=record.created, summary=record.summary)
     store.put(now)
     verb = "has" if len(changed) == 1 else "have"
@@ -114,10 +119,14 @@ def describe_files(
     draft: Path | None = None,
     *,
     roles: Sequence[str] = ("chat",),
+    pooling: Pooling | None = None,
     hashes: Hashes | None = None,
 ) -> Record:
-    """The record of such a pair, checked and not stored (the pair inside the package uses this)."""
+    """The record of such a pair, checked and not stored (the pair inside the package uses this).
+    pooling: what a person has chosen.
+    """
     ours = _checked(target)
+    ours = dataclasses.replace(ours, pooling=pooling or ours.pooling)
     theirs = _checked(draft, as_draft=True) if draft else None
     notes = check_pair(ours, theirs)
     return Record(
@@ -129,6 +138,7 @@ def describe_files(
         roles=roles_of(ours.pooling) or tuple(roles),
         notes=notes,
         template_sha256=ours.template_hash,
+        pooling=pooling,
     )
 
 

@@ -58,7 +58,8 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A pair that is there. `created` is Unix time; `notes` are harmless differences.
 
-    `asked`: as what it was pulled; empty for a pair of the catalogue as that has it.
+    `asked`: as what it was pulled; empty for a pair of the catalogue as that has it. `pooling`: a person's
+    choice, which goes before what the target's file says.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     template_sha256: str = ""
     asked: str = ""
+    pooling: Pooling | None = None
 
     @property
     def kind(self) -> DraftKind:

@@ -39,15 +39,26 @@ from localspec.client.pairs import PairsClient
     default=["chat"],
     help="What the pair is for: chat or fim (fill in the middle); repeatable.",
 )
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls", "last"]),
+    help="Use the target for embeddings, made of the mean of its tokens, the first or the last one; "
+    "embedding models say it in their file.",
+)
 @click.option("--replace", is_flag=True, help="Replace an existing pair of that name.")
 def command(
-    name: str, target: str, draft: str | None, roles: tuple[str, ...], replace: bool
+    name: str,
+    target: str,
+    draft: str | None,
+    roles: tuple[str, ...],
+    pooling: str | None,
+    replace: bool,
 ) -> int:
     files = inputs.model_file(target), inputs.model_file(draft) if draft else None
     client = PairsClient()
     turning = spinner.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
     try:
-        entry = client.add(name, *files, list(roles), replace=replace)
+        entry = client.add(name, *files, list(roles), replace=replace, pooling=pooling)
     finally:
         if turning:
             turning.stop()

@@ -144,9 +144,13 @@ async def embed(request: Request) -> Response:
     wanted = [body.input] if isinstance(body.input, str) else body.input or []
     frame = Embed(0, [*wanted], body.truncate, body.dimensions or 0)
     name, load, found = await _embedded(request, body, frame)
-    vectors = [numbers(each) for each in found["vectors"]]
-    spent, tokens = time.monotonic_ns() - began, sum(found["tokens"])
-    return answer(OllamaEmbeddings(body.model or name, vectors, spent, load, tokens))
+
+    def shaped() -> Response:
+        vectors, tokens = [numbers(each) for each in found["vectors"]], sum(found["tokens"])
+        spent = time.monotonic_ns() - began
+        return answer(OllamaEmbeddings(body.model or name, vectors, spent, load, tokens))
+
+    return await asyncio.to_thread(shaped)
 
 
 async def embed_one(request: Request) -> Response:
