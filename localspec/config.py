@@ -84,10 +84,23 @@ class Config:
     """How the daemon behaves. Times in seconds, sizes in MiB where the name says so."""
 
     pair: Annotated[
-        str,
-        Meta(min_length=1, max_length=_LONGEST),
-        About("the pair that answers"),
+        str, Meta(min_length=1, max_length=_LONGEST), About("the pair that answers")
     ] = "builtin"
+    pair_fim: Annotated[
+        str,
+        Meta(max_length=_LONGEST),
+        About("the pair that completes code in editors; empty: as `pair`", at_once=True),
+    ] = ""
+    pair_embed: Annotated[
+        str,
+        Meta(max_length=_LONGEST),
+        About("the model for embeddings; empty: the one installed", at_once=True),
+    ] = ""
+    pair_rerank: Annotated[
+        str,
+        Meta(max_length=_LONGEST),
+        About("the model that ranks documents; empty: the one installed", at_once=True),
+    ] = ""
     context: Annotated[
         Context,
         About("tokens of context shared by all running requests", 0, "auto", least=LEAST_CONTEXT),
@@ -174,6 +187,8 @@ _LISTS = {
     ),
 }
 KEYS = tuple(f.name for f in fields(Config) if f.name not in ("origin", "problems"))
+# The pair of each role, by which a person names it ("pair.fim") as well.
+PAIRS = {"pair": "chat", "pair_fim": "fim", "pair_embed": "embed", "pair_rerank": "rerank"}
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
@@ -255,10 +270,12 @@ def _checked_text(key: str, value: str) -> str:
         raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {short(repr(value))}")
     if value != visible(value, lines=False) or any("\ud800" <= sign <= "\udfff" for sign in value):
         raise ValueError(f"'{key}' contains an unprintable character: {short(ascii(value))}")
-    if key == "pair" and not 0 < len(value) <= _LONGEST:
-        raise ValueError("'pair' must be a pair's name or a file; the default is 'builtin'")
-    if key == "pair" and value in ("default", "localspec"):
-        raise ValueError(f"'pair' cannot be '{value}', which means the configured pair")
+    if key in PAIRS and not (key == "pair") <= len(value) <= _LONGEST:
+        raise ValueError(
+            f"'{key}' must be a pair's name or a file; the default is {_DEFAULTS.pair!r}"
+        )
+    if key in PAIRS and value in ("default", "localspec"):
+        raise ValueError(f"'{key}' cannot be '{value}', which means the configured pair")
     if key in _LISTS:
         allowed, such_as = _LISTS[key]
         for each in listed(value):
@@ -280,6 +297,11 @@ def _checked_text(key: str, value: str) -> str:
 def listed(value: str) -> list[str]:
     """The members of a setting that is a list."""
     return [each for each in re.split(r"[\s,]+", value) if each]
+
+
+def key_of(name: str) -> str:
+    """The key that a person means: of a pair by its role ("pair.fim"), or as it is."""
+    return {f"pair.{role}": key for key, role in PAIRS.items()}.get(name, name)
 
 
 def short(text: str) -> str:
@@ -325,6 +347,8 @@ def load_config(
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     table, problems = _read(file, data)
+    if isinstance(table.get("pair"), dict):  # [pair]
+        table |= {key_of(f"pair.{role}"): value for role, value in table.pop("pair").items()}
 
     def take(key: str, value: Any, where: str, cure: str) -> None:
         try:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec import config
-from localspec.config import KEYS, Config, load_config
+from localspec.config import KEYS, Config, key_of, load_config
 from localspec.errors import UsageError, visible
 from localspec.protocol.frames import EngineSettings, Speculative
 from localspec.protocol.settings import limits
@@ -219,3 +219,24 @@ def test_of_any_file_there_is_a_configuration(data: bytes) -> None:
         assert problem.what == visible(problem.what, lines=False)
     if not found.problems and data.isascii():
         tomllib.loads(data.decode())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'pair = "one"\npair_fim = "two"\n',
+        '[pair]\nchat = "one"\nfim = "two"\n',
+        'pair.chat = "one"\npair.fim = "two"\n',
+    ],
+)
+def test_pairs_are_named_by_their_roles_too(file: Path, text: str) -> None:
+    file.write_text(text)
+    found = load_config(file, {})
+    assert (found.pair, found.pair_fim, found.pair_embed, found.problems) == ("one", "two", "", ())
+    assert (key_of("pair.chat"), key_of("pair.fim"), key_of("queue")) == (
+        "pair",
+        "pair_fim",
+        "queue",
+    )
+    file.write_text('[pair]\nwrong = "one"\n')
+    assert "there is no setting 'pair.wrong'" in load_config(file, {}).problems[0].reason

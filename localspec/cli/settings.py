@@ -45,7 +45,7 @@ def get(key: str) -> None:
     Raises:
         UsageError: there is no such key.
     """
-    loaded = config.load_config(default_paths().config_file)
+    loaded, key = config.load_config(default_paths().config_file), config.key_of(key)
     _known(key)
     value = getattr(loaded, key)
     render.line(value if isinstance(value, str) else _toml(value))
@@ -81,7 +81,7 @@ def change(key: str, text: str | None) -> None:
     Raises:
         UsageError: the key or value is wrong, or does not go with the others; nothing was changed.
     """
-    file = default_paths().config_file
+    file, key = default_paths().config_file, config.key_of(key)
     value = None if text is None else _wanted(key, text)
     with _alone(file):
         old = _bytes_of(file)
@@ -117,7 +117,7 @@ def _wanted(key: str, text: str) -> Any:
             f"'threads' must be between 0 (auto) and {cores}, not {config.short(text)}."
         )
     value = _checked(key, text)
-    if key == "pair":
+    if key in config.PAIRS and value:
         value = _checked(key, inputs.pair(value))
         _check_pair(value)
     return value

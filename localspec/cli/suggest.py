@@ -58,8 +58,8 @@ keys = _offered(lambda: [(key, config.about(key).text) for key in config.KEYS])
 
 def values(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Of the setting that was named before."""
-    key = context.params.get("key")
-    if key == "pair":
+    key = config.key_of(context.params.get("key") or "")
+    if key in config.PAIRS:
         return pairs(context, parameter, typed)
     known = config.values(key) if key in config.KEYS else ()
     return _offered(lambda: [(each, "") for each in known])(context, parameter, typed)

@@ -151,6 +151,7 @@ class Daemon:
             lambda: residents.pids,
             checks=tuple(worker_command) == DEFAULT_COMMAND,
         )
+        residents.stay = registry.stay
         conversations = Conversations(
             paths.data / "conversations.sqlite", paths.states, paths.typed_lines, paths.not_saved
         )

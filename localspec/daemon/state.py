@@ -81,7 +81,7 @@ class State:
         """`name`; where it says nothing, that of whoever has the role. Raises ModelNotFound."""
         if role == "chat" or name not in names.CONFIGURED:
             return name
-        return await asyncio.to_thread(names.only_one, role, self.registry)
+        return await asyncio.to_thread(names.in_role, role, self.config, self.registry)
 
     async def named(self, name: str, receive: Receive) -> PairFiles:
         """The files of a pair, checked unless it is loaded already; see pairs.resolve."""

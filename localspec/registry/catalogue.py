@@ -59,11 +59,20 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What a person says of a pair in place of its target's file, and no more.
 
     chat_template: a file, beside models.toml unless its path is absolute, and once it is read its text.
-    sampling: defaults by parameter.
+    sampling: defaults by parameter. keep: once loaded it leaves for no other pair. idle_unload: seconds
+    without a request before it is unloaded, 0: never; else as the configuration says.
     """
 
     chat_template: str = ""
     sampling: dict[str, float] = {}
+    keep: bool = False
+    idle_unload: Annotated[float, msgspec.Meta(ge=0, le=10_000_000)] | None = None
+
+    @property
+    def says(self) -> bool:
+        """Whether it says anything."""
+        told = self.chat_template or self.sampling or self.keep
+        return bool(told) or self.idle_unload is not None
 
 
 class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -206,11 +215,7 @@ def read_catalogue(
     read = {name: _read_entry(place, name, entry) for name, entry in entries.items()}
     pairs = {name: each for name, each in read.items() if isinstance(each, Pair)}
     _check_names(place, pairs, below)
-    presets = {
-        name: _preset(place, name, each)
-        for name, each in read.items()
-        if each.chat_template or each.sampling
-    }
+    presets = {name: _preset(place, name, each) for name, each in read.items() if each.says}
     return pairs, presets
 
 
@@ -255,7 +260,7 @@ class _Place:
 
 
 def _preset(place: _Place, name: str, entry: Preset) -> Preset:
-    """With the template's text, and every number checked."""
+    """With the template's text, every number checked, and nothing of a pair's own."""
     keys = ("pairs", name, "sampling")
     known = {each.name: each.kind for each in parameters() if each.name not in _NO_DEFAULTS}
     for key, value in entry.sampling.items():
@@ -265,8 +270,9 @@ def _preset(place: _Place, name: str, entry: Preset) -> Preset:
             msgspec.convert(int(value) if value == int(value) else value, known[key], strict=False)
         except (msgspec.ValidationError, OverflowError, ValueError) as error:
             raise place.error((*keys, key), f"{value} is not allowed: {error}") from None
+    told = Preset(sampling=entry.sampling, keep=entry.keep, idle_unload=entry.idle_unload)
     if not entry.chat_template:
-        return Preset(sampling=entry.sampling)
+        return told
     file = place.path.parent / Path(entry.chat_template).expanduser()
     try:
         text = read_file(file).decode()
@@ -279,7 +285,7 @@ def _preset(place: _Place, name: str, entry: Preset) -> Preset:
         raise place.error(
             ("pairs", name, "chat_template"), f"{file} is empty or too large for a template"
         )
-    return Preset(chat_template=text, sampling=entry.sampling)
+    return msgspec.structs.replace(told, chat_template=text)
 
 
 def _read_entry(place: _Place, name: str, entry: object) -> Pair | Preset:

@@ -31,6 +31,8 @@ WALL_CLOCK = {
     "ended.py": "when a daemon started and ended, for a person",
     "engine/prompt/template.py": "today's date, where a template asks for it",
     "engine/prompt/template_child.py": "the date that a chat template may ask for",
+    "daemon/worker/loaded.py": "since when a pair is loaded",
+    "cli/terminal/figures.py": "for how long, which people read",
     "registry/store/local.py": "when a pair was added",
     "registry/pulls/pull.py": "when a pair was added",
 }

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 
 from localspec.config import Config
+from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.queue.forecast import Job
-from localspec.daemon.worker.residents import Residents
-from localspec.errors import QueueFull
+from localspec.daemon.worker.residents import Residents, Stay
+from localspec.errors import LoadFailed, QueueFull
 from localspec.paths import Paths
 from localspec.protocol.answers import Counts
+from localspec.protocol.frames import PairFiles
 from tests.support.daemons import FAKE_WORKER, Home, RunningDaemon, scripted_home, wait_for
 
 Start = Callable[..., RunningDaemon]
@@ -305,3 +307,68 @@ def test_an_idle_time_is_each_pairs_own(home: Home, start_daemon: Start) -> None
         assert 0 < of(home, one)["unloads_in"] <= 0.6
         wait_for(lambda: loaded(home) == [two], "the first's idle time")
         assert of(home, two)["running"] == 1
+
+
+# ------------------------------------------------------------------------ roles, and who stays
+
+
+def test_an_editors_request_goes_to_the_pair_that_has_the_role(
+    home: Home, start_daemon: Start
+) -> None:
+    one, two = pairs(home, "one", "two")
+    start_daemon(pair=one, pair_fim=two)
+    assert home.chat("say x").json["model"] == one
+    assert home.request("POST", "/infill", {"prompt": "!say y"}).json["content"] == "y"
+    assert loaded(home) == [two, one]
+    body = {"prompt": "a", "suffix": "b"}
+    assert home.request("POST", "/v1/completions", body).json["model"] == two
+    assert home.request("POST", "/v1/completions", {"prompt": "say z"}).json["model"] == one
+    assert home.request("POST", "/infill", {"prompt": "!say y", "model": one}).status == 200
+    assert loaded(home) == [one, two]
+
+
+def test_a_pair_that_is_kept_leaves_for_nobody(tmp_path: Path) -> None:
+    kept = {"one"}
+
+    async def scenario() -> None:
+        residents = Residents(
+            Config(memory=TWO),
+            Paths(*[tmp_path] * 5),
+            Counts(),
+            worker_command=(sys.executable, str(FAKE_WORKER)),
+        )
+        residents.stay = lambda name: Stay(name in kept, 0.05 if name == "three" else None)
+        try:
+            for name in ("one", "two", "three"):
+                await residents.of(name).ready(PairFiles(name, f"/{name}.gguf"))
+            assert [each.name for each in residents.loaded] == ["three", "one"]
+            kept.add("three")
+            with pytest.raises(
+                LoadFailed, match=r"kept loaded: one \(128 MiB\), three \(128 MiB\)"
+            ):
+                await residents.of("two").ready(PairFiles("two", "/two.gguf"))
+            assert [each.name for each in residents.loaded] == ["three", "one"]
+            with residents.of("three").at_work():
+                kept.clear()
+            while residents.info("three"):  # its own idle time
+                await asyncio.sleep(0.01)
+            assert residents.info("one")
+        finally:
+            await residents.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_models_toml_says_how_long_a_pair_stays(tmp_path: Path) -> None:
+    paths = Paths(*[tmp_path] * 5)
+    registry = Registry(paths, lambda _: False, lambda: ())
+    assert registry.stay("coder-7b") == Stay()
+    paths.user_catalogue.write_text(
+        "[pairs.coder-7b]\nkeep = true\n[pairs.builtin]\nidle_unload = 5\n"
+    )
+    assert registry.stay("coder-7b") == Stay(keep=True)
+    assert registry.stay("builtin") == Stay(idle_unload=5.0)
+    paths.user_catalogue.write_text("[pairs.coder-7b]\nidle_unload = -1\n")
+    registry.reload()
+    assert "pairs.coder-7b.idle_unload" in registry.problem
+    assert registry.stay("coder-7b") == Stay(keep=True)

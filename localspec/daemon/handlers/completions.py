@@ -78,7 +78,8 @@ async def complete(request: Request) -> Response:
     body = await read(request, CompletionRequest)
     daemon = state_of(request)
     wanted = completion_frames(body)
-    pair = await daemon.pair(body.model, request.receive)
+    # With a suffix it is an editor's.
+    pair = await daemon.pair(body.model, request.receive, "fim" if body.suffix else "chat")
     ended = figures(daemon.conversations, body, pair.name)
     shape = TextShape(
         Answer(pair.name, wanted, n=body.n or 1, ended=ended),

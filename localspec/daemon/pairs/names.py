@@ -23,8 +23,9 @@ _SHOWN = 300  # characters of a path in an error: longer ones were not written b
 CONFIGURED = ("", "default", "localspec")
 
 
-# What a pair is asked for. The configured one has the first; the others are told by its files.
-Role = Literal["chat", "embed", "rerank"]
+# What a pair is asked for. The configuration may say which one has a role; else the configured one has the
+# first two, and the others are told by their files.
+Role = Literal["chat", "fim", "embed", "rerank"]
 _ROLES = {
     "embed": ("embedding model", "nomic-embed"),
     "rerank": ("reranker", "bge-reranker"),
@@ -78,19 +79,28 @@ def full_name(name: str, config: Config) -> str:
     return config.pair if name in CONFIGURED else name
 
 
-def only_one(role: Role, registry: Registry) -> str:
-    """The installed model of a role that no model has by default. Reads files.
+def in_role(role: Role, config: Config, registry: Registry) -> str:
+    """The name of the pair that has the role: the one that is configured, else the only one that was
+    installed for it alone. Reads files.
 
     Raises:
-        ModelNotFound: there is none, or more than one.
+        ModelNotFound: there is none for embeddings or ranks, or more than one.
     """
-    found = [each.name for each in registry.store.listing().records if role in each.roles]
+    configured = {"embed": config.pair_embed, "rerank": config.pair_rerank, "fim": config.pair_fim}
+    if role == "chat" or configured[role]:
+        return configured.get(role, config.pair)
+    records = registry.store.listing().records
+    if role == "fim":
+        found = [each.name for each in records if each.roles == ("fim",)]
+        return found[0] if len(found) == 1 else config.pair
+    found = [each.name for each in records if role in each.roles]
     if len(found) == 1:
         return found[0]
     what, example = _ROLES[role]
     if found:
         raise ModelNotFound(
-            f"Several {what}s are installed: {', '.join(found)}. Name one of them as `model`.",
+            f"Several {what}s are installed: {', '.join(found)}. Name one of them as `model`, or: "
+            f"localspec config set pair.{role} {found[0]}",
             param="model",
         )
     raise ModelNotFound(

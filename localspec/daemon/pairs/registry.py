@@ -16,6 +16,7 @@ import msgspec
 
 from localspec.daemon.pairs.names import NoSuchPair
 from localspec.daemon.worker.placement import free_memory
+from localspec.daemon.worker.residents import Stay
 from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
@@ -129,6 +130,11 @@ class Registry:
         found = self.catalogue.presets.get(pair.name)
         template, sampling = (found.chat_template, found.sampling) if found else ("", {})
         return msgspec.structs.replace(pair, chat_template=template, sampling=sampling)
+
+    def stay(self, name: str) -> Stay:
+        """How long models.toml says that the pair stays in memory."""
+        found = self.catalogue.presets.get(name) if self.has_presets else None
+        return Stay(found.keep, found.idle_unload) if found else Stay()
 
     @property
     def has_presets(self) -> bool:

@@ -163,6 +163,8 @@ def _said(preset: Preset) -> Iterator[str]:
     if preset.sampling:
         values = ", ".join(f"{key} {value:g}" for key, value in preset.sampling.items())
         yield f"Its sampling defaults are those of models.toml: {values}."
+    if preset.keep:
+        yield "Once loaded it stays in memory (`keep` in models.toml)."
 
 
 def drafts(

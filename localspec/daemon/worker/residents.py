@@ -22,7 +22,7 @@ from localspec.daemon.worker.placement import MIB, Planned, Plans
 from localspec.daemon.worker.process import Worker, spawn
 from localspec.daemon.worker.room import Holding, Standing
 from localspec.daemon.worker.safe_mode import SafeMode
-from localspec.daemon.worker.states import Engine, Loading, Ready
+from localspec.daemon.worker.states import Engine, Loading, Ready, Unloaded
 from localspec.paths import Paths
 from localspec.protocol import frames
 from localspec.protocol.answers import Counts, PairStatus
@@ -85,14 +85,13 @@ class Residents:
     @property
     def loaded(self) -> list[LoadedPair]:
         """Those in memory, the one that was asked last ahead."""
-        found = [each for each in self._pairs.values() if isinstance(each.state, Ready)]
-        return sorted(found, key=lambda each: each.used, reverse=True)
+        return [each for each in self.present if isinstance(each.state, Ready)]
 
     @property
     def present(self) -> list[LoadedPair]:
         """The same, and those that are being loaded."""
-        loads = [each for each in self._pairs.values() if isinstance(each.state, Loading)]
-        return [*self.loaded, *loads]
+        found = [each for each in self._pairs.values() if not isinstance(each.state, Unloaded)]
+        return sorted(found, key=lambda each: each.used, reverse=True)
 
     @property
     def pids(self) -> list[int]:
