@@ -118,21 +118,21 @@ def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
 def test_whoever_waits_reads_for_what(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
-    start_daemon("--load-delay", "1", parallel=1)
+    start_daemon("--load-delay", "1", memory=200)  # MiB, which hold one scripted engine
     other = home.root / "other.gguf"
     other.touch()
     with terminal(home.environment, "ask", "-m", str(other), "slow 150", columns=200) as first:
         first.expect(f"loading {other}")
         first.expect("3 4")
         with terminal(home.environment, "ask", "say two", columns=200) as second:
-            second.expect("waiting for 1 other request")
+            second.expect(f"waiting for {other}")
             first.interrupt()
             second.expect(f"loading {home.model}")
             assert second.wait() == 0
     with terminal(home.environment, "ask", "slow 100", columns=200) as first:
         first.expect("3 4")
         with terminal(home.environment, "ask", "-m", str(other), "say two", columns=200) as second:
-            second.expect("waiting for 1 other request")
+            second.expect(f"waiting for {home.model}")
             first.interrupt()
 
 
