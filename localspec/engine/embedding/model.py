@@ -23,9 +23,11 @@ from localspec.engine.llama.heads import States
 from localspec.engine.pair.models import physical_cores, threads_for, usable_cores
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
-from localspec.purpose import reads_whole
+from localspec.purpose import has_no_cache, reads_whole
 
-PASS = 512  # rows, unless one text has more and must be read at once: wider ones are no faster
+# Rows, unless one text has more and must be read at once: wider ones are no faster. Half as many where
+# the model could write: llama.cpp makes logits of each.
+PASS = 512
 LEAST = 256  # tokens of the longest text; with less memory nothing is tried
 USUAL = 2048  # where the settings leave it to us
 TEXTS = 64  # in one pass
@@ -76,7 +78,8 @@ class EmbeddingModel:
         self.longest = min(longest or USUAL, trained)
         self.whole = reads_whole(model.architecture, causal=causal, pooling=self.pooling)
         self.texts = TEXTS if model.takes_company else 1
-        self.rows = max(PASS, self.longest) if self.whole else PASS
+        least = PASS if has_no_cache(model.architecture) else PASS // 2
+        self.rows = max(least, self.longest) if self.whole else least
         threads = min(s.n_threads or physical_cores(), usable_cores())
         self.context = self._opened.enter_context(
             Context(

@@ -18,7 +18,9 @@ from localspec.registry.header.model import Model
 KV_BYTES: dict[KvType, float] = {"f16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q4_0": 18 / 32}
 F16: tuple[KvType, KvType] = "f16", "f16"
 PASS = 512  # rows of the widest one (the engine's `n_batch`)
-EMBEDDING_PASS = 512  # as many, unless one text has more and must be read at once
+EMBEDDING_PASS = (
+    512  # half as many where the model could write; all of a text that must be read at once
+)
 RUNTIME = 128 << 20  # a worker's own memory, backends loaded
 # Rows with logits in one pass: each sequence's drafts, and those that a request or a lookup may bring
 # (the engine's MAX_DEPTH and MAX_LIMIT).
@@ -112,17 +114,18 @@ def need_of_heads(model: Model, load: Load) -> Need:
 
 def _need_of_embedding(model: Model, load: Load) -> Need:
     """Bytes for a model that turns texts of at most `load.context` tokens into numbers. llama.cpp keeps a row
-    of logits for each token of a pass, whether or not there are any.
+    of logits for each token of a pass, and where the model could write it makes them, too.
     """
-    rows = max(EMBEDDING_PASS, load.context if model.reads_whole else 0)
+    writes = not model.has_no_cache
+    rows = max(EMBEDDING_PASS // (1 + writes), load.context if model.reads_whole else 0)
     layer = rows * (8 * model.width + 3 * model.feed_forward) * 4
     cells = rows * max(rows, load.context)
     attention = 2 * cells if load.flash_attention else 4 * cells * (model.heads + 1)
-    cache = 0 if model.has_no_cache else cache_per_token(model) * max(rows, load.context)
+    cache = cache_per_token(model) * max(rows, load.context) if writes else 0
     return Need(
         weights=model.weights,
         cache=int(cache) + model.kept.state,
-        compute=rows * model.vocabulary * 4 + layer + attention,
+        compute=(1 + writes) * rows * model.vocabulary * 4 + layer + attention,
     )
 
 
