@@ -65,6 +65,10 @@ class Encoder:
     def active(self) -> bool:
         return bool(self._jobs)
 
+    @property
+    def hurries(self) -> bool:
+        return False
+
     def forget(self, conversation: str | None) -> None:
         """Nothing is kept of any text."""
 

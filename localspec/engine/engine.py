@@ -79,6 +79,11 @@ class Engine:
     def active(self) -> bool:
         return self._scheduler.active
 
+    @property
+    def hurries(self) -> bool:
+        """Whether an editor waits for its first token."""
+        return self._scheduler.hurries
+
     def _started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
         cached, source = sequence.tally.cached, sequence.slot.source
         asked, thoughts = tokenized.request.sampling, tokenized.request.thoughts

@@ -85,6 +85,17 @@ class Scheduler:
         return sum(len(lane.active) for lane in self.lanes)
 
     @property
+    def hurries(self) -> bool:
+        """Whether an editor waits for its first token."""
+        waiting = self._waiting[0] if self._waiting else None
+        first = isinstance(waiting, TokenizedRequest) and waiting.request.priority == "editor"
+        return first or any(
+            each.prefilling and each.request.priority == "editor"
+            for lane in self.lanes
+            for each in lane.active
+        )
+
+    @property
     def active(self) -> bool:
         return bool(self._waiting) or any(lane.active for lane in self.lanes)
 

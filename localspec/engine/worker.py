@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -26,6 +27,7 @@ from localspec.engine.embedding.model import load_embedding_model
 from localspec.engine.encoder import Encoder
 from localspec.engine.engine import Engine
 from localspec.engine.pair.load import load_pair
+from localspec.engine.pair.turns import Turns
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.preparers import Preparers
 from localspec.engine.prompt.template import TemplateRenderer
@@ -73,6 +75,7 @@ class Worker:
         self._preparers: Preparers[Tokenized] = Preparers(self.send, self._prepared)
         self._engine: Engine | Encoder | None = None
         self._renderer: TemplateRenderer | None = None
+        self._turns = Turns(None, 0.0)
         self._finished = 0
         self._resting = True  # nothing to do: no step is waited for
         self._unsent: dict[int, Delta] = {}  # by request: its text that goes with the next frames
@@ -87,6 +90,8 @@ class Worker:
             engine = self._engine
             busy = engine is not None and engine.active
             self._resting = not busy
+            if not busy:
+                self._turns.rest()
             if engine is not None:
                 engine.interruption.heard()
             try:
@@ -102,7 +107,8 @@ class Worker:
                 self._handle(item)
                 continue  # everything that waits is heard before the next step
             assert engine is not None
-            engine.step()
+            with self._turns.one(engine.hurries):
+                engine.step()
             if not engine.active or time.monotonic() - self._sent >= TOGETHER_S:
                 self._flush()
             self._keep_learned(engine)
@@ -235,6 +241,9 @@ class Worker:
                 self.send(Loading(stage, fraction))
             llama.beat()
 
+        on_cpu = llama.backend() == "cpu" or not load.settings.n_gpu_layers
+        file = Path(load.settings.turns) if load.settings.turns and on_cpu else None
+        self._turns = Turns(file, load.settings.gap_s)
         open_it = self._embedding_model if load.pair.pooling else self._pair
         try:
             info = open_it(load, progress)

@@ -45,7 +45,8 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     kernels (AMX among them) stay off. `exact` makes exact mode the default for every request; `exact_lacks`:
     where it is not, the bytes of that mode's own cache, if memory does not hold them besides.
     `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
-    `gap_s`: the same of passes that answers which are being written wait for.
+    `gap_s`: the same of passes that answers which are being written wait for. `turns`: a file by which
+    workers take turns on the processors, "" for none.
     `state_dir` keeps what was measured, `states_dir` texts' states up to `states_bytes`;
     `prefix_bytes` limits the memory for prefixes that have no slot.
 
@@ -72,6 +73,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     depth: Drafted | None = None
     pass_s: Annotated[float, Meta(ge=0)] = 0.0
     gap_s: Annotated[float, Meta(ge=0)] = 0.25
+    turns: str = ""
     state_dir: str = ""
     prefix_bytes: Bytes = 0
     states_dir: str = ""

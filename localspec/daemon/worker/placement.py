@@ -64,6 +64,7 @@ def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> Engine
         depth=None if config.depth < 0 else config.depth,
         pass_s=config.watchdog * PASS_SHARE,
         gap_s=config.longest_gap / 1e3,
+        turns=str(paths.runtime / "turns"),
         state_dir=str(paths.state),
         prefix_bytes=config.prefix_memory * MIB,
         states_dir=str(paths.states),

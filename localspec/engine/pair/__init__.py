@@ -8,6 +8,7 @@ reading    what reading prompts costs, by how deep in a text it is
 exact      exact mode: a lane of its own with a width that passes the self-test
 measuring  what passes take, and whether the machine was quiet
 profile    what is kept between loads: costs, and what was learned of drafts
+turns      the processors, shared with other pairs' workers
 placement  what to try where memory does not hold what was planned
 
 May import `cache`, `llama`, `sampling`, `speculation` and the sequence that a lane runs.

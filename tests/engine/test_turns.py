@@ -1,0 +1,96 @@
+"""Workers' rounds on the processors: one at a time, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from localspec.engine.pair.turns import Turns
+
+# A worker: rounds of two milliseconds, each noted at its beginning and its end.
+ROUNDS = """
+import os, sys, time
+from pathlib import Path
+from localspec.engine.pair.turns import Turns
+
+file, log, rounds, hurry = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "hurry"
+turns, out = Turns(file, 30.0), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for _ in range(rounds):
+    with turns.one(hurry):
+        os.write(out, f"+{os.getpid()}\\n".encode())
+        time.sleep(0.002 if rounds > 1 else 3600)
+        os.write(out, f"-{os.getpid()}\\n".encode())
+turns.rest()
+"""
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a worker that takes so many turns; of one it does not come back."""
+    started = []
+
+    def worker(rounds: int, hurry: str = "") -> subprocess.Popen[bytes]:
+        names = [str(tmp_path / "turns"), str(tmp_path / "log"), str(rounds), hurry]
+        started.append(subprocess.Popen([sys.executable, "-c", ROUNDS, *names]))
+        return started[-1]
+
+    yield worker
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def log(tmp_path: Path) -> list[str]:
+    file = tmp_path / "log"
+    return file.read_text().split() if file.exists() else []
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_rounds_of_several_workers_never_overlap(start: Start, tmp_path: Path) -> None:
+    workers = [start(40), start(40), start(40, "hurry")]
+    assert [each.wait(60) for each in workers] == [0, 0, 0]
+    told = log(tmp_path)
+    assert len(told) == 2 * 3 * 40
+    assert all(
+        (begins[0], ends[0], begins[1:]) == ("+", "-", ends[1:])
+        for begins, ends in zip(told[::2], told[1::2], strict=True)
+    )
+
+
+def test_a_worker_that_is_killed_in_its_turn_gives_it_back(start: Start, tmp_path: Path) -> None:
+    start(1)
+    until(lambda: log(tmp_path))
+    waiting = start(40)
+    os.kill(int(log(tmp_path)[0][1:]), signal.SIGKILL)
+    assert waiting.wait(60) == 0
+
+
+def test_nobody_waits_longer_than_a_while(start: Start, tmp_path: Path) -> None:
+    start(1)
+    until(lambda: log(tmp_path))
+    turns = Turns(tmp_path / "turns", 0.05)
+    for hurry in (False, True, False):
+        with turns.one(hurry):
+            pass
+    turns.rest()
+
+
+def test_where_no_file_can_be_there_are_no_turns(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for file in (None, tmp_path / "file" / "turns"):
+        with Turns(file, 30.0).one(True):
+            pass
