@@ -19,6 +19,7 @@ from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.reading import ReadingCost, deeper
 from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.acceptance import Floats
+from localspec.engine.speculation.attention import AttentionCost
 from localspec.engine.speculation.cost import Clock, CostTable
 from localspec.engine.speculation.drafters.model import DraftModel
 
@@ -31,7 +32,7 @@ class Lane:
     """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
 
     pass_s: seconds that a pass should take at most; gap_s: one that reads prompts beside those that
-    decode, who wait for it. 0: any number.
+    decode, who wait for it. 0: any number. attention: what it had learned of that cost before.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Lane:
         pass_s: float = 0.0,
         gap_s: float = 0.0,
         clock: Clock = time.perf_counter,
+        attention: tuple[float, float] | None = None,
     ) -> None:
         self._clock = clock
         self.context = context
@@ -53,6 +55,8 @@ class Lane:
         # Said by narrow passes it is too much: there every row has its logits.
         first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
         self.reading = ReadingCost(first_s, deeper(context.model), context.n_ctx)
+        # As prompts have it, until passes that write have shown.
+        self.attention = AttentionCost(lambda: 1e3 * self.reading.expected.deeper_s, attention)
         self.width = width
         self.drafter: DraftModel | None = None  # of this lane alone, where it is not the pair's
         self.active: list[Sequence] = []
@@ -86,11 +90,18 @@ class Lane:
         return self.rollback is not None
 
     def pass_ms(self, rows: int, sequences: int = 1) -> Floats:
-        """Milliseconds (rows + 1,) of a pass over so many sequences by the rows it must hold."""
+        """Milliseconds (rows + 1,) of a pass over so many sequences by the rows it must hold, as deep in
+        their texts as those are that write.
+        """
+        counts = np.arange(rows + 1)
+        before = [each.slot.n_past for each in self.active if not each.prefilling]
+        depth = sum(before) / max(len(before), 1)
         if self.width is None:
-            return self.costs.of(sequences).padded_ms(rows)
-        steps = -(-np.arange(rows + 1) // self.width)
-        return np.asarray(steps * self.costs.ms(self.width))
+            deeper = self.attention.ms(counts, sequences, depth)
+            deeper[0] = 0.0  # no pass
+            return np.asarray(self.costs.of(sequences).padded_ms(rows) + deeper)
+        each_ms = self.costs.ms(self.width) + self.attention.ms(float(self.width), 1, depth)
+        return np.asarray(-(-counts // self.width) * each_ms)
 
     def pad_to(self, rows: int, sequences: int = 1) -> int:
         """How wide the pass for so many rows of so many sequences should be."""
@@ -146,7 +157,10 @@ class Lane:
         self.busy_s += spent
         self.passes, self.busy = self.passes + 1, self.busy + sequences
         if timed:
-            self.costs.of(sequences).observe(self.batch.rows, spent * 1e3)
+            rows, costs = self.batch.rows, self.costs.of(sequences)
+            depth, width_ms = self.batch.mean_position, costs.ms(rows)
+            own = self.attention.observe(rows, sequences, depth, spent * 1e3, width_ms)
+            costs.observe(rows, own)
         else:
             self._learn_prefill(spent)
         return spent

@@ -159,6 +159,7 @@ class _Load:
                 costs,
                 pass_s=self._settings.pass_s,
                 gap_s=self._settings.gap_s,
+                attention=self._stored.attention,
             ),
             exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width, drafter),
             drafter=drafter,

@@ -131,7 +131,13 @@ class Pair:
 
     def save(self) -> None:
         """Keep what was measured and learned for the next load."""
-        self.profile.write({**self.learned.as_dict(), "exact_width": self.exact.width})
+        self.profile.write(
+            {
+                **self.learned.as_dict(),
+                "exact_width": self.exact.width,
+                "attention_ms": self.shared.attention.costs,
+            }
+        )
 
     def saved(self, tokens: list[int], exact: bool) -> Prefix | None:
         """What a file has of a text's beginning, where that is more than memory has; from any thread."""

@@ -15,6 +15,7 @@ from typing import Any
 from localspec import files
 from localspec.engine.pair.measuring import Measured
 from localspec.engine.speculation.acceptance import Calibration
+from localspec.engine.speculation.attention import attention_from
 from localspec.engine.speculation.cost import CostProfile, table_from
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
@@ -39,6 +40,7 @@ class Stored:
     overhead_ms: float = 0.3
     calibrations: Mapping[str, Any] = field(default_factory=dict)
     exact_width: int | None = None
+    attention: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Stored:
@@ -53,6 +55,7 @@ class Stored:
             overhead if isinstance(overhead, float) and 0 < overhead < 1e3 else cls.overhead_ms,
             learned if isinstance(learned, dict) else {},
             width if isinstance(width, int) else None,
+            attention_from(content.get("attention_ms")),
         )
 
     def will_do(self, table: dict[int, float] | None, contention: float) -> bool:

@@ -4,6 +4,7 @@ verification  which drafts are kept, and what is drawn in place of a rejected on
 controller    what each sequence brings to the next pass: `next`, `observe`, `probe`
 depth         how deep to draft: the best rate of tokens, by cost and acceptance
 cost          what a pass costs on this machine, by width
+attention     and by what is before it in the text
 acceptance    how often drafts are accepted: of a pair, and of one text
 drafters      the kinds of drafts, behind one interface
 

@@ -1,0 +1,97 @@
+"""What is learned of the cost of the text before a pass, on machines of every kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.engine.llama import Batch
+from localspec.engine.speculation.attention import AttentionCost, attention_from
+from localspec.engine.speculation.cost import CostTable
+from localspec.protocol.frames import PairFiles
+from tests.support.pairs import BOS, expected
+from tests.support.running import GREEDY, Running, drafting
+
+WIDTHS = {1: 14.0, 2: 15.0, 4: 17.0, 8: 24.0, 16: 40.0, 32: 75.0}
+
+
+@given(
+    a=st.floats(0, 4e-3),
+    c=st.floats(0, 4e-3),
+    guess=st.sampled_from([0.1, 0.5, 1, 2]),
+    seed=st.integers(0, 10**6),
+)
+def test_passes_deep_in_a_text_teach_what_a_row_costs_there_and_leave_the_widths_alone(
+    a: float, c: float, guess: float, seed: int
+) -> None:
+    """a, c: of a machine; guess: times c. A quarter of the passes is near a text's beginning."""
+    dice, table, attention = (
+        random.Random(seed),
+        CostTable(WIDTHS),
+        AttentionCost(lambda: guess * c),
+    )
+    for _ in range(300):
+        rows, sequences = dice.choice([(1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (4, 4), (8, 4)])
+        depth = dice.choice([dice.randrange(20, 300), *(dice.randrange(8_000, 40_000),) * 3])
+        ms = WIDTHS[rows] + depth * (a * sequences + c * rows)
+        ms *= dice.uniform(0.97, 1.03)
+        table.observe(rows, attention.observe(rows, sequences, depth, ms, table.ms(rows)))
+    for rows, sequences in ((1, 1), (2, 1), (4, 1), (8, 1), (4, 4)):
+        for depth in (100, 30_000):
+            truth = WIDTHS[rows] + depth * (a * sequences + c * rows)
+            found = table.ms(rows) + attention.ms(float(rows), sequences, depth)
+            assert found == pytest.approx(truth, rel=0.3)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 64), st.integers(1, 8), st.floats(0, 1e6), st.floats(0, 1e5)),
+        max_size=30,
+    ),
+    st.floats(0, 1),
+)
+def test_no_pass_makes_a_cost_that_cannot_be(
+    passes: list[tuple[int, int, float, float]], guess: float
+) -> None:
+    attention = AttentionCost(lambda: guess)
+    for rows, sequences, depth, ms in passes:
+        own = attention.observe(rows, sequences, depth, ms, 10.0)
+        assert own >= 0
+        assert min(attention.costs) >= 0
+    again = attention_from(list(attention.costs))
+    assert again == attention.costs or max(attention.costs) >= 1e3
+
+
+@pytest.mark.parametrize("stored", [None, [], [1], [1, "2"], [-1, 0], [0, 1e9], {"a": 1}, [[], 1]])
+def test_what_is_stored_and_cannot_be_is_forgotten(stored: object) -> None:
+    assert attention_from(stored) is None
+
+
+def test_deep_in_a_text_where_rows_are_dear_drafts_that_are_often_wrong_are_left_out(
+    cycle_files: PairFiles, load: Callable[..., Running]
+) -> None:
+    """Of one pair on one machine: at a text's beginning rows are nearly free, at its end they are not."""
+    engine = load(cycle_files, n_ctx=2048)
+    lane, taken, table = engine.pair.shared, [0.0], CostTable(WIDTHS)
+    for timed in (lane, engine.engine, engine.pair.drafter):
+        timed._clock = lambda: taken[0]  # type: ignore[union-attr]
+    lane.costs = engine.pair.learned.costs.target = CostTable(WIDTHS)
+    decode = lane.context.decode
+
+    def slowly(batch: Batch) -> None:
+        taken[0] += (table.ms(batch.rows) + 0.03 * batch.rows * batch.mean_position) / 1e3
+        decode(batch)
+
+    lane.context.decode = slowly  # type: ignore[method-assign]
+
+    def drafted(length: int) -> int:
+        prompt = [BOS, *expected(BOS, length)]
+        return engine.ask(prompt, 60, GREEDY, drafting(None)).done.speculation.drafted
+
+    drafted(5)
+    assert drafted(1500) < 20 < drafted(5)
+    assert drafted(1500) < 20 < drafted(5)
