@@ -24,15 +24,16 @@ WIDTHS = {1: 14.0, 2: 15.0, 4: 17.0, 8: 24.0, 16: 40.0, 32: 75.0}
     c=st.floats(0, 4e-3),
     guess=st.sampled_from([0.1, 0.5, 1, 2]),
     seed=st.integers(0, 10**6),
+    shares=st.booleans(),
 )
 def test_passes_deep_in_a_text_teach_what_a_row_costs_there_and_leave_the_widths_alone(
-    a: float, c: float, guess: float, seed: int
+    a: float, c: float, guess: float, seed: int, shares: bool
 ) -> None:
     """a, c: of a machine; guess: times c. A quarter of the passes is near a text's beginning."""
     dice, table, attention = (
         random.Random(seed),
         CostTable(WIDTHS),
-        AttentionCost(lambda: guess * c),
+        AttentionCost(lambda: guess * c, shares=shares),
     )
     for _ in range(300):
         rows, sequences = dice.choice([(1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (4, 4), (8, 4)])

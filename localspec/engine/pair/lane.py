@@ -46,6 +46,7 @@ class Lane:
         gap_s: float = 0.0,
         clock: Clock = time.perf_counter,
         attention: tuple[float, float] | None = None,
+        on_gpu: bool = False,
     ) -> None:
         self._clock = clock
         self.context = context
@@ -56,7 +57,9 @@ class Lane:
         first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
         self.reading = ReadingCost(first_s, deeper(context.model), context.n_ctx)
         # As prompts have it, until passes that write have shown.
-        self.attention = AttentionCost(lambda: 1e3 * self.reading.expected.deeper_s, attention)
+        self.attention = AttentionCost(
+            lambda: 1e3 * self.reading.expected.deeper_s, attention, on_gpu
+        )
         self.width = width
         self.drafter: DraftModel | None = None  # of this lane alone, where it is not the pair's
         self.active: list[Sequence] = []

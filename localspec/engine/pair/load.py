@@ -160,6 +160,7 @@ class _Load:
                 pass_s=self._settings.pass_s,
                 gap_s=self._settings.gap_s,
                 attention=self._stored.attention,
+                on_gpu=self._on_gpu,
             ),
             exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width, drafter),
             drafter=drafter,

@@ -15,6 +15,7 @@ Rows = TypeVar("Rows", float, np.ndarray)
 
 KEEP = 0.97  # of what was learned, with each pass that says all about it
 TRUST = 0.05  # passes that the guess is worth
+FIRM = 20.0  # times that, of a processor, which goes over the cache for each row
 # Of what its width costs, a pass is expected to cost for each token before it, so that what was thought
 # to cost nothing can be learned: a tenth after 32 000.
 LEAST = 3e-6
@@ -26,11 +27,17 @@ class AttentionCost:
 
     a: of going over a text's cache once, however many rows want it; c: of each row. `row_ms` guesses c:
     in prompts rows are many, and what they share is nothing. known: (a, c) as they were learned before.
+    shares: rows may share going over the cache, as they do on a GPU; until wider passes have been seen,
+    what is dearer than the guess is then put on both alike, and without on each row.
     """
 
     def __init__(
-        self, row_ms: Callable[[], float], known: tuple[float, float] | None = None
+        self,
+        row_ms: Callable[[], float],
+        known: tuple[float, float] | None = None,
+        shares: bool = False,
     ) -> None:
+        self._firm = TRUST if shares else TRUST * FIRM
         self._row_ms = row_ms
         self._known = known
         self._ss = self._sw = self._ww = self._sy = self._wy = 0.0  # weighted sums over the passes
@@ -44,8 +51,8 @@ class AttentionCost:
     def costs(self) -> tuple[float, float]:
         """(a, c): least squares over the passes and the guess; neither is below zero."""
         a, c = self._known or (0.0, self._row_ms())
-        ss, ww, sw = self._ss + TRUST, self._ww + TRUST, self._sw
-        sy, wy = self._sy + TRUST * a, self._wy + TRUST * c
+        ss, ww, sw = self._ss + self._firm, self._ww + TRUST, self._sw
+        sy, wy = self._sy + self._firm * a, self._wy + TRUST * c
         det = ss * ww - sw**2
         a, c = (sy * ww - wy * sw) / det, (wy * ss - sy * sw) / det
         if a < 0:
