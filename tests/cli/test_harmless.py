@@ -191,6 +191,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "service install": ["--print"],
     "service uninstall": [""],
     "service status": [""],
+    "embed": ["❮\x1b❯"],
     "complete": [f"{__file__}:3", "❮\x1b❯:3"],
     "cmd": ["hello", "❮\x1b❯"],
     "commit": ["--hook"],
