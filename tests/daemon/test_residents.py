@@ -118,16 +118,16 @@ def test_what_is_in_memory_is_told_everywhere(home_of_all: Home) -> None:
     assert f'localspec_pair_requests_running{{pair="{one}"}} 0' in metrics
 
 
-@pytest.mark.parametrize("prompt", ["die SIGKILL", "exit 3", "deadly SIGSEGV"])
+@pytest.mark.parametrize("prompt", ["die SIGKILL", "deadly SIGSEGV"])
 def test_a_death_is_nothing_to_other_pairs(prompt: str, home_of_all: Home) -> None:
     home = home_of_all
     one, two = pairs(home, "one", "two")
-    with home.streaming("slow 30", model=one) as stream:
+    with home.streaming("slow 20", model=one) as stream:
         stream.readline()
         pid = of(home, one)["pid"]
         assert home.chat(prompt, model=two).status >= 400
         assert home.chat("say back", model=two).text == "back"
-        assert b'"29 "' in stream.read()
+        assert b'"19 "' in stream.read()
     assert of(home, one)["pid"] == pid
 
 
@@ -168,7 +168,7 @@ def test_of_three_pairs_with_room_for_two_the_one_asked_least_recently_leaves(
     chosen = random.Random(3)
     expected: list[str] = []  # the one that was asked last ahead
     starts = 0
-    for turn in range(40):
+    for turn in range(24):
         pair = chosen.choice(names)
         starts += pair not in expected
         expected = [pair, *(each for each in expected if each != pair)][:2]
@@ -203,7 +203,7 @@ def test_no_request_is_lost_where_pairs_come_and_go(home: Home, start_daemon: St
         return "right" if answer.status == 200 and answer.text == str(number) else str(answer.body)
 
     with ThreadPoolExecutor(12) as pool:
-        asked = pool.map(ask, range(250))
+        asked = pool.map(ask, range(150))
         for _ in range(20):
             most = max(most, len([each for each in home.status()["pairs"] if each["pid"]]))
         told = Counter(asked)
@@ -299,12 +299,12 @@ def test_those_who_wait_for_any_pair_count_together(tmp_path: Path) -> None:
 
 
 def test_an_idle_time_is_each_pairs_own(home: Home, start_daemon: Start) -> None:
-    start_daemon(idle_unload=0.6)
+    start_daemon(idle_unload=0.4)
     one, two = pairs(home, "one", "two")
     home.chat("say x", model=one)
     with home.streaming("forever", model=two) as stream:
         stream.readline()
-        assert 0 < of(home, one)["unloads_in"] <= 0.6
+        assert 0 < of(home, one)["unloads_in"] <= 0.4
         wait_for(lambda: loaded(home) == [two], "the first's idle time")
         assert of(home, two)["running"] == 1
 
