@@ -221,7 +221,11 @@ def _named_key(error: BadBody, body: bytes | bytearray, kind: type[Struct]) -> B
         return error
     name = found[1]
     [wanted] = [field.type for field in msgspec.structs.fields(kind) if field.name == name]
-    for key, value in islice(msgspec.json.decode(body)[name].items(), _LOOKED_AT):
+    try:
+        keys = msgspec.json.decode(body)[name]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return error  # what the request's own fields leave out may be anything
+    for key, value in islice(keys.items(), _LOOKED_AT):
         try:
             msgspec.convert({key: value}, wanted)
         except msgspec.ValidationError:

@@ -307,12 +307,12 @@ def take(self, event):
         raise ZeroDivisionError("a mistake")
     return taken(self, event)
 
-def present(self):
+def shown(self):
     raise KeyError("another")
 
 taken, Choice.take = Choice.take, take
-Residents.present = property(present)
-tcp.TcpAuth.check = lambda *_: 1 / 0
+Residents.shown = shown
+tcp.TcpAuth.check_token = lambda *_: 1 / 0
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """
@@ -328,7 +328,7 @@ def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home
         "code": "internal_error",
     }
     for answer in (
-        home.request("GET", "/health"),
+        home.request("GET", "/props"),
         home.request("GET", "/localspec/status"),
         home.chat("say x"),
     ):
@@ -347,7 +347,7 @@ def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home
     connection = http.client.HTTPConnection(
         "127.0.0.1", int(port.rpartition(":")[2]), timeout=PATIENCE
     )
-    connection.request("GET", "/health")
+    connection.request("GET", "/props")
     assert json.loads(connection.getresponse().read()) == {"error": expected}
     connection.close()
     assert "ZeroDivisionError: a mistake" in home.log.read_text()

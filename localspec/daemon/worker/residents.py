@@ -285,10 +285,10 @@ class Residents:
         self.changed()
 
     def _keep_within(self, budget: int) -> None:
-        """Those that rest leave until the others are within the budget."""
-        for each in reversed(self.loaded):
+        """Those that rest leave until the others are within the budget; 0: any."""
+        for each in reversed(self.loaded) if budget else ():
             engines = [e.state.engine for e in self.loaded if isinstance(e.state, Ready)]
-            if not budget or room.taken(_holdings(engines)) <= budget:
+            if room.taken(_holdings(engines)) <= budget:
                 return
             if not each.answering and not self.keeps(each.name):
                 self._drive_out(each)

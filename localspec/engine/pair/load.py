@@ -152,16 +152,7 @@ class _Load:
         pair = Pair(
             files=self._files,
             models=models,
-            shared=Lane(
-                context,
-                batch,
-                slots,
-                costs,
-                pass_s=self._settings.pass_s,
-                gap_s=self._settings.gap_s,
-                attention=self._stored.attention,
-                on_gpu=self._on_gpu,
-            ),
+            shared=self._lane(context, batch, slots, costs),
             exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width, drafter),
             drafter=drafter,
             no_rollback=no_rollback,
@@ -175,6 +166,19 @@ class _Load:
         )
         self._progress("profile", 1.0)
         return pair
+
+    def _lane(self, context: Context, batch: Batch, slots: Slots, costs: CostTable) -> Lane:
+        """The one that many sequences share."""
+        return Lane(
+            context,
+            batch,
+            slots,
+            costs,
+            pass_s=self._settings.pass_s,
+            gap_s=self._settings.gap_s,
+            attention=self._stored.attention,
+            on_gpu=self._on_gpu,
+        )
 
     def _open(self) -> Models:
         """Both models, compared with each other. Raises LoadFailed, OutOfMemory."""
