@@ -39,9 +39,8 @@ GROWTH = 1 / 8
 # When the pair leaves memory, also where reading what has grown takes longer than writing the whole again:
 # that is seldom, and then nobody else keeps it. Bytes a second that a disk takes, about.
 WRITING = 1 << 30
-Reading = Callable[
-    [int, int], float
-]  # seconds to read a text's tokens from one position to another
+# Seconds to read a text's tokens from one position to another.
+Reading = Callable[[int, int], float]
 # Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
 WAITING = 256 << 20
 RESERVE = 1 << 30  # bytes of the disk left to everybody else
