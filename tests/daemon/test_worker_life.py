@@ -145,7 +145,10 @@ def test_who_is_in_an_engine_that_dies_is_told_and_the_next_request_works(
 ) -> None:
     life.is_well()  # a death at the very first decode has a rule of its own
     before = life.deaths()
-    with life.home.streaming("x", ignore_eos=True, max_tokens=1900) as bystander:
+    drafts = {"kind": "draft", "depth": 3}  # whether they pay on this machine or not
+    with life.home.streaming(
+        "x", ignore_eos=True, max_tokens=1900, speculative=drafts
+    ) as bystander:
         assert bystander.readline().startswith(b"data: ")
         life.fault(point, how)
         life.ask()  # with a long prompt
