@@ -19,7 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import benchmarks
-from benchmarks.api import clients, conversation, editor, gaps, main, prefill, recorded, reissue
+import localspec
+from benchmarks.api import (
+    clients,
+    conversation,
+    editor,
+    gaps,
+    main,
+    prefill,
+    recorded,
+    reissue,
+    several,
+)
 from benchmarks.api.asking import joint_speed
 from benchmarks.api.clients import Cell, Joint
 from benchmarks.api.command import report
@@ -41,7 +52,8 @@ def test_every_part_runs_and_every_answer_is_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    arguments = [*SMALL, "--repetitions", "1", "--acceptance", "0.7", "--clients", "2"]
+    parts = "conversation clients prefill gaps editor reissue".split()
+    arguments = [*parts, *SMALL, "--repetitions", "1", "--acceptance", "0.7", "--clients", "2"]
     assert main([*arguments, "--work", str(tmp_path), "--json", str(out)]) == 0
     stored = json.loads(out.read_text())
     # 40 new tokens of each turn, and the last written one; the rest was in the cache.
@@ -61,6 +73,45 @@ def test_every_part_runs_and_every_answer_is_right(
     assert kinds[0] == "first"
     assert len(kinds) == 7
     assert "outputs that left the right text: 0" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_editor_and_a_chat_are_measured_alone_and_beside_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = Path(localspec.__file__).parent / "builtin"
+    models = ["--model", str(shipped / "target.gguf"), "--draft", str(shipped / "draft.gguf")]
+    small = "--no-shipped --repetitions 1 --pauses 2 --burst 3 --answer 60 --alone 0.2".split()
+    out = tmp_path / "out.json"
+    assert main(["several", *models, *small, "--work", str(tmp_path), "--json", str(out)]) == 0
+    found = json.loads(out.read_text())["several"]
+    cells = {(cell["editor"], cell["chat"]): cell for cell in found["cells"]}
+    assert found["loads"] == 0
+    assert [*sorted(cells)] == [("", True), (several.SECOND, False), (several.SECOND, True)]
+    assert [len(cells[kind]["first_ms"]) for kind in sorted(cells)] == [0, 2, 2]
+    assert all(cell["speed"] > 0 for cell in cells.values() if cell["chat"])
+    assert "loads of pairs meanwhile: 0" in capsys.readouterr().out
+
+
+def cell(
+    editor: str, chat: bool, first: Sequence[float], speed: float | None = None
+) -> several.Cell:
+    return several.Cell(True, 0, editor, chat, first, speed, 20.0 if chat else None, 0)
+
+
+def test_an_editor_may_wait_a_little_longer_and_a_pass_beside_a_chat() -> None:
+    found = [
+        cell("", True, [], 40.0),
+        cell("second pair", False, [100.0, 90.0, 200.0]),
+        cell("second pair", True, [140.0, 120.0, 300.0], 30.0),
+    ]
+    what = "first token p{} on the second pair beside a chat, less a pass / alone"
+    assert held(several.verdicts(found, 1)) == {
+        what.format(50): (1.2, True),
+        what.format(95): (1.4, False),
+        "loads of pairs meanwhile": (1, False),
+    }
+    assert several.kept(found, True, "second pair") == 0.75
 
 
 def turn(ours: float, theirs: float | None) -> Turn:

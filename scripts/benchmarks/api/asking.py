@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.measuring.runs import BenchError
-from benchmarks.servers.daemon import Streamed
+from benchmarks.servers.daemon import Daemon, Streamed
+from benchmarks.servers.llama_server import Running
 
 GREEDY: Mapping[str, Any] = {
     "temperature": 0.0,
@@ -22,6 +25,15 @@ _BROKEN = "\ufffd"
 def same_text(one: str, other: str) -> bool:
     """Equal, but for what is no whole character at the end: llama-server leaves that out."""
     return one.rstrip(_BROKEN) == other.rstrip(_BROKEN)
+
+
+def dropped(asked: Daemon | Running, target: str, body: Mapping[str, Any], seconds: float) -> None:
+    """A streamed request whose answer nobody reads, and which is left after so many seconds."""
+    content = json.dumps({**body, "stream": True}).encode()
+    head = f"POST {target} HTTP/1.1\r\nHost: localspec\r\nContent-Type: application/json\r\n"
+    with asked.dial() as connection:
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        time.sleep(seconds)
 
 
 def together(asked: Sequence[Callable[[], Streamed]]) -> list[Streamed]:
@@ -62,9 +74,10 @@ def joint_speed(clients: Sequence[Sequence[tuple[float, int]]]) -> float:
     end = min(stamps[-1][0] for stamps in clients)
     if end <= start:
         raise BenchError("The clients did not write at the same time; let them write more tokens.")
-    made = sum(_so_far(stamps, end) - _so_far(stamps, start) for stamps in clients)
+    made = sum(so_far(stamps, end) - so_far(stamps, start) for stamps in clients)
     return made / (end - start)
 
 
-def _so_far(stamps: Sequence[tuple[float, int]], when: float) -> int:
+def so_far(stamps: Sequence[tuple[float, int]], when: float) -> int:
+    """Tokens until then."""
     return max((tokens for at, tokens in stamps if at <= when), default=0)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import quiet
-from benchmarks.api import clients, conversation, editor, gaps, prefill, reissue
+from benchmarks.api import clients, conversation, editor, gaps, prefill, reissue, several
 from benchmarks.api.shared import Bench, Section
 from benchmarks.command import add_shared, positive, say
 from benchmarks.measuring.report import verdict_line
@@ -22,7 +22,9 @@ from localspec.engine.pair.models import physical_cores
 from localspec.errors import LocalspecError
 from localspec.paths import default_paths
 
-PARTS = {part.NAME: part for part in (conversation, clients, prefill, gaps, editor, reissue)}
+PARTS = {
+    part.NAME: part for part in (conversation, clients, prefill, gaps, editor, reissue, several)
+}
 VERSION = 2  # of the JSON
 DESCRIPTION = """What the daemon makes of the engine, by its socket.
 
@@ -61,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the pairs for `clients` (0.95 0.8 0.4 0); other parts take the first")  # fmt: skip
     add("--repetitions", type=positive, default=3, help="of which medians are taken (3)")
     add("--model", type=_file, metavar="FILE",
-        help="for `prefill`, `gaps` and `editor`: not the synthetic pair, but this GGUF")  # fmt: skip
+        help="for `prefill`, `gaps`, `editor`, `several`: this GGUF, not the synthetic pair")  # fmt: skip
     add("--draft", type=_file, metavar="FILE", help="with --model: its draft")
     add_shared(parser)
     for part in PARTS.values():

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.api.asking import COLD, GREEDY
 from benchmarks.api.recorded import KINDS, WARM_UP, Step, session
-from benchmarks.api.shared import REPOSITORY, Bench, Models, Section, number, percentile
+from benchmarks.api.shared import SHIPPED, Bench, Models, Section, number, percentile
 from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict, table
 from benchmarks.measuring.runs import BenchError
@@ -25,7 +25,6 @@ CONTEXT, SHIPPED_CONTEXT = 4096, 1024
 # Nats between two tokens of which either may be the likelier: passes of other widths round otherwise, and
 # eight-bit weights move a logit by up to a tenth.
 NEAR_TIE = 0.2
-_SHIPPED = REPOSITORY / "localspec" / "builtin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(bench: Bench) -> Section:
     options = bench.options
     models = _models(bench)
-    shipped = models.target.parent == _SHIPPED
+    shipped = models.target.parent == SHIPPED
     context = options.context or (SHIPPED_CONTEXT if shipped else CONTEXT)
     flags = ["--cache-reuse", "256", "-b", str(options.batch), "-ub", str(options.batch)]
     # Without it chunks of context fill its prompt up to its last token, and it refuses that.
@@ -153,7 +152,7 @@ def _models(bench: Bench) -> Models:
     options = bench.options
     if options.model is not None or options.on_size:
         return bench.models(options.acceptance[0])
-    return Models(_SHIPPED / "target.gguf", _SHIPPED / "draft.gguf")
+    return bench.shipped()
 
 
 class Moves:

@@ -56,6 +56,12 @@ def session(keystrokes: int, ring: int, rng: random.Random, warm_ups: bool = Tru
     return steps
 
 
+def typing(count: int, rng: random.Random) -> list[Step]:
+    """The requests of one who opens a file and types so many characters, nothing else."""
+    editor = _Editor(rng)
+    return [editor.step(FIRST), *(editor.step(editor.type()) for _ in range(count))]
+
+
 class _Editor:
     """A file of LINES lines, a cursor, and what else was looked at."""
 
@@ -96,7 +102,7 @@ class _Editor:
         """Of a hundred, ninety type; the others delete, scroll or go elsewhere. Says which it was."""
         chance = self._rng.random()
         if chance < 0.90:
-            return self._type()
+            return self.type()
         if chance < 0.94 and self._row > 20:
             del self._lines[self._row - self._rng.randrange(5, 20)]
             self._row -= 1
@@ -107,7 +113,7 @@ class _Editor:
         self._go(self._rng.randrange(len(self._lines)))
         return JUMP
 
-    def _type(self) -> str:
+    def type(self) -> str:
         character = _TYPED[self._typed % len(_TYPED)]
         self._typed += 1
         line = self._lines[self._row]

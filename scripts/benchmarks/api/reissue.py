@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import socket
-import time
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks.api.asking import GREEDY
+from benchmarks.api.asking import GREEDY, dropped
 from benchmarks.api.shared import Bench, Section
 from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict
@@ -62,8 +57,7 @@ def reissue(daemon: Daemon, count: int, interval: float) -> Reissued:
         raise BenchError("The daemon does not come to rest before the requests.")
     before = daemon.get("/localspec/status")["counts"]
     for typed in range(count):
-        with _sent(daemon.socket, "/infill", _json({**body(typed), "stream": True})):
-            time.sleep(interval)
+        dropped(daemon, "/infill", body(typed), interval)
     last = daemon.stream("/infill", body(count))
     settled = daemon.settle(SETTLE_S)
     after = daemon.get("/localspec/status")["counts"]
@@ -76,20 +70,6 @@ def reissue(daemon: Daemon, count: int, interval: float) -> Reissued:
         count - cancelled,
         last.first_s * 1e3,
     )
-
-
-def _json(body: Mapping[str, Any]) -> bytes:
-    return json.dumps(body).encode()
-
-
-@contextlib.contextmanager
-def _sent(path: str, target: str, content: bytes) -> Iterator[None]:
-    """A request whose answer nobody reads; the connection is closed at the end."""
-    head = f"POST {target} HTTP/1.1\r\nHost: localspec\r\nContent-Length: {len(content)}\r\n\r\n"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(path)
-        connection.sendall(head.encode("ascii") + content)
-        yield
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

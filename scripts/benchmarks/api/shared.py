@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import math
 import random
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from benchmarks.servers.daemon import Daemon
 from benchmarks.servers.llama_server import Running, Server
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+SHIPPED = REPOSITORY / "localspec" / "builtin"
 Kind = TypeVar("Kind")
 
 
@@ -64,6 +67,25 @@ class Bench:
     def target(self) -> Models:
         """--model, or else the target of the synthetic pairs; nothing drafts."""
         return Models(self.models(self.options.acceptance[0]).target)
+
+    def shipped(self) -> Models:
+        """The pair that comes with localspec."""
+        return Models(SHIPPED / "target.gguf", SHIPPED / "draft.gguf")
+
+    def second(self, models: Models) -> Models:
+        """The same pair once more, in files of its own: of two that share theirs, half is shared."""
+        draft = models.draft and self._copied(models.draft)
+        return Models(self._copied(models.target), draft, models.files)
+
+    def _copied(self, path: Path) -> Path:
+        key = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+        copy = self.work / "second" / f"{key}-{path.name}"
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            part = copy.with_suffix(".part")
+            shutil.copyfile(path, part)
+            part.replace(copy)
+        return copy
 
     def daemon(self, models: Models, context: int, parallel: int = 1) -> Daemon:
         return Daemon(pair=models.pair, context=context, threads=self.threads, parallel=parallel)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,12 @@ class Daemon(Started):
     def _tidy(self) -> None:
         shutil.rmtree(self._home, ignore_errors=True)
 
+    def dial(self) -> socket.socket:
+        """A connection of one's own."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(self.socket)
+        return connection
+
     def get(self, target: str) -> dict[str, Any]:
         return self._whole("GET", target, b"")
 
@@ -141,10 +148,11 @@ class Daemon(Started):
                 raise BenchError(f"{target} answered {response.status}: {response.read()!r:.300}")
             return timed(start, events(response.chunks()), empty=empty, heard=heard)
 
-    def load(self) -> None:
-        """Load its pair and wait for it."""
+    def load(self, pair: str = "") -> None:
+        """Load a pair, or else the configured one, and wait for it."""
+        body = json.dumps({"model": pair}).encode()
         with contextlib.closing(Connection(self.socket, ANSWER_S)) as connection:
-            response = connection.request("POST", "/localspec/load", b"{}")
+            response = connection.request("POST", "/localspec/load", body)
             said = [each for each in events(response.chunks()) if each != "[DONE]"]
         last = [json.loads(each) for each in said[-1:]]
         if response.status != 200 or not last or last[0].get("state") != "ready":

@@ -114,6 +114,10 @@ class Running(Started):
         finally:
             connection.close()
 
+    def dial(self) -> socket.socket:
+        """A connection of one's own."""
+        return socket.create_connection(("127.0.0.1", self._port))
+
     def warm_up(self, text: Text) -> None:
         """A short answer first: the first passes of every width are slow."""
         self._complete(text.prompt, WARM_TOKENS)
