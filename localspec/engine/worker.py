@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -255,7 +256,8 @@ class Worker:
     def _pair(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
         """Load what writes. Raises LoadFailed."""
         notice = lambda text: self.send(frames.Notice(text))  # noqa: E731
-        pair = load_pair(load.pair, load.settings, progress, notice)
+        turn = partial(self._turns.one, False)
+        pair = load_pair(load.pair, load.settings, progress, notice, turn)
         vocab = pair.vocab
         renderer = TemplateRenderer(
             pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)

@@ -6,7 +6,10 @@ import json
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -165,6 +168,29 @@ def test_with_time_every_width_to_sixteen_is_measured_and_two_wide_ones() -> Non
 
 def test_where_passes_are_slow_few_widths_are_measured_and_no_wide_one() -> None:
     assert list(measure_widths(lambda width: None, budget_s=0.0).ms) == [*FIRST_WIDTHS]
+
+
+def test_every_run_has_a_turn_and_waiting_for_it_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, turns = [0.0], [0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    monkeypatch.setattr("localspec.engine.pair.measuring.time", clock)
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        now[0] += 0.5  # others have theirs
+        turns[0] += 1
+        yield
+        turns[0] -= 1
+
+    def run(width: int) -> None:
+        assert turns[0] == 1
+        now[0] += 0.001 * width
+
+    found = measure(run, (1, 2, 4), 60.0, lambda: now[0], turn).ms
+    assert found == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
+    assert measure_widths(run, 30.0, turn).ms.keys() == {*range(1, 17), *WIDE}
 
 
 def disturbed(runs: random.Random, share: float) -> Measured:

@@ -30,7 +30,7 @@ from localspec.engine.llama import (
 from localspec.engine.pair import measuring, placement
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.measuring import Measured
+from localspec.engine.pair.measuring import Measured, Turn
 from localspec.engine.pair.models import (
     Models,
     check_numbers,
@@ -70,9 +70,14 @@ def _silent(_: str) -> None:
 
 
 def load_pair(
-    files: PairFiles, settings: EngineSettings, progress: Progress, notice: Notice = _silent
+    files: PairFiles,
+    settings: EngineSettings,
+    progress: Progress,
+    notice: Notice = _silent,
+    turn: Turn = nullcontext,
 ) -> Pair:
-    """Load both models and measure their costs. `notice`: sentences for the log, from any thread.
+    """Load both models and measure their costs. `notice`: sentences for the log, from any thread; `turn`:
+    a pass is made in one.
 
     Where memory does not hold what the settings ask for, less is tried.
 
@@ -85,7 +90,7 @@ def load_pair(
         raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
     given: dict[str, str] = {}  # what had to give, and the last sentence about it
     while True:
-        load = _Load(files, settings, progress, list(given.values()))
+        load = _Load(files, settings, progress, list(given.values()), turn)
         try:
             return load.pair(notice)
         except OutOfMemory as error:
@@ -109,7 +114,12 @@ class _Load:
     """One try. opened: to be closed where it fails. layers, n_ctx: of the target, as far as known."""
 
     def __init__(
-        self, files: PairFiles, settings: EngineSettings, progress: Progress, notes: list[str]
+        self,
+        files: PairFiles,
+        settings: EngineSettings,
+        progress: Progress,
+        notes: list[str],
+        turn: Turn,
     ) -> None:
         self.opened = ExitStack()  # models before the contexts made from them
         self.layers, self.n_ctx = 0, settings.n_ctx or DEFAULT_CONTEXT
@@ -117,6 +127,7 @@ class _Load:
         self._settings = settings
         self._progress = progress
         self._notes = notes
+        self._turn = turn
         self._no_draft = NO_DRAFT
         self._contention = measuring.Contention()
         self._stored = Stored(None, None, 1.0)
@@ -130,7 +141,8 @@ class _Load:
         draft = self._draft_context(models, context)
         if draft is not None and draft.heads:
             context.emit_states()
-        check_numbers(context, batch)
+        with self._turn():
+            check_numbers(context, batch)
         no_rollback = _why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
         self._progress("profile", 0.0)
@@ -285,13 +297,14 @@ class _Load:
         budget_s = measuring.BUDGET_S * 0.7
         run = runner(context, batch)
         each = 0 if context.model.cuttable else context.n_rollback + 1
-        measure = partial(measuring.measure_widths, run, budget_s)
+        measure = partial(measuring.measure_widths, run, budget_s, self._turn)
         return self._table(self._stored.target, measure, each)
 
     def _draft_costs(self, context: Context, batch: Batch, first: int) -> CostTable:
         deadline = time.monotonic() + measuring.BUDGET_S * 0.3
         run, widths = runner(context, batch, True, first), (1, PREFILL_WIDTH, 2, 4, 16)
-        return self._table(self._stored.draft, lambda: measuring.measure(run, widths, deadline))
+        measure = partial(measuring.measure, run, widths, deadline, turn=self._turn)
+        return self._table(self._stored.draft, measure)
 
     def _drafter(
         self, models: Models, context: Context | None, make_room: Callable[[], bool], first: int
@@ -304,7 +317,8 @@ class _Load:
         n_batch, heads = self._settings.n_batch, context.heads
         batch = StateBatch(n_batch, context.n_state) if heads else Batch(n_batch)
         try:
-            check_numbers(context, batch, first)
+            with self._turn():
+                check_numbers(context, batch, first)
         except LoadFailed as error:
             called = (MtpDrafter if heads else ModelDrafter).called
             self._no_draft = f"NaN or infinite values from {called}"

@@ -8,10 +8,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from localspec.engine.speculation.cost import Clock
+
+Turn = Callable[[], AbstractContextManager[object]]  # within it the processors are ours
 
 WIDTHS = tuple(range(1, 17))
 FIRST_WIDTHS = (1, 2, 4, 8)
@@ -86,45 +89,53 @@ def measure(
     widths: Iterable[int],
     deadline: float,
     clock: Clock = time.perf_counter,
+    turn: Turn = nullcontext,
 ) -> Measured:
     """Median milliseconds of `run(width)` per width, warm; stops at `deadline` (time.monotonic).
 
-    All widths take turns, so that a disturbance does not fall on one of them alone: what counts is
-    how they compare. Each is run at least once warm; up to five times while there is time.
+    All widths are run in rounds, so that a disturbance does not fall on one of them alone: what counts is
+    how they compare. Each is run at least once warm; up to five times while there is time. A run is made
+    in a `turn`, the wait for which is no part of it.
     """
     widths = list(widths)
     contention = Contention()
     for width in widths:
-        run(width)
-    times: dict[int, list[float]] = {width: [] for width in widths}
-    for turn in range(REPEATS):
-        for width in widths:
-            if turn and time.monotonic() > deadline:
-                break
-            start = clock()
+        with turn():
             run(width)
-            times[width].append((clock() - start) * 1e3)
+    times: dict[int, list[float]] = {width: [] for width in widths}
+    for repeat in range(REPEATS):
+        for width in widths:
+            if repeat and time.monotonic() > deadline:
+                break
+            with turn():
+                start = clock()
+                run(width)
+                times[width].append((clock() - start) * 1e3)
     ms = {width: statistics.median(spent) for width, spent in times.items()}
     # What disturbs makes single runs longer: on a quiet machine the median is near the shortest.
     spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
     return Measured(ms, min(max(spread, contention.share), 1.0))
 
 
-def measure_widths(run: Callable[[int], None], budget_s: float) -> Measured:
+def measure_widths(
+    run: Callable[[int], None], budget_s: float, turn: Turn = nullcontext
+) -> Measured:
     """All widths up to 16 where that fits into the budget; first 1, 2, 4, 8 where passes are slow.
 
     And the WIDE ones, where they cost no more than that again.
     """
-    start = time.monotonic()
-    run(1)
-    run(8)
-    pass_s = time.monotonic() - start  # both cold: an overestimate
+    begun = time.monotonic()
+    with turn():
+        start = time.monotonic()
+        run(1)
+        run(8)
+        pass_s = time.monotonic() - start  # both cold: an overestimate
     # all widths: about as long as sixteen passes of the mean width, twice at least
     fits = pass_s * len(WIDTHS) < budget_s
-    found = measure(run, WIDTHS if fits else FIRST_WIDTHS, start + budget_s)
+    found = measure(run, WIDTHS if fits else FIRST_WIDTHS, begun + budget_s, turn=turn)
     noise = found.noise
     if 2 * found.ms[8] / 8 * sum(WIDE) < 2e3 * budget_s:  # each is run twice, for less than that
-        wide = measure(run, WIDE, 0.0)
+        wide = measure(run, WIDE, 0.0, turn=turn)
         found.ms.update(wide.ms)
         noise = max(noise, wide.noise)
     return Measured(dict(sorted(found.ms.items())), noise)
