@@ -321,7 +321,9 @@ class PairStatus(Struct):
 
 
 class Counts(Struct):
-    """Since the daemon started."""
+    """Since the daemon started. `requests` to `cancelled`: generations. `embeddings`: requests for vectors
+    or rankings that were answered, with so many texts and their tokens.
+    """
 
     requests: int = 0
     failed: int = 0
@@ -331,6 +333,9 @@ class Counts(Struct):
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    embeddings: int = 0
+    embedded_texts: int = 0
+    embedded_tokens: int = 0
 
 
 class Figures(Struct):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,30 @@ def test_what_cannot_be_had_is_refused_in_a_sentence(
     assert answer.status == status, answer.body
     error = answer.error if isinstance(answer.error, str) else answer.error["message"]
     assert said in error
+
+
+def test_what_was_embedded_and_ranked_is_counted(served: Home) -> None:
+    def told() -> list[int]:
+        lines = served.request("GET", "/metrics").body.decode().splitlines()
+        values = dict(line.split(" ") for line in lines if line.startswith("localspec_embed"))
+        counts = served.status()["counts"]
+        found = [counts[each] for each in ("embeddings", "embedded_texts", "embedded_tokens")]
+        names = ("embedding_requests", "embedded_texts", "embedded_tokens")
+        assert [int(values[f"localspec_{each}_total"]) for each in names] == found
+        return found
+
+    before, requests = told(), served.status()["counts"]["requests"]
+    body = {"model": "tiny-embed", "input": TEXTS}
+    tokens = served.request("POST", "/v1/embeddings", body).json["usage"]["total_tokens"]
+    body = {"model": "tiny-rank", "query": "cat", "documents": TEXTS[:2]}
+    tokens += served.request("POST", "/v1/rerank", body).json["usage"]["total_tokens"]
+    assert (
+        served.request("POST", "/v1/embeddings", {"input": "x", "model": "builtin"}).status == 400
+    )
+    assert [b - a for a, b in zip(before, told(), strict=True)] == [2, 5, tokens]
+    assert served.status()["counts"]["requests"] == requests
+    assert re.search(r"^embeddings +\d+ total, [\d,]+ texts, [\d,]+ tokens$",
+                     served.run("status").stdout, re.MULTILINE)  # fmt: skip
 
 
 def test_a_chat_is_the_same_beside_200_texts(served: Home, client: openai.OpenAI) -> None:

@@ -109,6 +109,7 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         ),
         ("note", pair.get("note")),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
+        ("embeddings", _embeddings(counts)),
         ("queue", _queue(value.get("ahead") or {})),
         ("speed", _speed(value.get("figures") or {})),
         ("drafts", _drafts(value.get("figures") or {})),
@@ -189,6 +190,13 @@ def _counts(counts: dict[str, Any]) -> str:
         accepted = share(counts["accepted"] / counts["drafted"])
         said += f", {counts['tokens']} tokens, {accepted} of drafted tokens accepted"
     return said
+
+
+def _embeddings(counts: dict[str, Any]) -> str:
+    if not counts.get("embeddings"):
+        return ""
+    texts, tokens = counts["embedded_texts"], counts["embedded_tokens"]
+    return f"{counts['embeddings']} total, {texts:,} texts, {tokens:,} tokens"
 
 
 def _speed(figures: dict[str, Any]) -> str:

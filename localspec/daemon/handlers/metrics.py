@@ -33,7 +33,7 @@ def _lines(daemon: State) -> Iterator[str]:
     yield from _counter(
         "requests_cancelled_total", "Generations cancelled by the client.", counts.cancelled
     )
-    yield from _gauge("requests_running", "Generations running.", residents.running())
+    yield from _gauge("requests_running", "Requests running.", residents.running())
     yield from _gauge("requests_waiting", "Generations waiting in the queue.", residents.waiting())
     yield from _histogram(
         "time_to_first_text_seconds",
@@ -52,6 +52,11 @@ def _lines(daemon: State) -> Iterator[str]:
     )
     yield from _counter("generated_tokens_total", "Tokens generated.", counts.tokens)
     yield from _speculation(metrics)
+    yield from _counter(
+        "embedding_requests_total", "Requests for embeddings or rankings.", counts.embeddings
+    )
+    yield from _counter("embedded_texts_total", "Texts in them.", counts.embedded_texts)
+    yield from _counter("embedded_tokens_total", "Tokens of those.", counts.embedded_tokens)
     yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
     yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
     yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded)))
@@ -68,7 +73,7 @@ def _pairs(present: list[PairStatus]) -> Iterator[str]:
     figures = (
         ("pair_memory_bytes", "Memory planned for a pair.", "memory"),
         ("pair_loaded_since_seconds", "When a pair was loaded, Unix time.", "since"),
-        ("pair_requests_running", "A pair's generations running.", "running"),
+        ("pair_requests_running", "A pair's requests running.", "running"),
         ("pair_requests_waiting", "A pair's generations waiting in its queue.", "waiting"),
     )
     for name, text, key in figures:
@@ -104,7 +109,7 @@ def _as_llama_server(daemon: State) -> Iterator[str]:
         ("gauge", "prompt_tokens_seconds", "Prompt tokens per second.", metrics.prompt_rate.take()),
         ("gauge", "predicted_tokens_seconds", "Generated tokens per second.",
          metrics.predicted_rate.take()),
-        ("gauge", "requests_processing", "Generations running.", queue.running()),
+        ("gauge", "requests_processing", "Requests running.", queue.running()),
         ("gauge", "requests_deferred", "Generations waiting in the queue.", queue.waiting()),
         ("gauge", "n_busy_slots_per_decode", "Sequences in a target pass, on average.",
          metrics.busy / max(metrics.passes, 1)),

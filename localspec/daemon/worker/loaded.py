@@ -129,6 +129,11 @@ class LoadedPair:
         return self.answering or self.admission.running > 0
 
     @property
+    def running(self) -> int:
+        """Requests that have a place, and those that need none."""
+        return self.admission.running + (self.worker.embedding if self.worker else 0)
+
+    @property
     def forgettable(self) -> bool:
         """Whether nothing of it is in use or on its way out."""
         held = self.busy or self.admission.waiting or self._ending
@@ -157,7 +162,7 @@ class LoadedPair:
             )
         return msgspec.structs.replace(
             states.told(self.name, self.state, note),
-            running=self.admission.running,
+            running=self.running,
             waiting=self.admission.waiting,
             unloads_in=self.unloads_in,
             keep=self._room.keeps(self.name),

@@ -110,6 +110,12 @@ class Metrics:
         finally:
             self.counts.cancelled += not watch.over
 
+    def embedded(self, tokens: Sequence[int]) -> None:
+        """A request for vectors or a ranking was answered; of how many tokens each of its texts is."""
+        self.counts.embeddings += 1
+        self.counts.embedded_texts += len(tokens)
+        self.counts.embedded_tokens += sum(tokens)
+
     def figures(self) -> Figures:
         """For `localspec status`; `speed_up` is of all answers together, over plain decoding."""
         positions = range(1, max(self.drafted, default=0) + 1)

@@ -138,6 +138,12 @@ class Worker:
         """Whether a request runs in it."""
         return bool(self._running)
 
+    @property
+    def embedding(self) -> int:
+        """Requests for vectors or rankings, which wait for no place in a queue."""
+        of_those = (frames.Embed, frames.Rerank)
+        return sum(isinstance(each.request, of_those) for each in self._running.values())
+
     def at(self, stage: str) -> list[Running]:
         """The requests that have come as far as that."""
         return [running for running in self._running.values() if running.stage == stage]

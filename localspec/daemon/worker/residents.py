@@ -107,8 +107,8 @@ class Residents:
         return sum(each.admission.waiting for each in self._pairs.values())
 
     def running(self) -> int:
-        """Requests that have a place."""
-        return sum(each.admission.running for each in self._pairs.values())
+        """Requests that are at work."""
+        return sum(each.running for each in self._pairs.values())
 
     def uses(self, name: str) -> bool:
         """Whether the pair is loaded or being loaded."""

@@ -113,6 +113,8 @@ class Supervisor:
                     with worker.running(request) as running:
                         reply = await running.next()
                     assert isinstance(reply, frames.Reply)
+                    if isinstance(request, frames.Embed | frames.Rerank):
+                        self.metrics.embedded(reply.value["tokens"])
                     return reply
 
     async def _worker_for(self, asked: LoadedPair, pair: PairFiles, request: Request) -> Worker:
