@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ import pytest
 
 from benchmarks import synthetic
 from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
-from tests.support.pairs import cycle_pair
+from tests.support.pairs import contextual_pair, cycle_pair
 
 QUESTION = "What does shutil.copytree do?"
 GREEDY = {"temperature": 0, "max_tokens": 24}
@@ -197,6 +202,68 @@ def test_a_killed_engine_is_explained_and_replaced(home: Home, real_daemon: Runn
         assert b'"worker_died"' in stream.read()
     answer = home.chat(QUESTION, **GREEDY)
     assert answer.status == 200, answer.body
+
+
+MOMENTS = ("loading", "reading", "drafting", "sampling", "saving", "idle")
+
+
+def test_a_worker_that_is_killed_at_any_moment_changes_nothing_of_anothers_answer(
+    real: Home, tmp_path: Path
+) -> None:
+    files = contextual_pair(tmp_path / "victim")
+    name, chosen = f"{files.target},{files.draft}", random.Random(1)
+    asked = {"temperature": 0, "max_tokens": 80, "ignore_eos": True, "exact": True}
+    quiet = real.chat(QUESTION, **asked)
+    own = pid_of(real, "builtin")
+    deaths, over = real.status()["counts"]["worker_deaths"], threading.Event()
+
+    def others() -> list[str]:
+        found = [real.chat(QUESTION, **asked).text]
+        while not over.is_set():
+            found.append(real.chat(QUESTION, **asked).text)
+        return found
+
+    def body(moment: str) -> dict[str, Any]:
+        text = "".join(chosen.choices("abc def\n", k=150 if moment == "reading" else 9))
+        heat = 1.0 if moment == "sampling" else 0.0
+        fields = {"ignore_eos": True, "speculative": {"depth": 3}, "temperature": heat}
+        return {"model": name, "prompt": text, "max_tokens": 90, **fields}
+
+    def kill(moment: str) -> None:
+        real.request("POST", "/localspec/reset", {})
+        if moment != "loading":
+            real.request("POST", "/v1/completions", {**body(moment), "max_tokens": 1})
+        asking = None if moment in ("saving", "idle") else pool.submit(ask, body(moment))
+        unload = {"model": name}
+        ending = pool.submit(ask, unload, "/localspec/unload") if moment == "saving" else None
+        if moment == "loading":
+            wait_for(lambda: pid_of(real, name), "a worker that loads")
+        time.sleep(chosen.uniform(0, 0.04))
+        if victim := pid_of(real, name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+        for each in filter(None, (asking, ending)):
+            each.result()
+
+    def ask(body: dict[str, Any], path: str = "/v1/completions") -> int:
+        return real.request("POST", path, body).status
+
+    with ThreadPoolExecutor(3) as pool:
+        undisturbed = pool.submit(others)
+        try:
+            for moment in chosen.sample(MOMENTS, len(MOMENTS)):
+                kill(moment)
+        finally:
+            over.set()
+        assert set(undisturbed.result()) == {quiet.text}
+    assert pid_of(real, "builtin") == own
+    assert real.status()["counts"]["worker_deaths"] > deaths
+    real.request("POST", "/localspec/reset", {})
+    assert ask(body("idle")) == 200
+
+
+def pid_of(home: Home, name: str) -> int | None:
+    return next((each["pid"] for each in home.status()["pairs"] if each["name"] == name), None)
 
 
 def test_a_killed_daemon_takes_the_engine_along(home: Home) -> None:
