@@ -76,6 +76,10 @@ class Encoder:
         """As `forget`: it has been done."""
         done()
 
+    def spare(self, _most: int) -> int:
+        """Nothing is kept."""
+        return 0
+
     def save(self) -> None:
         """Nothing is learned."""
 

@@ -68,6 +68,10 @@ class Engine:
         """Out of the files at once, from any thread; `done` is called when it is."""
         self.pair.sessions.forget(conversation, done)
 
+    def spare(self, most: int) -> int:
+        """Give up room for prompts without a slot that none of them takes; see Prefixes.spare."""
+        return self.pair.prefixes.spare(most)
+
     def save(self) -> None:
         """Keep what was learned."""
         self.pair.save()

@@ -216,6 +216,9 @@ class Worker:
                 known = self._engine is not None and self._engine.cancel(item.id)
                 if not known:
                     self._preparers.cancel(item.id)
+            case frames.Spare():
+                room = 0 if self._engine is None else self._engine.spare(item.most)
+                self.send(frames.Spared(item.id, room))
             case Forget():
                 if self._engine is not None:
                     self._engine.forget(item.conversation)

@@ -295,6 +295,16 @@ class Forget(Frame):
     conversation: str | None
 
 
+class Spare(Frame):
+    """Prompts without a slot have room for `most` bytes from now on, or for as many as there are.
+
+    Answered by Spared.
+    """
+
+    id: int
+    most: int
+
+
 class Shutdown(Frame):
     """Save conversations' states, for some seconds at most, and exit; the daemon has drained before."""
 
@@ -528,6 +538,13 @@ class Pong(Frame, omit_defaults=True):
     still_s: float = 0.0
 
 
+class Spared(Frame):
+    """`room`: bytes that prompts without a slot may take from now on."""
+
+    id: int
+    room: int
+
+
 class Forgotten(Frame):
     id: int
 
@@ -549,6 +566,7 @@ ToWorker = (
     | ApplyTemplate
     | CountTokens
     | Forget
+    | Spare
     | Ping
     | Shutdown
 )
@@ -565,6 +583,7 @@ FromWorker = (
     | Reply
     | Pong
     | Forgotten
+    | Spared
     | Notice
 )
 

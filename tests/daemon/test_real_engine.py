@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import localspec
 from benchmarks import synthetic
 from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
 from tests.support.pairs import contextual_pair, cycle_pair
@@ -202,6 +204,33 @@ def test_a_killed_engine_is_explained_and_replaced(home: Home, real_daemon: Runn
         assert b'"worker_died"' in stream.read()
     answer = home.chat(QUESTION, **GREEDY)
     assert answer.status == 200, answer.body
+
+
+def test_room_for_prompts_that_is_empty_goes_to_other_pairs_and_comes_back(home: Home) -> None:
+    budget = 900  # MiB, of which the first pair keeps nearly half for prompts
+    home.environment["LOCALSPEC_MEMORY"] = str(budget)
+    daemon = RunningDaemon(home)
+    shipped = Path(localspec.__file__).parent / "builtin"
+    names = ["builtin"]
+    for number in range(3):
+        files = [home.root / f"{number}-{name}.gguf" for name in ("target", "draft")]
+        for file in files:
+            shutil.copy(shipped / file.name.partition("-")[2], file)
+        names.append(",".join(map(str, files)))
+    room = []
+    for name in names:
+        assert home.chat(QUESTION, model=name, **GREEDY).status == 200
+        told = {each["name"]: each for each in home.status()["pairs"]}
+        assert [*told] == names[len(told) - 1 :: -1]  # nobody has left
+        assert sum(each["memory"] for each in told.values()) <= budget << 20
+        room.append(told["builtin"]["plan"]["prefixes"])
+    assert room[-1] < room[0]
+    for name in names[1:]:
+        home.request("POST", "/localspec/unload", {"model": name})
+    wait_for(
+        lambda: home.status()["pair"]["plan"]["prefixes"] == room[0], "what was given up to be back"
+    )
+    daemon.stop()
 
 
 MOMENTS = ("loading", "reading", "drafting", "sampling", "saving", "idle")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 from localspec.config import Config
 from localspec.daemon.worker import placement, room
 from localspec.daemon.worker.placement import MIB, Planned, Plans
-from localspec.daemon.worker.room import Holding, Leaves, Refused, Seen, Standing, Waits, decide
+from localspec.daemon.worker.room import (
+    Holding,
+    Leaves,
+    Refused,
+    Seen,
+    Spares,
+    Standing,
+    Waits,
+    decide,
+)
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import fit, need
@@ -132,6 +142,35 @@ def test_what_is_mapped_or_not_filled_yet_is_not_free(files: Files) -> None:
     seen = free(5000, p7=300)
     assert seen.left({}, held).free == fit.Memory((5000 - 700) * MIB).shared
     assert seen.left({}, [], held).free.ram == 5300 * MIB
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 900), st.integers(0, 900)), min_size=1, max_size=5),
+    kinds=st.lists(st.sampled_from(["kept", "idle", "busy"]), min_size=5, max_size=5),
+    new=st.integers(1, 900),
+    budget=st.integers(1, 4000),
+)
+def test_room_that_nobody_uses_is_given_up_before_a_pair_leaves_and_never_in_vain(
+    sizes: list[tuple[int, int]], kinds: list[str], new: int, budget: int
+) -> None:
+    all_of = [
+        (kind, Holding(name, 0, (size + spare) * MIB, 0, size * MIB, {}, spare * MIB))
+        for name, kind, (size, spare) in zip(NAMES, kinds, sizes, strict=False)
+    ]
+    by = {kind: [each for its, each in all_of if its == kind] for kind in ("kept", "idle", "busy")}
+    standing = Standing(by["kept"], by["idle"], by["busy"])
+    least = (sum(size for size, _ in sizes) + new + ENGINE) * MIB
+    whole = least + sum(spare for _, spare in sizes) * MIB
+    pair = PairFiles("new", f"/new/{new}")
+    with mock.patch.object(placement, "file_sizes", return_value={"/new": new * MIB}):
+        found = decide(plans(pair), standing, free(100_000), budget * MIB)
+    if budget * MIB >= whole:
+        assert isinstance(found, Planned)
+    elif budget * MIB >= least:
+        assert isinstance(found, Spares)
+        assert {*found.names} == {each.name for _, each in all_of if each.spare}
+    else:
+        assert isinstance(found, Leaves | Waits | Refused)
 
 
 def test_those_that_are_kept_are_named_to_whom_they_leave_no_room(files: Files) -> None:

@@ -171,7 +171,7 @@ def _beside(pair: dict[str, Any]) -> str:
     """Another pair in memory."""
     from localspec.cli.terminal import pairs  # which `ask` has no use for
 
-    takes = f", {pairs.size(pair['memory'])}" if pair.get("memory") else ""
+    takes = f", up to {pairs.size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
     return _pair(pair) + takes + (f", {count} request{'s' * (count != 1)} running" if count else "")
 

@@ -67,7 +67,7 @@ def pairs(entries: list[dict[str, Any]]) -> None:
 def _loaded(each: dict[str, Any]) -> str:
     if not each["loaded"]:
         return ""
-    takes = f", {size(each['takes'])}" if each.get("takes") else ""
+    takes = f", up to {size(each['takes'])}" if each.get("takes") else ""
     return f" (loaded{takes})"
 
 

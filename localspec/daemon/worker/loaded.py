@@ -68,6 +68,9 @@ class Room(Protocol):
     async def change(self) -> None:
         """Wait until some pair is not what it was."""
 
+    def has_left(self) -> None:
+        """The memory of a worker has come back."""
+
     def changed(self) -> None:
         """Have those look again who wait for a change."""
 
@@ -340,6 +343,7 @@ class LoadedPair:
 
     def _has_ended(self, worker: Worker) -> None:
         self._ending.pop(worker, None)
+        self._room.has_left()
         self._room.changed()
 
     def _let_go(self) -> Engine | None:
@@ -363,6 +367,13 @@ class LoadedPair:
         """
         workers = [*self._ending, *([self.worker] if self.worker else [])]
         await asyncio.gather(*(worker.forget(conversation) for worker in workers))
+
+    async def spare(self, most: int) -> None:
+        """Leave prompts without a slot room for `most` bytes, or for what they take."""
+        worker = self.worker
+        room = await worker.spare(most) if worker else None
+        if room is not None and isinstance(self.state, Ready) and self.worker is worker:
+            self.state = Ready(self.state.engine.with_room(room), self.state.info)
 
     def abort(self, error: errors.LocalspecError) -> None:
         """Fail everything that runs or waits."""

@@ -30,7 +30,7 @@ DEFAULT_COMMAND = (sys.executable, "-m", "localspec.engine")
 
 _STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
 _GRACE = 2.0  # seconds between asking a worker to end and ending it
-_FORGETTING = 2.0  # seconds for deleting some files; it answers at once unless it is stopped
+_PATIENCE = 2.0  # seconds for an order: for deleting some files, or until a pass is over
 _SAVING = 8.0  # seconds more for what it saves then: conversations, 6 s at most
 # A big model may take its time between two reports of progress, but not for ever.
 _LOADING_PATIENCE = 5  # times the watchdog
@@ -122,7 +122,7 @@ class Worker:
         self._numbers = itertools.count(1)
         self._loaded: asyncio.Future[frames.Loaded] | None = None
         self._running: dict[int, Running] = {}
-        self._forgetting: dict[int, asyncio.Event] = {}
+        self._orders: dict[int, asyncio.Future[frames.Forgotten | frames.Spared]] = {}
         self._ending: Ending = "crash"
         self._stderr_tail = bytearray()
         self._oom_kills = oom_kills()
@@ -200,17 +200,30 @@ class Worker:
 
         When this returns it has, or has ended; one that does not answer is not waited for long.
         """
+        await self._told(lambda number: frames.Forget(number, conversation))
+
+    async def spare(self, most: int) -> int | None:
+        """Leave prompts without a slot room for `most` bytes, or for what they take; how many that is.
+
+        None: it does not say, and has what it had.
+        """
+        told = await self._told(lambda number: frames.Spare(number, most))
+        return told.room if isinstance(told, frames.Spared) else None
+
+    async def _told(
+        self, order: Callable[[int], frames.Forget | frames.Spare]
+    ) -> frames.Forgotten | frames.Spared | None:
+        """Its answer to an order of this number, once it has carried that out; not waited for long."""
         number = next(self._numbers)
-        forgotten = self._forgetting[number] = asyncio.Event()
-        waiting = asyncio.create_task(forgotten.wait())
+        done = self._orders[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(frames.Forget(number, conversation))
+            self._send(order(number))
             await asyncio.wait(
-                {waiting, self._life}, timeout=_FORGETTING, return_when=asyncio.FIRST_COMPLETED
+                {done, self._life}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
             )
+            return done.result() if done.done() else None
         finally:
-            waiting.cancel()
-            del self._forgetting[number]
+            del self._orders[number]
 
     # ------------------------------------------------------------------ how it ends
 
@@ -347,9 +360,10 @@ class Worker:
                 self._load_failed(errors.LoadFailed(frame.message))
             case frames.Pong():
                 self._still_s = frame.still_s
-            case frames.Forgotten():
-                if forgotten := self._forgetting.get(frame.id):
-                    forgotten.set()
+            case frames.Forgotten() | frames.Spared():
+                done = self._orders.get(frame.id)
+                if done and not done.done():
+                    done.set_result(frame)
             case frames.Notice():
                 self._owner.on_notice(frame.text)
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from localspec import errors
@@ -62,6 +62,7 @@ class Residents:
         self._loads = ""  # the pair that has it
         self._driven_out: dict[str, tuple[Holding, float]] = {}  # and when it was asked last
         self._watching: list[asyncio.Future[None]] = []
+        self._giving: asyncio.Task[None] | None = None  # room back to those that gave it up
         self._draining = False
 
     # ------------------------------------------------------------------ who is here
@@ -204,21 +205,30 @@ class Residents:
         self, newcomer: LoadedPair, loading: Loading, failed: Engine | None
     ) -> Planned | room.Waits:
         """A plan that there is room for, or who must answer first. Raises LoadFailed: there is neither."""
+        spared: set[str] = set()
         while True:
             for each in self.all:
                 await each.gone()  # its memory has not come back before
             config = self.config
-            found = await self._decided(newcomer, loading.pair, failed)
+            found = await self._decided(newcomer, loading.pair, failed, spared)
             if isinstance(found, room.Refused):
                 raise errors.LoadFailed(found.message)
-            if isinstance(found, room.Leaves):
+            if isinstance(found, room.Spares):
+                spared.update(found.names)
+                await asyncio.gather(*map(self._spare, found.names))
+            elif isinstance(found, room.Leaves):
                 self._drive_out(self._pairs[found.name])
             elif config is self.config:
                 return found
 
     async def _decided(
-        self, newcomer: LoadedPair, pair: frames.PairFiles, failed: Engine | None
-    ) -> Planned | room.Leaves | room.Waits | room.Refused:
+        self,
+        newcomer: LoadedPair,
+        pair: frames.PairFiles,
+        failed: Engine | None,
+        spared: Collection[str],
+    ) -> Planned | room.Spares | room.Leaves | room.Waits | room.Refused:
+        """`spared`: who has been asked to give up what it does not use."""
         others = self._others(newcomer)
         pinned = [each for each in others if self.keeps(each.name)]
         answer = [each for each in others if each.answering and each not in pinned]
@@ -233,8 +243,8 @@ class Residents:
         ]
         back = [held for held, _ in self._may_be_back(newcomer)]
 
-        def look() -> Planned | room.Leaves | room.Waits | room.Refused:
-            kept, idle, busy = map(_holdings, engines)
+        def look() -> Planned | room.Spares | room.Leaves | room.Waits | room.Refused:
+            kept, idle, busy = (_holdings(some, spared) for some in engines)
             standing = Standing(kept, idle, busy, back)
             plans, note = Plans.here(pair, settings), ""
             if failed:
@@ -266,6 +276,33 @@ class Residents:
             log.info("%s is unloaded: another pair needs the memory", pair.name)
             self._driven_out[pair.name] = _holding(pair.state.engine), pair.used
             pair.unload_soon()
+
+    async def _spare(self, name: str) -> None:
+        """Have the pair give up room for prompts that none has taken."""
+        engine = self._pairs[name].state.engine
+        if engine:
+            log.info("%s gives up room for prompts: another pair needs the memory", name)
+            await self._pairs[name].spare(engine.least_room)
+
+    def has_left(self) -> None:
+        """Those that gave up room for another pair may have it back once there is some."""
+        if not self._giving and not self._draining:
+            self._giving = asyncio.create_task(self._give_back())
+
+    async def _give_back(self) -> None:
+        async with self._one_load:
+            self._giving = None
+            for each in self.loaded:
+                if isinstance(each.state, Ready) and (lacks := each.state.engine.lacks):
+                    left = await asyncio.to_thread(self._left_over)
+                    plan = each.state.engine.planned.plan
+                    assert plan is not None
+                    await each.spare(plan.prefixes + min(lacks, left // 2))
+
+    def _left_over(self) -> int:
+        """Bytes that nobody's load has planned."""
+        held = _holdings(each.state.engine for each in self.loaded if each.state.engine)
+        return room.Seen.here(held).left({}, held).reserving((), self.config.memory * MIB).free.ram
 
     async def _until_one_is_quiet(self, newcomer: LoadedPair) -> None:
         while all(
@@ -325,12 +362,18 @@ class Residents:
 
     async def close(self) -> None:
         """The end: the workers are gone when this returns."""
+        self._draining = True
+        if self._giving:
+            self._giving.cancel()
         await asyncio.gather(*(each.close() for each in self.all))
 
 
-def _holding(engine: Engine) -> Holding:
-    return Holding.of(engine.pair, engine.worker.pid, engine.planned, engine.config.context)
+def _holding(engine: Engine, spared: Collection[str] = ()) -> Holding:
+    """spared: those that have no room left to give up."""
+    spare = 0 if engine.pair.name in spared else engine.spare
+    context = engine.config.context
+    return Holding.of(engine.pair, engine.worker.pid, engine.planned, context, spare)
 
 
-def _holdings(engines: Iterable[Engine]) -> list[Holding]:
-    return [_holding(engine) for engine in engines]
+def _holdings(engines: Iterable[Engine], spared: Collection[str] = ()) -> list[Holding]:
+    return [_holding(engine, spared) for engine in engines]

@@ -8,7 +8,7 @@ who is to be kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.daemon.worker import placement
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Holding:
     """A pair in memory, and what it takes of it, in bytes. on_gpu: of `needed`; files: their sizes;
-    least: what it could make do with, were it loaded again.
+    least: what it could make do with, were it loaded again; spare: of `needed`, room for prompts that
+    none has taken, perhaps.
     """
 
     name: str
@@ -31,9 +32,10 @@ class Holding:
     on_gpu: int
     least: int
     files: dict[str, int]
+    spare: int = 0
 
     @classmethod
-    def of(cls, pair: PairFiles, pid: int, planned: Planned, asked: int) -> Holding:
+    def of(cls, pair: PairFiles, pid: int, planned: Planned, asked: int, spare: int = 0) -> Holding:
         """By the plan of its load, for which a context of `asked` tokens was asked (0: any); looks at its
         files.
         """
@@ -46,9 +48,9 @@ class Holding:
         from localspec.registry.header.fit import USUAL_CONTEXT
 
         cache = plan.target.cache + plan.drafting.cache
-        spare = 0 if asked else int(cache * max(0, 1 - USUAL_CONTEXT / plan.context))
-        least = plan.needed - plan.prefixes - spare
-        return cls(pair.name, pid, plan.needed, plan.on_gpu, least, files)
+        beyond = 0 if asked else int(cache * max(0, 1 - USUAL_CONTEXT / plan.context))
+        least = plan.needed - plan.prefixes - beyond
+        return cls(pair.name, pid, plan.needed, plan.on_gpu, least, files, spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,12 @@ class Leaves(NamedTuple):
     name: str
 
 
+class Spares(NamedTuple):
+    """These are to give up room that they do not use: then there is enough, perhaps."""
+
+    names: Sequence[str]
+
+
 class Waits(NamedTuple):
     """All that could leave are answering: the newcomer waits, and this one gives way."""
 
@@ -154,11 +162,33 @@ class Standing:
     def all(self) -> list[Holding]:
         return [*self.kept, *self.idle, *self.busy]
 
+    @property
+    def sparing(self) -> Standing:
+        """Were all the room empty that they have for prompts."""
+        kept, idle, busy = (
+            [replace(each, needed=each.needed - each.spare) for each in some]
+            for some in (self.kept, self.idle, self.busy)
+        )
+        return Standing(kept, idle, busy, self.driven_out)
+
 
 def decide(
     plans: Plans, standing: Standing, seen: Seen, budget: int
+) -> Planned | Spares | Leaves | Waits | Refused:
+    """What is to be done so that a pair can be loaded: how, who gives up what it does not use, or who must
+    leave before.
+    """
+    found = _decided(plans, standing, seen, budget)
+    spares = [each.name for each in standing.all if each.spare > 0]
+    if not spares or isinstance(found, Planned):
+        return found
+    then = _decided(plans, standing.sparing, seen, budget)
+    return Spares(spares) if isinstance(then, Planned) else found
+
+
+def _decided(
+    plans: Plans, standing: Standing, seen: Seen, budget: int
 ) -> Planned | Leaves | Waits | Refused:
-    """What is to be done so that a pair can be loaded: how, or who must leave before."""
     files = placement.file_sizes(plans.pair)
     movable = [*standing.idle, *standing.busy]
 

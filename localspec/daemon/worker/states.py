@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from localspec.config import Config
 from localspec.daemon.worker import placement
@@ -11,6 +13,8 @@ from localspec.daemon.worker.death import Mapped
 from localspec.daemon.worker.process import Worker
 from localspec.protocol import frames
 from localspec.protocol.answers import PairStatus, Progress
+
+_LEAST_ROOM = 8  # one part of the room for prompts without a slot stays
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,31 @@ class Engine:
     planned: placement.Planned
     since: float  # Unix time
     smaller: bool = False  # than planned at first, for which there was no memory
+
+    @property
+    def spare(self) -> int:
+        """Bytes of its room for prompts without a slot that it could do without, as far as it is empty."""
+        plan = self.planned.plan
+        return plan.prefixes - self.least_room if plan else 0
+
+    @property
+    def lacks(self) -> int:
+        """Bytes of that room that it has given up."""
+        plan = self.planned.plan
+        return self.planned.settings.prefix_bytes - plan.prefixes if plan else 0
+
+    @property
+    def least_room(self) -> int:
+        """Of what it had at its load, what it keeps of that room though it is empty."""
+        return self.planned.settings.prefix_bytes // _LEAST_ROOM
+
+    def with_room(self, prefixes: int) -> Engine:
+        """The same with so many bytes for prompts without a slot."""
+        plan = self.planned.plan
+        assert plan is not None
+        needed = plan.needed + prefixes - plan.prefixes
+        changed = msgspec.structs.replace(plan, prefixes=prefixes, needed=needed)
+        return replace(self, planned=self.planned._replace(plan=changed))
 
     @property
     def safe_mode(self) -> bool:

@@ -161,6 +161,11 @@ class Prefixes:
             self.dropped(first)
         return True
 
+    def spare(self, most: int) -> int:
+        """Have room for `most` bytes, or for what is kept; how many that is."""
+        self.limit = max(self.size, most)
+        return self.limit
+
     def has_room(self, size: int, editors: bool) -> bool:
         """Can so many bytes be kept without any chat's being given up for an editor's?"""
         chats = sum(each.size for each in self._kept if not each.editors)
