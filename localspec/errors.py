@@ -46,6 +46,9 @@ LocalspecError                      1  500  internal_error
 │       ├── FileChanged             1  502  file_changed        the file changed while it was fetched
 │       ├── HashMismatch            1  502  hash_mismatch       what came is not what the hub states
 │       └── Unreachable             1  502  hub_unreachable     gave up after retries
+├── UpstreamError                   1  502  upstream_error      a pair's server refused, or sent nonsense
+│   ├── UpstreamUnreachable         1  502  upstream_unreachable    nothing of an answer came from it
+│   └── UpstreamTimeout             1  504  upstream_timeout
 ├── NotOffered                      1  501  not_offered         a protocol has it, and localspec does not
 ├── NoDaemon                        3  503  no_daemon
 │   └── NoAnswer                    3  503  no_answer           a daemon runs, and says nothing in time
@@ -312,6 +315,20 @@ class HashMismatch(HubError):
 
 class Unreachable(HubError):
     code = "hub_unreachable"
+
+
+class UpstreamError(LocalspecError):
+    code = "upstream_error"
+    status = 502
+
+
+class UpstreamUnreachable(UpstreamError):
+    code = "upstream_unreachable"
+
+
+class UpstreamTimeout(UpstreamError):
+    code = "upstream_timeout"
+    status = 504
 
 
 class NotOffered(LocalspecError):

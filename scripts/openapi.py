@@ -55,6 +55,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     requests.InfillRequest,
     pairs.PullRequest,
     pairs.AddRequest,
+    pairs.AddUpstreamRequest,
     pairs.CollectRequest,
     disk.DraftsRequest,
     disk.DiskRequest,

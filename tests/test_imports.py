@@ -167,6 +167,16 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         {"daemon/logs", "daemon/worker/queue"},
         "it carries frames, whoever asked",
     ),
+    "daemon/upstream": (
+        {
+            "daemon/completion/reply",
+            "daemon/upstream/dialects",
+            "daemon/worker",
+            "daemon/worker/queue",
+        },
+        "it gives the events that a worker gives, and knows no client and no answer",
+    ),
+    "daemon/upstream/dialects": (set(), "what a kind of server says, and no connection to one"),
     "daemon/worker/queue": (set(), "it knows what requests ask for, and no worker"),
     "daemon/logs": (set(), "everything may log"),
     "daemon/threads": (set(), "as logs"),
@@ -329,7 +339,10 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "uvicorn": (("daemon",), "as starlette"),
     "watchfiles": (("daemon",), "only the daemon lives long enough to see a file change"),
     "huggingface_hub": (("registry",), "one place speaks to the network, and only when asked"),
-    "httpx2": (("registry",), "as huggingface_hub"),
+    "httpx2": (
+        ("registry", "daemon/upstream"),
+        "as huggingface_hub; and to servers that a person named",
+    ),
     "pygments": (("cli/terminal/markdown",), "colours of code on a terminal, and of nothing else"),
     "prompt_toolkit": (("cli",), "it reads what is typed in a chat"),
     "click": (("cli",), "commands are the command line's"),

@@ -58,6 +58,12 @@ class PairsClient(Client):
         more = {"hash_now": hash_now, "pooling": pooling}
         return self._json("POST", "/localspec/pairs", {**body, **more})
 
+    def add_upstream(self, name: str, upstream: str, **said: Any) -> dict[str, Any]:
+        """A pair that another server answers for; `said`: the keys of models.toml, and `replace`."""
+        return self._json(
+            "POST", "/localspec/upstreams", {"name": name, "upstream": upstream, **said}
+        )
+
     def remove(self, name: str) -> dict[str, Any]:
         return self._json("DELETE", f"/localspec/pairs/{quote(name, safe='')}")
 

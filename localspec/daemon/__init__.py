@@ -8,6 +8,7 @@ state: what handlers share
 history: conversations that clients asked to keep
 completion: from a request to frames for the engine, and from its frames to an answer
 pairs: from a name to files, and what is told of them
+upstream: pairs that other servers answer for
 worker: the engine's process, what it holds, who may use it, how it ends
 http: HTTP itself; threads: work that blocks; logs: the log file
 """

@@ -21,10 +21,11 @@ from localspec.daemon.history.store import Conversations
 from localspec.daemon.http import tcp
 from localspec.daemon.http.connection import ClientConnection, allow_more_files
 from localspec.daemon.http.sockets import bind, listening_sockets, notify
+from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.state import State
 from localspec.daemon.worker.process import DEFAULT_COMMAND
-from localspec.daemon.worker.supervisor import Supervisor
+from localspec.daemon.worker.supervisor import Elsewhere, Supervisor
 from localspec.paths import Paths
 
 log = logging.getLogger("localspec.daemon")
@@ -143,7 +144,9 @@ class Daemon:
         self._read = read or (lambda last: load_config(paths.config_file, last=last))
         self._configuring = asyncio.Lock()
         self._listens = ""  # to what TCP is listened, as it was set
-        supervisor = Supervisor(config, paths, worker_command=worker_command)
+        supervisor = Supervisor(
+            config, paths, worker_command=worker_command, elsewhere=self._elsewhere
+        )
         residents = supervisor.residents
         registry = Registry(
             paths,
@@ -216,9 +219,16 @@ class Daemon:
             state.looks.close()
             if state.registry.pulling:
                 await asyncio.to_thread(state.registry.close)
-            await state.supervisor.residents.close()
+            await state.supervisor.close()
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
+
+    def _elsewhere(self) -> Elsewhere:
+        """Imported when a pair of another server is asked first: most daemons have none."""
+        from localspec.daemon.upstream.upstreams import Upstreams
+
+        state = self._state
+        return Upstreams(lambda name: names.resolve(name, state.config, state.registry))
 
     async def configure(self) -> None:
         """Read the configuration again and use it. Of many that ask, each gets what was there then."""

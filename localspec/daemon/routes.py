@@ -71,6 +71,7 @@ ROUTES = (
     ("POST", "/localspec/unload", "control.unload"),
     ("GET", "/localspec/pairs", "pairs.listed"),
     ("POST", "/localspec/pairs", "pairs.add"),
+    ("POST", "/localspec/upstreams", "pairs.add_upstream"),
     ("GET", "/localspec/pairs/{name}", "pairs.show"),
     ("DELETE", "/localspec/pairs/{name}", "pairs.remove"),
     ("POST", "/localspec/pairs/{name}/verify", "pairs.verify"),

@@ -320,6 +320,30 @@ class PairStatus(Struct):
     keep: bool = False
 
 
+class UpstreamStatus(Struct):
+    """A pair that another server answers for, and its requests since the daemon started. `kind` and
+    `model`: null until it was asked. `away`: it did not answer and is tried again, and `fallback` answers
+    (`fallbacks` times so far); `problem`: why it did not, the last time. `tokens_per_pass`: of the answers
+    whose speculation was told; null: of none.
+    """
+
+    name: str
+    place: str
+    kind: str | None = None
+    model: str | None = None
+    away: bool = False
+    problem: str = ""
+    fallback: str | None = None
+    running: int = 0
+    requests: int = 0
+    failed: int = 0
+    fallbacks: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens_per_pass: float | None = None
+
+
 class Counts(Struct):
     """Since the daemon started. `requests` to `cancelled`: generations. `embeddings`: requests for vectors
     or rankings that were answered, with so many texts and their tokens.
@@ -388,7 +412,8 @@ class Status(Struct):
 
     `pair` is the one that was asked last of those in memory, else the configured one; `worker_pid` its
     engine's. `pairs`: all that are in memory or being loaded, the same order. `running`, `waiting`: of all
-    pairs. `memory`: bytes that pairs may have, null: as many as are free.
+    pairs. `upstreams`: those of other servers that were asked. `memory`: bytes that pairs may have, null:
+    as many as are free.
 
     `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies. `ahead`: of a
     request for `pair` that came now.
@@ -416,4 +441,5 @@ class Status(Struct):
     hashing: Hashing | None = None
     ahead: Ahead = field(default_factory=lambda: Ahead(0, 0, 0, 0))
     pairs: list[PairStatus] = []
+    upstreams: list[UpstreamStatus] = []
     memory: int | None = None

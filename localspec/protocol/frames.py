@@ -15,7 +15,7 @@ import msgspec
 from localspec.protocol.calls import Tools
 from localspec.protocol.sampling import Sampled
 from localspec.protocol.settings import EngineSettings as EngineSettings
-from localspec.protocol.settings import Pooling
+from localspec.protocol.settings import Pooling, Upstream
 
 MAX_FRAME = (
     256 * 1024 * 1024
@@ -141,6 +141,7 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     nothing; it turns texts into numbers, and so makes one row of a text's (see purpose.py).
 
     `chat_template`, its text, and `sampling`, defaults by parameter, go before what the target's file says.
+    `upstream`: another server answers; there are no files then, and no worker is told of it.
     """
 
     name: str
@@ -149,6 +150,7 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     chat_template: str = ""
     sampling: dict[str, float] = {}
     pooling: Pooling | None = None
+    upstream: Upstream | None = None
 
 
 class Load(Frame, omit_defaults=True):
@@ -382,7 +384,7 @@ class Started(Frame, omit_defaults=True):
     `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
     "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
     `reading`: what that costs, as far as it is known by now. `thoughts`: what opens and closes them.
-    `note`: what of the request cannot be had.
+    `note`: what of the request cannot be had. `news`: what whoever asked must be told of who answers.
     """
 
     id: int
@@ -394,6 +396,7 @@ class Started(Frame, omit_defaults=True):
     reading: PromptCost | None = None
     note: str = ""
     thoughts: list[tuple[str, str]] = []
+    news: str = ""
 
 
 class Reading(Frame, omit_defaults=True):
@@ -428,12 +431,24 @@ class Timings(msgspec.Struct):
     draft_n_accepted: int = 0
 
 
+class CallPart(msgspec.Struct, omit_defaults=True):
+    """A call that begins, where it has a `name`, and more of the JSON of its arguments. `index` counts
+    the calls of an answer from 0.
+    """
+
+    index: int
+    name: str = ""
+    id: str = ""
+    arguments: str = ""
+
+
 class Delta(Frame, omit_defaults=True):
     """Text to show now: whole UTF-8 characters only, never part of a stop string.
 
     `logprobs` has the tokens that produced it when asked for, and `ids` their ids; `drafted` are
     (start, end) character spans of `text` that came from the draft, when `reveal_draft` was set.
-    `tokens` have been generated so far, in the time that `timings` tell when asked for.
+    `tokens` have been generated so far, in the time that `timings` tell when asked for. `thought` and
+    `calls`: what another server has told apart from the text; a worker's own is all text.
     """
 
     id: int
@@ -443,6 +458,8 @@ class Delta(Frame, omit_defaults=True):
     tokens: int = 0
     ids: list[int] = []
     timings: Timings | None = None
+    thought: str = ""
+    calls: list[CallPart] = []
 
     def and_then(self, more: Delta) -> Delta:
         """This and what follows it, in one."""
@@ -455,6 +472,8 @@ class Delta(Frame, omit_defaults=True):
             more.tokens,
             self.ids + more.ids,
             more.timings,
+            self.thought + more.thought,
+            self.calls + more.calls,
         )
 
 

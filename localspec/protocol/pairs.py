@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.settings import Pooling
+from localspec.protocol.settings import Pooling, UpstreamKind
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Source = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -90,6 +90,25 @@ class AddRequest(Request):
     hash_now: OrDefault[bool] = True
 
 
+class AddUpstreamRequest(Request):
+    """Make a pair that another server answers for: a table of models.toml, with these keys. Nobody is
+    contacted. `key_file` and `ca` are absolute paths; a key itself is sent nowhere.
+    """
+
+    name: Name
+    upstream: File
+    upstream_model: OrDefault[str] = ""
+    upstream_kind: OrDefault[UpstreamKind] = "auto"
+    key_env: OrDefault[str] = ""
+    key_file: OrDefault[str] = ""
+    ca: OrDefault[str] = ""
+    fallback: OrDefault[str] = ""
+    roles: OrDefault[
+        Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
+    ] = ("chat",)
+    replace: OrDefault[bool] = False
+
+
 class CollectRequest(Request):
     dry_run: OrDefault[bool] = False
 
@@ -98,8 +117,8 @@ class CollectRequest(Request):
 
 
 # What drafts: a model of its own; heads in the target's file or in one beside it; the text itself, which all
-# have that write; nothing, for an embedding model writes none.
-DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram", "none"]
+# have that write; nothing, for an embedding model writes none; whatever another server has.
+DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram", "none", "upstream"]
 
 
 class PairEntry(Struct):
@@ -108,11 +127,12 @@ class PairEntry(Struct):
     "partly": the GPU's memory does not, but with main memory it does. `problem`: a sentence about a file
     that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts: a model,
     heads (MTP) in the target's file or in that of the draft, the text itself (ngram), or, of a model that
-    writes none, nothing. `takes`: bytes of memory, and `since` (Unix time), of one that is loaded.
+    writes none, nothing; "upstream": another server answers, at the address in `target`. `takes`: bytes of
+    memory, and `since` (Unix time), of one that is loaded.
     """
 
     name: str
-    source: Literal["builtin", "hub", "own", "catalogue"]
+    source: Literal["builtin", "hub", "own", "catalogue", "upstream"]
     here: bool
     loaded: bool = False
     summary: str = ""
@@ -231,13 +251,14 @@ Capability = Literal["completion", "insert", "tools", "thinking", "embedding", "
 class PairView(Struct):
     """Everything about one pair. `fit` None: it does not fit, and `fit_notes` says why.
 
-    `kind` as in a list. `contexts`: doubling, up to what the models were trained for. `problem`: a
+    `kind` as in a list; of an "upstream" there are no files, and `target.path` is the server's address.
+    `contexts`: doubling, up to what the models were trained for. `problem`: a
     sentence about a file that has changed. `calls`: how calls of tools are written; "" without a chat
     template.
     """
 
     name: str
-    source: Literal["builtin", "hub", "own"]
+    source: Literal["builtin", "hub", "own", "upstream"]
     summary: str
     licence: str
     roles: tuple[str, ...]
@@ -264,6 +285,8 @@ class PairView(Struct):
         if pooling := self.target.pooling:
             return ["rerank" if pooling == "rank" else "embedding"]
         found: list[Capability] = ["completion"]
+        if self.kind == "upstream":
+            return ["completion", "insert", "tools"] if self.target.fim else ["completion", "tools"]
         template = self.target.template
         if self.target.fim:
             found.append("insert")

@@ -37,6 +37,36 @@ FlashAttention = Literal["auto", "on", "off"]
 Pooling = Literal["mean", "cls", "last", "rank"]
 
 
+# Which server it is; "auto": found out with the first request.
+UpstreamKind = Literal[
+    "auto", "openai", "llama-server", "localspec", "vllm", "sglang", "tensorrt-llm"
+]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A pair whose target another server has, as models.toml names it; the keys are its fields.
+
+    upstream: where its API begins, as in http://tower:8000/v1. upstream_model: what it calls the model,
+    else it is its only one. key_env: the variable that holds its key, or key_file: the file. ca: a file of
+    certificates to trust. fallback: the pair that answers while it does not. Seconds until it is
+    connected, until the first of an answer comes, and between two parts of it.
+    """
+
+    upstream: Annotated[str, Meta(min_length=1, max_length=2048)]
+    upstream_model: Annotated[str, Meta(max_length=512)] = ""
+    upstream_kind: UpstreamKind = "auto"
+    key_env: Annotated[str, Meta(max_length=256)] = ""
+    key_file: Annotated[str, Meta(max_length=4096)] = ""
+    ca: Annotated[str, Meta(max_length=4096)] = ""
+    fallback: Annotated[str, Meta(max_length=4096)] = ""
+    summary: Annotated[str, Meta(max_length=1024)] = ""
+    roles: tuple[Literal["chat", "fim"], ...] = ("chat",)
+    connect_timeout: Seconds = 10.0
+    first_token_timeout: Seconds = 600.0
+    silence_timeout: Seconds = 120.0
+
+
 class EngineSettings(msgspec.Struct, omit_defaults=True):
     """How a pair is loaded. 0 means: decide for this machine and model.
 

@@ -16,7 +16,8 @@ from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.sampling import parameters
-from localspec.protocol.settings import Context
+from localspec.protocol.settings import Context, Upstream
+from localspec.registry import upstreams
 
 VERSION = 1
 GIB = 1 << 30
@@ -27,6 +28,7 @@ REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,9
 FILE = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
+_NAMED = "a name (lowercase letters, digits, '.', '_', '-')"
 _NO_DEFAULTS = ("seed", "dry_sequence_breakers")
 _MEMORY = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
 
@@ -122,11 +124,14 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Pairs by name, the other names people type for them, and what goes before a pair's own files."""
+    """Pairs by name, the other names people type for them, what goes before a pair's own files, and pairs
+    that other servers answer for.
+    """
 
     pairs: Mapping[str, Pair]
     aliases: Mapping[str, str]
     presets: Mapping[str, Preset] = field(default_factory=dict)  # by pair, of those that have one
+    upstreams: Mapping[str, Upstream] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[str, Pair]:
         """The pair's own name and the pair.
@@ -169,22 +174,26 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
     pairs: dict[str, Pair] = {}
     aliases: dict[str, str] = {}
     presets: dict[str, Preset] = {}
+    servers: dict[str, Upstream] = {}
     for path in (shipped or shipped_catalogue(), user):
         if path == user and not path.exists():
             continue
-        found, preset = read_catalogue(path, pairs)
+        found, preset, server = read_catalogue(path, pairs)
         presets |= preset
+        servers |= server
         for name, pair in found.items():
             aliases = {alias: own for alias, own in aliases.items() if own != name}
             pairs[name] = pair
             aliases.update(dict.fromkeys(pair.aliases, name))
-    return Catalogue(pairs, aliases, presets)
+    pairs = {name: pair for name, pair in pairs.items() if name not in servers}
+    aliases = {alias: own for alias, own in aliases.items() if own in pairs}
+    return Catalogue(pairs, aliases, presets, servers)
 
 
 def read_catalogue(
     path: Path, below: Collection[str] = ()
-) -> tuple[dict[str, Pair], dict[str, Preset]]:
-    """One file's pairs and presets, strictly checked; it is laid over the pairs named `below`.
+) -> tuple[dict[str, Pair], dict[str, Preset], dict[str, Upstream]]:
+    """One file's pairs, presets and upstreams, strictly checked; it is laid over the pairs named `below`.
 
     Raises:
         CatalogueError: naming file, line and key, and what is allowed.
@@ -215,8 +224,13 @@ def read_catalogue(
     read = {name: _read_entry(place, name, entry) for name, entry in entries.items()}
     pairs = {name: each for name, each in read.items() if isinstance(each, Pair)}
     _check_names(place, pairs, below)
-    presets = {name: _preset(place, name, each) for name, each in read.items() if each.says}
-    return pairs, presets
+    servers = {name: each for name, each in read.items() if isinstance(each, Upstream)}
+    for name in servers:
+        if what := reserved(name):
+            raise place.error(("pairs", name), f"'{name}' cannot be a pair's name: {what}")
+    others = {name: each for name, each in read.items() if isinstance(each, Preset)}
+    presets = {name: _preset(place, name, each) for name, each in others.items() if each.says}
+    return pairs, presets, servers
 
 
 class _Place:
@@ -288,10 +302,14 @@ def _preset(place: _Place, name: str, entry: Preset) -> Preset:
     return msgspec.structs.replace(told, chat_template=text)
 
 
-def _read_entry(place: _Place, name: str, entry: object) -> Pair | Preset:
-    """A pair; without a target, what is said of one that is here."""
+def _read_entry(place: _Place, name: str, entry: object) -> Pair | Preset | Upstream:
+    """A pair; without a target, what is said of one that is here, or the server that has it."""
     said = set(entry) if isinstance(entry, dict) else set()
-    kind = Preset if said and said <= set(Preset.__struct_fields__) else Pair
+    kind: type[Pair | Preset | Upstream] = Pair
+    if said and said <= set(Preset.__struct_fields__):
+        kind = Preset
+    elif "upstream" in said:
+        kind = Upstream
     try:
         pair = msgspec.convert(entry, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -302,6 +320,13 @@ def _read_entry(place: _Place, name: str, entry: object) -> Pair | Preset:
             keys += (field[1],)
         what = what.replace("Object", "the table").replace("`", "'")
         raise place.error(("pairs", name, *keys), what[:1].lower() + what[1:]) from None
+    if isinstance(pair, Upstream):
+        if not NAME.fullmatch(name):
+            raise place.error(("pairs", name), f"'{name}' is not {_NAMED}")
+        key, wrong = upstreams.problem(name, pair)
+        if wrong:
+            raise place.error(("pairs", name, key), wrong)
+        return pair
     if not isinstance(pair, Pair):
         return pair
     for keys, pattern, value, shape in _patterns(name, pair):
@@ -315,9 +340,9 @@ def _read_entry(place: _Place, name: str, entry: object) -> Pair | Preset:
 
 def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], str, str]]:
     """Every string with a fixed shape: where it is, its pattern, its value, what it should be."""
-    yield (), NAME, name, "a name (lowercase letters, digits, '.', '_', '-')"
+    yield (), NAME, name, _NAMED
     for alias in pair.aliases:
-        yield ("aliases",), NAME, alias, "a name (lowercase letters, digits, '.', '_', '-')"
+        yield ("aliases",), NAME, alias, _NAMED
     yield ("memory",), _MEMORY, pair.memory, "a number of GB, a range such as 16-24, or cpu"
     for role, weights in (("target", pair.target), ("draft", pair.draft), ("heads", pair.heads)):
         if weights:

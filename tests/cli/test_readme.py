@@ -55,6 +55,9 @@ REFUSED = {
     ),
 }
 NOT_ALONE = {  # what comes before
+    'localspec ask -m big "What does shutil.copytree do?"': (
+        "localspec add big --upstream http://127.0.0.1:9/v1 --fallback builtin --replace; "
+    ),
     "localspec ask -c": 'localspec ask -n 3 "What does shutil.copytree do?"; ',
     "localspec start --listen 127.0.0.1:8012": "localspec stop; ",
     "localspec status --watch": "timeout --preserve-status -s INT 3 ",

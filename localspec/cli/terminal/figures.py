@@ -108,6 +108,7 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
             if each["name"] != pair["name"]
         ),
         ("note", pair.get("note")),
+        *(("upstream", _upstream(each)) for each in value.get("upstreams") or ()),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
         ("embeddings", _embeddings(counts)),
         ("queue", _queue(value.get("ahead") or {})),
@@ -174,6 +175,22 @@ def _beside(pair: dict[str, Any]) -> str:
     takes = f", up to {pairs.size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
     return _pair(pair) + takes + (f", {count} request{'s' * (count != 1)} running" if count else "")
+
+
+def _upstream(each: dict[str, Any]) -> str:
+    """As in "big: vLLM at http://tower:8000, 2 running, 14 requests, 71% of drafted tokens accepted"."""
+    state = f"does not answer, {each['fallback']} does" if each["away"] else ""
+    counts = f"{each['requests']} request{'s' * (each['requests'] != 1)}"
+    drafts = "acceptance not measured"
+    if each["drafted"]:
+        drafts = f"{share(each['accepted'] / each['drafted'])} of drafted tokens accepted"
+        if each["tokens_per_pass"]:
+            drafts += f", {each['tokens_per_pass']:.2f} tokens per pass"
+    server = f"{each['kind'] or 'server'} at {each['place']}"
+    parts = [server, state, f"{each['running']} running", counts, drafts]
+    if each["failed"]:
+        parts.insert(4, f"{each['failed']} failed")
+    return f"{each['name']}: {', '.join(filter(None, parts))}"
 
 
 def _memory(plan: dict[str, Any] | None) -> str:

@@ -14,6 +14,7 @@ _KINDS = {
     "mtp-sidecar": "MTP heads",
     "ngram": "n-gram",
     "none": "",
+    "upstream": "there",
 }
 _DRAFTS = {
     "model": "a draft model",
@@ -21,8 +22,9 @@ _DRAFTS = {
     "mtp-sidecar": "the MTP heads in the draft's file",
     "ngram": "from the text itself (n-gram)",
     "none": "",
+    "upstream": "what the server has",
 }
-_OWN = {"mtp-embedded": " with its own MTP heads", "none": ""}
+_OWN = {"mtp-embedded": " with its own MTP heads", "none": "", "upstream": ""}
 _POOLINGS = {
     "mean": "the mean of its tokens",
     "cls": "its first token",
@@ -93,6 +95,8 @@ def memory(listed: dict[str, Any]) -> str:
 
 
 def _size(each: dict[str, Any]) -> str:
+    if each["kind"] == "upstream":
+        return "elsewhere"
     return "?" if each["size"] is None else size(each["size"])
 
 
@@ -103,6 +107,9 @@ def _files(each: dict[str, Any]) -> str:
 
 def pair(view: dict[str, Any]) -> None:
     """`localspec show`."""
+    if view["kind"] == "upstream":
+        _upstream(view)
+        return
     rows = [
         ("pair", view["name"] + (" (loaded)" if view["loaded"] else "")),
         ("summary", view["summary"]),
@@ -123,6 +130,19 @@ def pair(view: dict[str, Any]) -> None:
     if view["fit"]:
         rows.append(("", plan(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
+    render.fields([(name, text) for name, text in rows if text])
+
+
+def _upstream(view: dict[str, Any]) -> None:
+    """A pair that another server answers for."""
+    rows = [
+        ("pair", view["name"]),
+        ("summary", view["summary"]),
+        ("for", ", ".join(view["roles"])),
+        ("server", view["target"]["path"]),
+        ("model", view["target"]["file"] or "the server's own"),
+        *(("note", note) for note in view["notes"]),
+    ]
     render.fields([(name, text) for name, text in rows if text])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.reply.calls import Arguments, Call
+from localspec.daemon.completion.reply.calls import Arguments, Call, new_call
 from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
 from localspec.daemon.http.requests import ClientGone, answer, unless_gone
 from localspec.daemon.http.sse import Emit, EventStream
@@ -61,6 +61,7 @@ class Choice:
     processed: int = 0  # tokens of the prompt that are read, the cached ones among them
     reading_ms: float = 0.0  # since it was begun
     note: str = ""  # what of the request could not be had
+    news: str = ""  # who answered in the place of another
     reasoning_tokens: int = 0
     begun: bool = False  # something of it, be it the end, has come
     over: bool = False
@@ -75,7 +76,7 @@ class Choice:
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
                 self.logit_bias = event.logit_bias
                 self.processed = event.cached_tokens
-                self.note = event.note
+                self.note, self.news = event.note, event.news
                 if self.parser is not None:
                     self.parser.begin(event.tail, event.thoughts)
             case frames.Reading():  # another engine may read it anew
@@ -87,13 +88,27 @@ class Choice:
                 self.tokens += event.ids
                 text = Text("content", event.text)
                 pieces = [text] if self.parser is None else self.parser.push(event.text)
+                pieces = [*self._apart(event), *pieces]
                 if self.parser is not None and self.parser.thinking:
                     self.reasoning_tokens += event.tokens
                 self._add(pieces)
             case frames.Done():
                 self.begun, self.done = True, event
+                self.prompt_tokens = event.prompt_tokens
+                self.cached_tokens = self.cached_tokens or event.timings.cache_n
                 pieces = self.end()
         return pieces
+
+    def _apart(self, event: frames.Delta) -> Iterator[Piece]:
+        """What another server has told apart. Its calls follow those that were found in its text."""
+        if event.thought:
+            yield Text("reasoning", event.thought)
+        before = 0 if self.parser is None else self.parser.calls
+        for part in event.calls:
+            if part.name:
+                yield Call(part.id or new_call(part.name).id, part.name, before + part.index)
+            if part.arguments:
+                yield Arguments(part.arguments, before + part.index)
 
     def end(self, *, failed: bool = False) -> Sequence[Piece]:
         """Nothing more comes: what was held back."""
@@ -165,6 +180,14 @@ class Answer:
     def done(self) -> list[frames.Done]:
         """The ends of those that have one."""
         return [choice.done for choice in self.choices if choice.done]
+
+    def note(self, general: str | None) -> str:
+        """What a person may want to know of how it came about; `general`: of all answers now."""
+        return " ".join(filter(None, [general, self.choices[0].note]))
+
+    def news(self, general: str = "") -> str:
+        """What a person is told in any case, as `note`."""
+        return " ".join(filter(None, [general, self.choices[0].news]))
 
     def usage(self) -> Usage:
         """Prompts are counted once, however many choices each has."""

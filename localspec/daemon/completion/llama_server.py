@@ -202,7 +202,7 @@ class LlamaServerShape:
             "timings": msgspec.to_builtins(done.timings),
             "localspec": {"speculation": msgspec.to_builtins(done.speculation)},
         }
-        if note := self._note():
+        if note := self.answer.news(self.answer.note(self._note())):
             answer["localspec"]["note"] = note
         wanted = self._request.response_fields
         return answer if not wanted else _picked(answer, wanted)

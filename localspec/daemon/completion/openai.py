@@ -131,8 +131,8 @@ class OpenAIShape(ABC):
         completion.timings = total([end.timings for end in done])
         completion.localspec = Extra(
             speculation=done[0].speculation if len(done) == 1 else UNSET,
-            note=" ".join(filter(None, [self._note(), self.answer.choices[0].note])) or UNSET,
-            news=self._news() or UNSET,
+            note=self.answer.note(self._note()) or UNSET,
+            news=self.answer.news(self._news()) or UNSET,
             conversation=self.conversation,
             not_kept=not_kept or UNSET,
             limit=limit(done),

@@ -22,9 +22,10 @@ from localspec.daemon.completion.request import (
 )
 from localspec.daemon.history.turn import Turn, begin, figures
 from localspec.daemon.http.requests import read, unless_gone
-from localspec.daemon.state import state_of
+from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.protocol import frames
+from localspec.protocol.calls import CallFormat
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.requests import ChatRequest, CompletionRequest
 
@@ -63,15 +64,23 @@ async def ready(
     pair, form = None, tools.TOLD
     if uses_tools(body):  # how a call is written is the model's own matter
         pair = await daemon.pair(body.model, request.receive)
-        form = await asyncio.to_thread(
-            notation, (await daemon.supervisor.ready(pair)).chat_template
-        )
+        form = await call_format(daemon, pair)
     wanted, parser = chat_frames(body, form, turn.id if turn else None)
     if turn and turn.cut:
         goes_on_in_its_language(wanted, turn.cut.content)
     pair = pair or await daemon.pair(body.model, request.receive)
     ended = turn.keep if turn else figures(daemon.conversations, body, pair.name)
     return pair, wanted, Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=ended)
+
+
+async def call_format(daemon: State, pair: PairFiles) -> CallFormat:
+    """How the pair's model writes calls. Another server tells them apart itself, and is shown tools as
+    tools; where it leaves one in the text, it is in the notation that most models have.
+    """
+    if pair.upstream is not None:
+        return tools.HERMES
+    template = (await daemon.supervisor.ready(pair)).chat_template
+    return await asyncio.to_thread(notation, template)
 
 
 async def complete(request: Request) -> Response:

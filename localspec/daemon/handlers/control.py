@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from starlette.requests import Request
@@ -18,7 +19,8 @@ from localspec.daemon.worker import placement
 from localspec.daemon.worker.placement import MIB
 from localspec.daemon.worker.queue.forecast import Job
 from localspec.errors import LocalspecError
-from localspec.protocol.answers import Configured, Status
+from localspec.protocol import frames
+from localspec.protocol.answers import Configured, PairStatus, Status
 from localspec.protocol.requests import LoadRequest
 
 _PATIENCE = 5.0  # seconds: a pair that was never looked at is hashed, which nobody waits for here
@@ -52,6 +54,7 @@ async def status(request: Request) -> Response:
             listen=daemon.tcp.url if daemon.tcp else None,
             token_file=str(daemon.paths.token) if daemon.tcp else None,
             pairs=residents.statuses(),
+            upstreams=supervisor.upstreams(),
             memory=daemon.config.memory * MIB or None,
         )
     )
@@ -100,6 +103,8 @@ async def _costs(daemon: State, request: Request) -> list[str]:
     try:
         async with asyncio.timeout(_PATIENCE):
             pair = await daemon.pair("", request.receive)
+            if pair.upstream is not None:
+                return []
             return await asyncio.to_thread(placement.costs, pair, settings, workers)
     except (TimeoutError, LocalspecError):  # the next question says why
         return []
@@ -115,7 +120,17 @@ async def load(request: Request) -> Response:
     body = await read(request, LoadRequest)
     daemon = state_of(request)
     pair = await daemon.pair(body.model, request.receive)
+    if pair.upstream is not None:
+        return EventStream(partial(_nothing_to_load, await daemon.supervisor.ready(pair)))
     return EventStream(partial(daemon.supervisor.residents.of(pair.name).load, pair))
+
+
+async def _nothing_to_load(
+    info: frames.Loaded, report: Callable[[PairStatus], Awaitable[None]]
+) -> None:
+    """Another server answers; it is asked when there is a request for it."""
+    target, backend = info.target_description, info.backend
+    await report(PairStatus(info.name, "ready", target=target, n_ctx=info.n_ctx, backend=backend))
 
 
 async def unload(request: Request) -> Response:

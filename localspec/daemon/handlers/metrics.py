@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.metrics import Histogram, Metrics
-from localspec.protocol.answers import PairStatus
+from localspec.protocol.answers import PairStatus, UpstreamStatus
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,6 +61,7 @@ def _lines(daemon: State) -> Iterator[str]:
     yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
     yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded)))
     yield from _pairs(residents.statuses())
+    yield from _upstreams(supervisor.upstreams())
     yield from _gauge(
         "safe_mode", "Whether safe mode (slower kernels) is on.", int(residents.safe_mode.on)
     )
@@ -79,6 +80,24 @@ def _pairs(present: list[PairStatus]) -> Iterator[str]:
     for name, text, key in figures:
         values = {pair: round(getattr(each, key) or 0) for pair, each in loaded.items()}
         yield from _counters(name, text, "pair", values, "gauge")
+
+
+def _upstreams(asked: list[UpstreamStatus]) -> Iterator[str]:
+    """Of each pair of another server that was asked. Of drafts those alone that a server has told of."""
+    figures = (
+        ("requests", "counter", "Requests for a pair of another server."),
+        ("failed", "counter", "Those of them that failed."),
+        ("fallbacks", "counter", "Those that another pair answered."),
+        ("tokens", "counter", "Tokens that a server generated for us."),
+        ("drafted", "counter", "Tokens that a server has told it drafted for us."),
+        ("accepted", "counter", "Those of them that were accepted."),
+        ("running", "gauge", "Requests that are running there."),
+        ("away", "gauge", "Whether a server does not answer and is tried again."),
+    )
+    for key, kind, text in figures:
+        values = {_label(each.name): int(getattr(each, key)) for each in asked}
+        name = f"upstream_{key}{'_total' * (kind == 'counter')}"
+        yield from _counters(name, text, "pair", values, kind)
 
 
 def _label(text: str) -> str:

@@ -69,6 +69,7 @@ def _created(daemon: State) -> dict[str, int]:
     loaded = [each.name for each in daemon.supervisor.residents.loaded]
     first = [daemon.config.pair, BUILTIN, *loaded]
     listed = daemon.registry.store.listing().records
+    first += daemon.registry.upstreams
     return dict.fromkeys(first, began) | {each.name: int(each.created) for each in listed}
 
 

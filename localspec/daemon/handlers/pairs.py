@@ -13,7 +13,7 @@ from localspec.daemon.completion.reply.tools import described
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.http.sse import EventStream, reported
 from localspec.daemon.http.tcp import came_by_tcp
-from localspec.daemon.pairs import disk, local, measure, views
+from localspec.daemon.pairs import disk, local, measure, upstreams, views
 from localspec.daemon.pairs.names import names_files, unseen
 from localspec.daemon.pairs.verify import verify_files, verify_pair
 from localspec.daemon.state import state_of
@@ -71,8 +71,24 @@ async def add(request: Request) -> Response:
     return answer(views.entry(record, registry.in_use), 201)
 
 
+async def add_upstream(request: Request) -> Response:
+    """A pair that another server answers for.
+
+    Raises:
+        Forbidden: over TCP, for it may name a file whose content goes to that server.
+    """
+    body = await read(request, pairs.AddUpstreamRequest)
+    if came_by_tcp(request.scope):
+        raise Forbidden("Servers cannot be added over TCP; use the Unix socket: localspec add")
+    daemon = state_of(request)
+    return answer(await daemon.errands.run(upstreams.add, daemon.registry, body), 201)
+
+
 async def remove(request: Request) -> Response:
     daemon = state_of(request)
+    named = request.path_params["name"]
+    if removed := await asyncio.to_thread(upstreams.remove, daemon.registry, named):
+        return answer(removed)
     name = await asyncio.to_thread(daemon.registry.removable, request.path_params["name"])
     await daemon.rest(name)
     return answer(await asyncio.to_thread(daemon.registry.remove, name))
@@ -111,6 +127,11 @@ async def drafts(request: Request) -> Response:
         )
     daemon = state_of(request)
     pair = await daemon.named(body.target, request.receive)
+    if pair.upstream is not None:
+        raise InvalidRequest(
+            f"'{pair.name}' is served by another server, which has drafts of its own.",
+            param="target",
+        )
     trials = measure.Trials(daemon.supervisor) if body.measure else None
     return EventStream(
         reported(

@@ -3,15 +3,12 @@ them. Without a `model` it is the configured pair's vocabulary and template."""
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.reply.seen import notation
 from localspec.daemon.completion.reply.tools import TOLD
 from localspec.daemon.completion.request import template_prompt, uses_tools
-from localspec.daemon.handlers.completions import ready
+from localspec.daemon.handlers.completions import call_format, ready
 from localspec.daemon.http.requests import answer, read
 from localspec.daemon.state import state_of
 from localspec.protocol import frames
@@ -61,9 +58,7 @@ async def apply_template(request: Request) -> Response:
     pair = await daemon.pair(body.model, request.receive)
     form = TOLD
     if uses_tools(body):
-        form = await asyncio.to_thread(
-            notation, (await daemon.supervisor.ready(pair)).chat_template
-        )
+        form = await call_format(daemon, pair)
     prompt = template_prompt(body, form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
     return answer({"prompt": reply.value["prompt"]})

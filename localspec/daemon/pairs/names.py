@@ -40,7 +40,8 @@ def resolve(
     name: str, config: Config, registry: Registry, left: threading.Event | None = None
 ) -> PairFiles:
     """The files of the pair `name`: "" for the configured one, "builtin", a pair that was pulled or
-    added, or a target or "TARGET,DRAFT", each an absolute path or a name of Ollama's with its tag.
+    added, one that another server answers for, or a target or "TARGET,DRAFT", each an absolute path or a
+    name of Ollama's with its tag.
 
     A pulled pair's files are looked at first, and hashed when that was never done or they changed:
     call it in a thread. That ends once `left` is set: nobody waits for it any more.
@@ -54,6 +55,8 @@ def resolve(
     name = full_name(name, config)
     if name == BUILTIN:
         return builtin()
+    if afar := registry.upstream(name):
+        return afar
     name = registry.called(name)
     if names_files(name):
         found = from_files(name)

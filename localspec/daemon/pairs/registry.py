@@ -141,6 +141,17 @@ class Registry:
         """Whether there is a file that may say any."""
         return self._catalogue is not None or self.paths.user_catalogue.exists()
 
+    def upstream(self, name: str) -> PairFiles | None:
+        """The pair of that name, where another server answers for it."""
+        own = name.strip().lower()
+        found = self.catalogue.upstreams.get(own) if self.has_presets else None
+        return PairFiles(own, "", upstream=found) if found else None
+
+    @property
+    def upstreams(self) -> list[str]:
+        """The names of those pairs."""
+        return [*self.catalogue.upstreams] if self.has_presets else []
+
     # ------------------------------------------------------------------ without loading anything
 
     @property
@@ -193,6 +204,12 @@ class Registry:
             ModelNotFound: saying how to get it, or which names are near.
         """
         wanted = self.called(name).strip().lower()
+        if found := self.upstream(wanted):
+            assert found.upstream is not None
+            raise InvalidRequest(
+                f"The pair '{found.name}' is served by {found.upstream.upstream}: it has no files here.",
+                param="model",
+            )
         record = self._record(wanted)
         if record:
             return record
@@ -259,7 +276,8 @@ class Registry:
 
         catalogue = self.catalogue
         here = [record.name for record in self.store.listing().records]
-        names = dict.fromkeys(["builtin", *here, *catalogue.pairs, *catalogue.aliases])
+        others = [*catalogue.pairs, *catalogue.aliases, *catalogue.upstreams]
+        names = dict.fromkeys(["builtin", *here, *others])
         hint = did_you_mean(name.strip().lower(), names)
         if REPO.fullmatch(name.strip()) and not hint:
             hint = f" For the repository on the Hugging Face hub: localspec pull {name.strip()}."

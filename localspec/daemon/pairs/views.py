@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.config import Config
-from localspec.daemon.pairs import disk
+from localspec.daemon.pairs import disk, upstreams
 from localspec.daemon.pairs.measure import Interrupted, Trials
 from localspec.daemon.pairs.names import (
     BUILTIN,
@@ -45,6 +45,8 @@ def listing(registry: Registry, everything: bool) -> PairList:
         found = entry(record, registry.in_use)
         found.problem = integrity.glance(store, record)
         entries.append(found)
+    entries = [*filter(lambda each: each.name not in registry.catalogue.upstreams, entries)]
+    entries += [upstreams.entry(*each) for each in registry.catalogue.upstreams.items()]
     here = {each.name for each in entries}
     for name, pair in registry.catalogue.pairs.items():
         if name in here:
@@ -133,6 +135,9 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
     if not name:  # a request's `model` may be empty, not a question about one pair
         raise registry.unknown(name)
     name = full_name(name, config)
+    if afar := registry.upstream(name):
+        assert afar.upstream is not None
+        return upstreams.view(afar.name, afar.upstream)
     if name == BUILTIN:
         files = builtin()
         draft = Path(files.draft) if files.draft else None

@@ -16,6 +16,8 @@ def check_purpose(pair: frames.PairFiles, request: Request) -> None:
     name, pooling = pair.name, pair.pooling
     reason = ""
     match request:
+        case frames.Embed() | frames.Rerank() if pair.upstream:
+            reason = f"'{name}' is served by another server, and is asked for text alone"
         case frames.Embed() if pooling is None:
             reason = f"'{name}' writes text and computes no embeddings; name an embedding model"
         case frames.Embed() if pooling == "rank":

@@ -6,6 +6,9 @@ tried again by itself, once, in safe mode; one that a request's text has caused 
 others, unless part of their answer has been seen, are sent to the next worker. Other pairs' workers have no
 part in that.
 
+What another server answers for takes the same way, without a worker; where it does not answer, the pair
+that is named in its place does.
+
 `residents` keeps the pairs in memory and `loaded` the worker of each, `admission` is its queue, `forecast`
 says how long that takes, `metrics` counts.
 """
@@ -14,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
 
 import msgspec
 
@@ -23,14 +28,23 @@ from localspec.config import Config
 from localspec.daemon import logs
 from localspec.daemon.worker.loaded import LoadedPair
 from localspec.daemon.worker.metrics import Metrics
-from localspec.daemon.worker.process import DEFAULT_COMMAND, Again, Event, Request, Take, Worker
+from localspec.daemon.worker.process import (
+    DEFAULT_COMMAND,
+    Again,
+    Event,
+    Request,
+    Running,
+    Take,
+    Worker,
+)
 from localspec.daemon.worker.purposes import check_purpose
 from localspec.daemon.worker.queue.forecast import Job
 from localspec.daemon.worker.residents import Residents
 from localspec.paths import Paths
 from localspec.protocol import frames
-from localspec.protocol.answers import Figures
+from localspec.protocol.answers import Figures, UpstreamStatus
 from localspec.protocol.frames import PairFiles
+from localspec.protocol.settings import MAX_PARALLEL
 
 log = logging.getLogger("localspec.supervisor")
 
@@ -39,14 +53,52 @@ async def _unheard(_: Event) -> None:
     pass
 
 
+class Elsewhere(Protocol):
+    """The pairs that other servers answer for."""
+
+    def running(
+        self, pair: PairFiles, request: frames.Generate, job: Job
+    ) -> AbstractAsyncContextManager[Running]:
+        """One request on its way. Raises UpstreamUnreachable: nobody answers; UpstreamError…"""
+
+    async def stand_in(
+        self, pair: PairFiles, request: frames.Generate, error: errors.UpstreamUnreachable
+    ) -> tuple[PairFiles, frames.Generate, str]:
+        """Who answers in its place, what it is asked, and the line that says so. Raises `error`: nobody."""
+
+    async def ask(self, pair: PairFiles, request: Request) -> frames.Reply:
+        """The answer to a small request."""
+
+    def info(self, pair: PairFiles) -> frames.Loaded:
+        """As of a pair that is loaded."""
+
+    def statuses(self) -> list[UpstreamStatus]:
+        """Of those that were asked."""
+
+    def abort(self, error: errors.LocalspecError) -> None:
+        """Fail everything that runs."""
+
+    async def close(self) -> None:
+        """The end."""
+
+
 class Supervisor:
     """The pairs, their workers and the requests that run in them."""
 
     def __init__(
-        self, config: Config, paths: Paths, *, worker_command: Sequence[str] = DEFAULT_COMMAND
+        self,
+        config: Config,
+        paths: Paths,
+        *,
+        worker_command: Sequence[str] = DEFAULT_COMMAND,
+        elsewhere: Callable[[], Elsewhere] | None = None,
     ) -> None:
-        """`worker_command` starts an engine; `--fd N` is appended."""
+        """`worker_command` starts an engine; `--fd N` is appended. `elsewhere` is called when a pair of
+        another server is asked first.
+        """
         self.metrics = Metrics()
+        self._others: Elsewhere | None = None
+        self._elsewhere = elsewhere
         self.residents = Residents(
             config, paths, self.metrics.counts, worker_command=worker_command
         )
@@ -78,13 +130,30 @@ class Supervisor:
         if self.residents.config.log_prompts:
             logs.prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
         job = job or Job.of(request)
+        try:
+            return await self._generate(pair, request, take, job)
+        except errors.UpstreamUnreachable as error:
+            other, request, news = await self.elsewhere.stand_in(pair, request, error)
+
+        async def noted(event: Event) -> None:
+            if isinstance(event, frames.Started):
+                event.news = news
+            await take(event)
+
+        job.placed = False
+        return await self._generate(other, request, noted, job)
+
+    async def _generate(
+        self, pair: PairFiles, request: frames.Generate, take: Take, job: Job
+    ) -> frames.Done:
         asked = self.residents.of(pair.name)
+        if pair.upstream is not None:
+            asked.admission.parallel = MAX_PARALLEL  # how many at once is the server's own matter
         with asked.at_work(), self.metrics.watched() as watch:
             async with asked.admission.place(job):
                 while True:
                     try:
-                        worker = await self._worker_for(asked, pair, request)
-                        with worker.running(request, job) as running:
+                        async with self._running(asked, pair, request, job) as running:
                             while not watch.over:
                                 # Of an answer's text its beginning alone is counted.
                                 event = await (
@@ -99,12 +168,28 @@ class Supervisor:
                     except Again:
                         log.info("a request is sent once more, to a new worker")
 
+    @contextlib.asynccontextmanager
+    async def _running(
+        self, asked: LoadedPair, pair: PairFiles, request: frames.Generate, job: Job
+    ) -> AsyncIterator[Running]:
+        """The request where its pair is: in a worker of ours, or with another server."""
+        if pair.upstream is not None:
+            async with self.elsewhere.running(pair, request, job) as running:
+                yield running
+            return
+        worker = await self._worker_for(asked, pair, request)
+        with worker.running(request, job) as running:
+            yield running
+
     async def ask(self, pair: PairFiles, request: Request) -> frames.Reply:
         """The answer to a small request (tokenize…), which does not wait in the queue.
 
         Raises:
             PairSetAside, LoadFailed, WorkerDied, InvalidRequest…: why there is none.
         """
+        if pair.upstream is not None:
+            check_purpose(pair, request)
+            return await self.elsewhere.ask(pair, request)
         asked = self.residents.of(pair.name)
         with asked.at_work():
             while True:
@@ -128,9 +213,24 @@ class Supervisor:
 
     async def ready(self, pair: PairFiles) -> frames.Loaded:
         """What is loaded of a pair, which is loaded for it. Raises as LoadedPair.ready."""
+        if pair.upstream is not None:
+            return self.elsewhere.info(pair)
         asked = self.residents.of(pair.name)
         with asked.at_work():
             return (await asked.ready(pair)).info
+
+    # ------------------------------------------------------------------ other servers
+
+    @property
+    def elsewhere(self) -> Elsewhere:
+        if self._others is None:
+            assert self._elsewhere is not None
+            self._others = self._elsewhere()
+        return self._others
+
+    def upstreams(self) -> list[UpstreamStatus]:
+        """The pairs of other servers that were asked."""
+        return self._others.statuses() if self._others else []
 
     # ------------------------------------------------------------------ the end
 
@@ -143,6 +243,14 @@ class Supervisor:
         """Fail everything that runs or waits."""
         for each in self.residents.all:
             each.abort(error)
+        if self._others:
+            self._others.abort(error)
+
+    async def close(self) -> None:
+        """The end: workers and connections are gone when this returns."""
+        if self._others:
+            await self._others.close()
+        await self.residents.close()
 
     async def release(self, name: str | None = None) -> list[str]:
         """Unload the pair of that name, or all, unless they are at work; those that were loaded.

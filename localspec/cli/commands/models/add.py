@@ -10,17 +10,22 @@ from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render, spinner
 from localspec.cli.terminal.pairs import first_use, size
 from localspec.client.pairs import PairsClient
+from localspec.errors import UsageError
+
+# As protocol/settings.py has them, which the daemon checks.
+_SERVERS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang", "tensorrt-llm")
 
 
 @click.command(
-    help="Create a pair from your own files. They are checked like a pull and stay where they are.",
+    help="Create a pair from your own files, or for another server. Files are checked like a pull and "
+    "stay where they are; a server is contacted when the pair is asked something, not before.",
     epilog="Examples:\n\n\b\n  localspec add mine --target big.gguf --draft small.gguf\n"
-    "  localspec add qwen --target qwen2.5:7b --draft qwen2.5:0.5b",
+    "  localspec add qwen --target qwen2.5:7b --draft qwen2.5:0.5b\n"
+    "  localspec add big --upstream http://tower:8000/v1 --fallback builtin",
 )
 @click.argument("name")
 @click.option(
     "--target",
-    required=True,
     metavar="FILE",
     shell_complete=suggest.files,
     help="Target model: a file, or the name of a model in Ollama.",
@@ -45,15 +50,47 @@ from localspec.client.pairs import PairsClient
     help="Use the target for embeddings, made of the mean of its tokens, the first or the last one; "
     "embedding models say it in their file.",
 )
+@click.option(
+    "--upstream",
+    metavar="URL",
+    help="A server of OpenAI's API that has the target: vLLM, SGLang, TensorRT-LLM, llama-server, "
+    "another localspec, or any other.",
+)
+@click.option("--upstream-model", metavar="NAME", help="The server's name for the model.")
+@click.option(
+    "--upstream-kind",
+    type=click.Choice(_SERVERS),
+    help="What server it is; found out with the first request unless given.",
+)
+@click.option("--key-env", metavar="VAR", help="The daemon's variable that holds the server's key.")
+@click.option("--key-file", metavar="FILE", help="The file that holds the server's key.")
+@click.option("--ca", metavar="FILE", help="Certificates to trust instead of the system's.")
+@click.option(
+    "--fallback",
+    metavar="PAIR",
+    shell_complete=suggest.pairs,
+    help="The pair that answers while the server does not.",
+)
 @click.option("--replace", is_flag=True, help="Replace an existing pair of that name.")
 def command(
     name: str,
-    target: str,
+    target: str | None,
     draft: str | None,
     roles: tuple[str, ...],
     pooling: str | None,
     replace: bool,
+    **server: str | None,
 ) -> int:
+    said = {key: value for key, value in server.items() if value is not None}
+    if (target is None) == ("upstream" not in said):
+        raise UsageError("Give either --target or --upstream.")
+    if "upstream" in said:
+        if draft or pooling:
+            raise UsageError("--draft and --pooling are for files; a server has drafts of its own.")
+        return _afar(name, said, roles, replace)
+    if said:
+        raise UsageError(f"--{next(iter(said)).replace('_', '-')} needs --upstream.")
+    assert target is not None
     files = inputs.model_file(target), inputs.model_file(draft) if draft else None
     client = PairsClient()
     turning = spinner.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
@@ -66,4 +103,20 @@ def command(
     render.line(f"{entry['name']} is installed ({size(entry['size'])}). {told}")
     for note in entry["notes"]:
         render.line(f"note: {note}")
+    return 0
+
+
+def _afar(name: str, said: dict[str, str], roles: tuple[str, ...], replace: bool) -> int:
+    """A pair that another server answers for."""
+    for key in ("key_file", "ca"):
+        if key in said:
+            said[key] = inputs.absolute(said[key])
+    if "fallback" in said:
+        said["fallback"] = inputs.pair(said["fallback"])
+    url = said.pop("upstream")
+    entry = PairsClient().add_upstream(name, url, **said, roles=list(roles), replace=replace)
+    render.line(f"{entry['name']} is added; {url} is contacted with its first request.")
+    render.line(first_use(name, entry["roles"]))
+    if url.startswith("http://") and ("key_env" in said or "key_file" in said):
+        render.line("note: the key goes over the network unencrypted; use https, or a tunnel.")
     return 0

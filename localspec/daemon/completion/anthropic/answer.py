@@ -173,8 +173,8 @@ class MessagesShape:
         return MessagesExtra(
             self._ignored or UNSET,
             done.speculation if done else UNSET,
-            self._note() or UNSET,
-            self._news() or UNSET,
+            self.answer.note(self._note()) or UNSET,
+            self.answer.news(self._news()) or UNSET,
         )
 
 

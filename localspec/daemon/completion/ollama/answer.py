@@ -138,7 +138,7 @@ class OllamaShape:
             "eval_duration": written,
             "localspec": Extra(
                 speculation=done.speculation,
-                note=self._note() or UNSET,
+                note=self.answer.news(self.answer.note(self._note())) or UNSET,
                 ignored=self._ignored() or UNSET,
             ),
         }

@@ -155,8 +155,8 @@ class ResponsesShape:
         return structs.replace(
             before,
             speculation=done[0].speculation if done else UNSET,
-            note=" ".join(filter(None, [self._note(), choice.note])) or UNSET,
-            news=self._news() or UNSET,
+            note=self.answer.note(self._note()) or UNSET,
+            news=self.answer.news(self._news()) or UNSET,
             not_kept=self._not_kept() or UNSET,
             limit=limit(done),
         )

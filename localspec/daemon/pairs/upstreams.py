@@ -1,0 +1,110 @@
+"""Pairs that another server answers for: added, removed and shown. Blocks; for threads."""
+
+from __future__ import annotations
+
+import msgspec
+
+from localspec.daemon.pairs import names
+from localspec.daemon.pairs.registry import Registry
+from localspec.errors import Conflict, InvalidRequest, ModelNotFound
+from localspec.protocol.pairs import (
+    AddUpstreamRequest,
+    ModelView,
+    PairEntry,
+    PairView,
+    RemovedView,
+)
+from localspec.protocol.settings import Upstream
+
+
+def add(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
+    """Write the pair into models.toml; nobody is contacted.
+
+    Raises:
+        InvalidRequest: the name, or what is said of the server. Conflict: the name is taken.
+        ModelNotFound: there is no such fallback. CatalogueError, StoreError: models.toml.
+    """
+    from localspec.registry import upstreams
+    from localspec.registry.catalogue import NAME
+
+    name, catalogue = request.name, registry.catalogue
+    registry.refuse_reserved(name)
+    if not NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, digits, '.', "
+            "'_' and '-', starting with a letter or digit.",
+            param="name",
+        )
+    if registry.whole_record(name) or name in catalogue.pairs or name in catalogue.aliases:
+        raise Conflict(
+            f"There is a pair '{name}' of this machine or the catalogue; choose another name."
+        )
+    if request.fallback and not names.names_files(request.fallback):
+        _check_fallback(registry, request.fallback)
+    said = {
+        key: getattr(request, key) for key in Upstream.__struct_fields__ if hasattr(request, key)
+    }
+    try:
+        made = msgspec.convert(said, Upstream)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{error}.") from None
+    upstreams.add(registry.paths.user_catalogue, name, made, replace=request.replace)
+    registry.reload()
+    return entry(name, made)
+
+
+def _check_fallback(registry: Registry, name: str) -> None:
+    if name in (names.BUILTIN, *names.CONFIGURED):
+        return
+    try:
+        registry.pulled(name)
+    except ModelNotFound as error:
+        raise ModelNotFound(error.message, param="fallback") from None
+
+
+def remove(registry: Registry, name: str) -> RemovedView | None:
+    """Take the pair out of models.toml; None where it is no such pair. Raises as `add`."""
+    from localspec.registry import upstreams
+
+    found = registry.upstream(name)
+    if found is None:
+        return None
+    upstreams.remove(registry.paths.user_catalogue, found.name)
+    registry.reload()
+    return RemovedView(found.name, 0, ())
+
+
+def entry(name: str, upstream: Upstream) -> PairEntry:
+    """A pair that another server answers for."""
+    model = f"{upstream.upstream_model} at " if upstream.upstream_model else ""
+    return PairEntry(
+        name,
+        "upstream",
+        here=True,
+        summary=upstream.summary,
+        roles=upstream.roles,
+        target=f"{model}{upstream.upstream}",
+        kind="upstream",
+    )
+
+
+def view(name: str, upstream: Upstream) -> PairView:
+    """The same, whole: of files there is nothing to say, and what the server is stands in `notes`."""
+    model = ModelView(
+        upstream.upstream_model, upstream.upstream, repo="", revision="", sha256="", architecture="",
+        parameters=0, layers=0, context=0, vocabulary=0, size=0, rollback="full", has_template=True,
+        weights=0, cache=0, compute=0, quantization="", types={}, licence="", template=None,
+        fim="fim" in upstream.roles, heads=0,
+    )  # fmt: skip
+    notes = [f"Its server is of the kind {upstream.upstream_kind}."]
+    if upstream.upstream_kind == "auto":
+        notes = ["What kind of server it is is found out with the first request."]
+    if upstream.key_env or upstream.key_file:
+        where = f"variable {upstream.key_env}" if upstream.key_env else f"file {upstream.key_file}"
+        notes.append(f"Its key is in the {where}.")
+    if upstream.fallback:
+        notes.append(f"While it does not answer, '{upstream.fallback}' answers in its place.")
+    return PairView(
+        name, "upstream", upstream.summary, "", upstream.roles, 0.0, 0, model, None, None, "",
+        tuple(notes), 0, 0, None, (), False, "upstream", [], "",
+    )  # fmt: skip

@@ -1,0 +1,49 @@
+"""llama-server, whose names for a request's fields are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from localspec.daemon.upstream.dialects.base import Body, Dialect, Spoken, whole
+from localspec.protocol import frames
+from localspec.protocol.sampling import parameters
+
+
+class LlamaServer(Dialect):
+    kind = "llama-server"
+    name = "llama-server"
+    owners = ("llamacpp",)
+    sampling: Mapping[str, str] = {each.name: each.name for each in parameters()}
+    constraints = frozenset({"json_object", "json_schema", "grammar"})
+    text_constraints = frozenset({"json_schema", "grammar"})
+    known = frozenset(
+        {
+            *("ignore_eos", "cache_prompt", "n_cache_reuse", "mixed_prompts", "reasoning_format"),
+            *("t_max_predict_ms", "n_indent", "samplers"),
+        }
+    )
+    infill = True
+    bias_of_texts = True
+    template_kwargs = True
+    names_tools = False  # it takes an object for "auto"
+
+    def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
+        match constraint.kind:
+            case "grammar":
+                body["grammar"] = constraint.source
+            case "json_schema" if "messages" not in body:
+                body["json_schema"] = schema
+            case _:
+                super().constrain(body, constraint, schema)
+
+    def goes_on(self, body: Body, part: str) -> bool:
+        return True  # it does with every last message of an assistant
+
+    def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
+        """Without drafts it says nothing of them."""
+        timings = chunk.get("timings")
+        if not isinstance(timings, dict):
+            return None
+        drafted, accepted = (whole(timings.get(f"draft_n{end}")) for end in ("", "_accepted"))
+        return Spoken(drafted, accepted) if drafted and accepted is not None else None

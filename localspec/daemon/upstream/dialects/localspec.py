@@ -1,0 +1,50 @@
+"""Another localspec, which says of an answer what we say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localspec.daemon.upstream.dialects.base import Body
+from localspec.daemon.upstream.dialects.llama_server import LlamaServer
+from localspec.protocol import frames
+
+
+class Localspec(LlamaServer):
+    kind = "localspec"
+    name = "localspec"
+    owners = ("localspec",)
+    names_tools = True
+    constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
+    text_constraints = constraints
+    known = LlamaServer.known | {"exact", "reveal_draft", "speculative", "prediction", "thinking"}
+
+    def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
+        if constraint.kind == "regex":
+            body["regex"] = constraint.source
+        elif constraint.kind == "json_object":
+            body["response_format"] = {"type": "json_object"}
+        else:
+            super().constrain(body, constraint, schema)
+
+    def goes_on(self, body: Body, part: str) -> bool:
+        body["continue_final_message"] = part
+        return True
+
+    def more(self, body: Body, request: frames.Generate) -> None:
+        asked, drafts = request.speculative, frames.Speculative()
+        body["speculative"] = {
+            "enabled": asked.enabled,
+            "depth": "auto" if asked.depth is None else asked.depth,
+            "kind": asked.kind,
+            "verification": asked.verification,
+        }
+        if asked == drafts:
+            del body["speculative"]
+        if request.exact is not None:
+            body["exact"] = request.exact
+        if request.reveal_draft:
+            body["reveal_draft"] = True
+        if request.thinking is not None:
+            body["thinking_budget_tokens"] = request.thinking.tokens
+        if request.private:
+            body["localspec"] = {"private": True}

@@ -1,0 +1,35 @@
+"""A stream of server-sent events into objects. What is none of them ends the request that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from localspec.daemon.upstream.connection import Connection, Lines
+
+_DONE = b"[DONE]"
+
+
+async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[str, Any], None]:
+    """The objects of a stream; an empty one where it says that it is over.
+
+    Raises:
+        UpstreamError: one is no JSON object. As `Lines`.
+    """
+    data = b""
+    async for line in lines:
+        if line.startswith(b"data:"):
+            part = line[5:].removeprefix(b" ")
+            data = data + b"\n" + part if data else part
+        elif not line and data:
+            event, data = data, b""
+            if event == _DONE:
+                yield {}
+                return
+            found = connection.decoded(event)
+            if not isinstance(found, dict) or not found:
+                raise connection.nonsense("an event of its stream is no object")
+            yield found
+        elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+            raise connection.nonsense("its stream has a line that is none of an event stream")
+    # What stands behind the last empty line was cut off, and counts for nothing.

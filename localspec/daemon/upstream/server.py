@@ -1,0 +1,295 @@
+"""One server: what is known of it, found out with the first request, and a request on its way through it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any
+
+from localspec.daemon.upstream.connection import Connection, Lines
+from localspec.daemon.upstream.counting import Counting
+from localspec.daemon.upstream.dialects import KINDS, of_owner
+from localspec.daemon.upstream.dialects.base import Counters, Dialect, whole
+from localspec.daemon.upstream.events import objects
+from localspec.daemon.upstream.reply import Reply
+from localspec.daemon.upstream.request import Asked, asked, refusal
+from localspec.daemon.worker.process import Event
+from localspec.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
+from localspec.protocol import frames
+from localspec.protocol.settings import Upstream
+
+_LOOK = 10.0  # seconds for a list of models
+_SMALL = 60.0  # seconds for tokens of a text
+_SHOWN = 5  # models that an error names
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a server. context: tokens, 0 where it does not say."""
+
+    dialect: Dialect
+    model: str
+    context: int = 0
+
+
+@dataclass
+class Counted:
+    """The requests of one pair since the daemon started. measured: tokens of answers whose speculation
+    was told, `passes` of the target that gave them.
+    """
+
+    running: int = 0
+    requests: int = 0
+    failed: int = 0
+    fallbacks: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    measured: int = 0
+    passes: int = 0
+
+    def done(self, done: frames.Done) -> None:
+        told = done.speculation
+        self.tokens += done.completion_tokens
+        self.drafted += told.drafted
+        self.accepted += told.accepted
+        if told.rounds:
+            self.measured += done.completion_tokens
+            self.passes += told.rounds
+
+
+@dataclass
+class Server:
+    """The server of one pair."""
+
+    name: str
+    upstream: Upstream
+    counted: Counted = field(default_factory=Counted)
+    known: Known | None = None
+    problem: str = ""  # why it did not answer, the last time that it was asked
+
+    def __post_init__(self) -> None:
+        self.connection = Connection(self.name, self.upstream)
+        self._looking = asyncio.Lock()
+        self._looks: set[asyncio.Task[Counters | None]] = set()
+        self._tells = False  # whether its answers say what drafts came to
+
+    # ------------------------------------------------------------------ what it is
+
+    async def found(self) -> Known:
+        """What is known of it; the first who asks has it found out.
+
+        Raises:
+            UpstreamError: it cannot be. InvalidRequest: it has several models, and none is named.
+        """
+        async with self._looking:
+            if self.known is None:
+                self.known = await self._look()
+            return self.known
+
+    async def _look(self) -> Known:
+        told = self.upstream
+        stated = KINDS.get(told.upstream_kind)
+        if stated and told.upstream_model:
+            return Known(stated, told.upstream_model)
+        data = self.connection.decoded(await self.connection.get("models", _LOOK))
+        entries = data.get("data") if isinstance(data, dict) else None
+        models = [
+            each
+            for each in (entries if isinstance(entries, list) else [])
+            if isinstance(each, dict) and isinstance(each.get("id"), str) and each["id"]
+        ]
+        if not models:
+            raise self.connection.nonsense("it lists no models")
+        entry = self._chosen(models)
+        meta = entry.get("meta")
+        context = whole(entry.get("max_model_len")) or whole(
+            meta.get("n_ctx") if isinstance(meta, dict) else None
+        )
+        dialect = stated or of_owner(entry.get("owned_by"))
+        return Known(dialect, told.upstream_model or entry["id"], context or 0)
+
+    def _chosen(self, models: list[dict[str, Any]]) -> dict[str, Any]:
+        """The entry of the model that is named, or of the only one; another localspec's first is its own
+        choice. What hangs on another one (an adapter) is none of its own.
+        """
+        wanted = self.upstream.upstream_model
+        if wanted:
+            return next((each for each in models if each["id"] == wanted), models[0])
+        own = [each for each in models if not each.get("parent")]
+        if len(own) == 1 or (own and of_owner(own[0].get("owned_by")).kind == "localspec"):
+            return own[0]
+        names = ", ".join(self.connection.clean(each["id"]) for each in models[:_SHOWN])
+        raise InvalidRequest(
+            f"The server of '{self.name}' has several models: {names}{'…' * (len(models) > _SHOWN)}. "
+            f"Name one: localspec add {self.name} --upstream … --upstream-model NAME --replace",
+            param="model",
+        )
+
+    def info(self) -> frames.Loaded:
+        """As of a pair that is loaded; nobody is asked for it."""
+        known = self.known
+        model = known.model if known else self.upstream.upstream_model
+        return frames.Loaded(
+            self.name,
+            f"{model or 'its model'} at {self.connection.place}",
+            None,
+            known.context if known else 0,
+            0,
+            None,
+            "",
+            "",
+            backend=known.dialect.name if known else "upstream",
+        )
+
+    # ------------------------------------------------------------------ requests
+
+    async def events(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
+        """Those of one answer. Closing this closes the connection.
+
+        Raises:
+            UpstreamUnreachable: nobody answers. UpstreamError, InvalidRequest: no answer, or no more of it.
+        """
+        came = False
+        for last in (False, True):
+            try:
+                async with contextlib.aclosing(self._once(request)) as events:
+                    async for event in events:
+                        came = came or isinstance(event, frames.Delta)
+                        yield event
+                self.problem = ""
+                return
+            except UpstreamUnreachable as error:
+                self.problem = error.message
+                if came:  # a part of an answer was seen, so it cannot begin anew
+                    raise UpstreamError(error.message) from None
+                self.known = None  # who comes back may be another
+                if last or self.upstream.fallback:
+                    raise
+
+    async def _once(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
+        known = await self.found()
+        dialect, connection = known.dialect, self.connection
+        sent = asked(request, dialect, known.model)
+        began = time.monotonic()
+        if request.max_tokens == 0 and not dialect.infill:
+            # A prompt that is to be read ahead, which only those take that share our names.
+            yield frames.Started(0, 0, 0, note=sent.note)
+            yield frames.Done(0, "length", 0, 0, frames.Timings(), frames.Speculation())
+            return
+        counting = Counting(connection, dialect, self._looks) if self._counts(dialect) else None
+        answered = self._answered(sent, known, began, counting)
+        async with contextlib.aclosing(answered) as events:
+            async for event in events:
+                yield event
+
+    def _counts(self, dialect: Dialect) -> bool:
+        """Whether the server's counters may tell of one answer: where its answers do not, and we ask for
+        no other beside it.
+        """
+        return bool(dialect.metrics) and not self._tells and self.counted.running <= 1
+
+    async def _answered(
+        self, sent: Asked, known: Known, began: float, counting: Counting | None
+    ) -> AsyncGenerator[Event, None]:
+        dialect, connection = known.dialect, self.connection
+        async with connection.streamed(sent.path, sent.body) as lines:
+            yield frames.Started(0, 0, 0, note=sent.note)
+            reply = Reply(connection, dialect, sent.api, began)
+            async with contextlib.aclosing(objects(connection, lines)) as found:
+                async for chunk in found:
+                    for delta in reply.take(chunk):
+                        lines.heard()
+                        yield delta
+                    if reply.over:
+                        break
+            if not reply.over:
+                raise reply.cut()
+            await _to_its_end(lines)
+        self._tells = self._tells or reply.tells
+        yield reply.done(
+            await counting.end(reply.written) if counting and not reply.tells else None
+        )
+
+    async def close(self) -> None:
+        """The end: no connection stays."""
+        await asyncio.gather(*self._looks)
+        await self.connection.close()
+
+    async def ask(self, request: Any) -> dict[str, Any]:
+        """The answer to a small request.
+
+        Raises:
+            InvalidRequest: the server has nothing for it. UpstreamError.
+        """
+        known = await self.found()
+        dialect, ask = known.dialect, self.connection.ask
+        match request:
+            case frames.Tokenize() if dialect.infill:
+                body = {"content": request.text, "add_special": request.add_special}
+                body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
+                return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
+            case frames.Tokenize() if dialect.kind == "vllm":
+                body = {"prompt": request.text, "add_special_tokens": request.add_special}
+                body |= {"model": known.model, "return_token_strs": request.pieces}
+                return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
+            case frames.Detokenize() if dialect.infill or dialect.kind == "vllm":
+                body = {"tokens": request.tokens, "model": known.model}
+                said = await ask("/detokenize", body, _SMALL)
+                key = "content" if dialect.infill else "prompt"
+                return {"content": self._text(said, key)}
+            case frames.ApplyTemplate() if dialect.infill:
+                return {"prompt": await self._templated(request.prompt, known)}
+            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.infill:
+                text = await self._templated(prompt, known)
+                body = {"content": text, "add_special": True, "parse_special": True}
+                tokens = _tokens(self.connection, await ask("/tokenize", body, _SMALL))
+                return {"tokens": len(tokens["tokens"])}
+        raise refusal(_FIELDS.get(type(request), "model"), dialect, "it offers nothing for it")
+
+    async def _templated(self, prompt: frames.ChatPrompt, known: Known) -> str:
+        sent = asked(frames.Generate(0, prompt), known.dialect, known.model)
+        body = {key: sent.body[key] for key in sent.body.keys() & _OF_TEMPLATES}
+        return self._text(await self.connection.ask("/apply-template", body, _SMALL), "prompt")
+
+    def _text(self, said: Any, key: str) -> str:
+        value = said.get(key) if isinstance(said, dict) else None
+        if not isinstance(value, str):
+            raise self.connection.nonsense(f"it has no '{key}'")
+        return value
+
+
+_OF_TEMPLATES = {"messages", "tools", "chat_template_kwargs", "continue_final_message", "model"}
+_FIELDS: dict[type, str] = {frames.Tokenize: "content", frames.Detokenize: "tokens"}
+
+
+async def _to_its_end(lines: Lines) -> None:
+    """Let a stream that is over end, so that its connection can be used again; a short while at most."""
+    with contextlib.suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(0.05):
+            async for _ in lines:
+                pass
+
+
+def _tokens(connection: Connection, said: Any) -> dict[str, Any]:
+    """Token ids, and where they come with them their texts, in the shapes of llama-server and vLLM."""
+    entries = said.get("tokens") if isinstance(said, dict) else None
+    if not isinstance(entries, list) or len(entries) > frames.MOST_TOKENS:
+        raise connection.nonsense("it has no list of 'tokens'")
+    texts = said.get("token_strs") or []
+    tokens, pieces = [], []
+    for at, entry in enumerate(entries):
+        number, piece = entry, texts[at] if at < len(texts) else ""
+        if isinstance(entry, dict):
+            number, piece = entry.get("id"), entry.get("piece", "")
+        if whole(number) is None:
+            raise connection.nonsense("a token is no number")
+        tokens.append(number)
+        if isinstance(piece, list) and all(isinstance(b, int) and 0 <= b < 256 for b in piece):
+            pieces.append(bytes(piece))
+        else:
+            pieces.append(str(piece).encode(errors="replace"))
+    return {"tokens": tokens, "pieces": pieces}

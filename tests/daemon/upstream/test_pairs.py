@@ -1,0 +1,244 @@
+"""Pairs that another server answers for, through the whole daemon: a real one there, or a scripted one."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.upstreams import ScriptedServer, said, scripted_server
+
+QUESTION = "What does shutil.copytree do?"
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+
+
+@dataclass
+class Both:
+    """A daemon with the shipped pair, and one that has it as `big` and a scripted engine of its own."""
+
+    there: Home
+    here: Home
+    key: str
+
+    def same(self, method: str, path: str, body: dict[str, Any]) -> tuple[Any, Any]:
+        """The answers to one request: asked there, and here of `big`."""
+        found = []
+        for home, model in ((self.there, "builtin"), (self.here, "big")):
+            answer = home.request(method, path, {**body, "model": model})
+            assert answer.status == 200, answer.body
+            found.append(answer.json)
+        return found[0], found[1]
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Both]:
+    with temporary_home() as there, temporary_home() as here:
+        there.environment |= {"LOCALSPEC_LISTEN": "127.0.0.1:0", "LOCALSPEC_CONTEXT": "512"}
+        here.use_fake()
+        daemons = [RunningDaemon(there), RunningDaemon(here)]
+        status = there.status()
+        file = status["token_file"]
+        added = here.run(
+            *("add", "big", "--upstream", f"{status['listen']}/v1", "--key-file", file),
+            *("--role", "chat", "--role", "fim", "--upstream-model", "builtin"),
+        )
+        assert added.returncode == 0, added.stderr
+        assert "unencrypted" in added.stdout
+        yield Both(there, here, Path(file).read_text().strip())
+        for daemon in daemons:
+            daemon.stop()
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": QUESTION}], **GREEDY, **fields}
+
+
+def test_a_pair_of_another_localspec_answers_as_it_does_itself(both: Both) -> None:
+    theirs, ours = both.same("POST", "/v1/chat/completions", chat(logprobs=True, top_logprobs=2))
+    assert ours["choices"] == theirs["choices"]
+    assert ours["usage"]["completion_tokens"] == theirs["usage"]["completion_tokens"]
+    assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
+    spoken = ours["localspec"]["speculation"]
+    assert spoken["drafted"] == ours["timings"]["draft_n"]
+    assert ours["model"] == "big"
+
+    requests = [
+        ("/v1/completions", {"prompt": "import os\n", **GREEDY}, "choices"),
+        ("/v1/completions", {"prompt": "import os\n", "n": 2, "stop": "(", **GREEDY}, "choices"),
+        ("/completion", {"prompt": "def main(", **GREEDY}, "content"),
+        ("/infill", {"input_prefix": "import o", "input_suffix": "\n", **GREEDY}, "content"),
+        ("/v1/messages", {**chat(), "max_tokens": 8}, "content"),
+        ("/tokenize", {"content": "import os", "with_pieces": True}, "tokens"),
+        ("/detokenize", {"tokens": [40, 41, 42]}, "content"),
+        ("/apply-template", {"messages": chat()["messages"]}, "prompt"),
+        ("/v1/chat/completions/input_tokens", {"messages": chat()["messages"]}, "input_tokens"),
+    ]  # fmt: skip
+    for path, body, key in requests:
+        theirs, ours = both.same("POST", path, body)
+        assert ours[key] == theirs[key], path
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    theirs, ours = both.same("POST", "/v1/chat/completions", chat(json_schema=schema))
+    assert ours["choices"] == theirs["choices"]
+    assert ours["choices"][0]["message"]["content"].lstrip().startswith("{")
+
+
+def test_a_stream_has_the_same_text_and_ends_as_others_do(both: Both) -> None:
+    streams = []
+    for home, model in ((both.there, "builtin"), (both.here, "big")):
+        answer = home.request(
+            "POST", "/v1/chat/completions", chat(stream=True, model=model, max_tokens=8)
+        )
+        assert answer.events[-1] == "[DONE]"
+        chunks = [json.loads(each) for each in answer.events[:-1]]
+        streams.append("".join(each["choices"][0]["delta"].get("content", "") for each in chunks))
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert streams[0] == streams[1] != ""
+
+
+def test_what_there_is_shows_the_pair_and_its_figures_and_never_its_key(both: Both) -> None:
+    here = both.here
+    assert here.request("POST", "/v1/chat/completions", chat(model="big")).status == 200
+    said_ = [
+        here.run(*words)
+        for words in (
+            ["list"], ["show", "big"], ["status"], ["ask", "-u", "-m", "big", "-n", "8", QUESTION],
+            ["list", "--json"], ["show", "big", "--json"],
+        )
+    ]  # fmt: skip
+    assert "elsewhere" in said_[0].stdout
+    assert both.there.status()["listen"] in said_[1].stdout
+    (status,) = here.status()["upstreams"]
+    assert (status["name"], status["kind"], status["model"]) == ("big", "localspec", "builtin")
+    assert status["requests"] > 0
+    assert status["tokens"] > 0
+    assert "upstream" in said_[2].stdout
+    assert "big: localspec at http://127.0.0.1" in said_[2].stdout
+    metrics = here.request("GET", "/metrics").body.decode()
+    assert f'localspec_upstream_requests_total{{pair="big"}} {status["requests"]}' in metrics
+    models = {each["id"] for each in here.request("GET", "/v1/models").json["data"]}
+    assert "big" in models
+    refused = here.request("POST", "/v1/embeddings", {"model": "big", "input": "x"})
+    assert refused.error["param"] == "model"
+    texts = [each.stdout + each.stderr for each in said_]
+    texts += [metrics, json.dumps(here.status()), refused.body.decode()]
+    texts += [
+        each.read_text("utf-8", "replace")
+        for each in here.root.rglob("*")
+        if each.is_file() and each.stat().st_size < 1 << 20 and each.suffix != ".sqlite"
+    ]
+    assert not [each for each in texts if both.key in each]
+    assert here.run("rm", "nobody").returncode == 1
+
+
+def test_servers_are_not_added_over_tcp(both: Both) -> None:
+    status = both.there.status()
+    host, _, port = status["listen"].removeprefix("http://").rpartition(":")
+    import http.client
+
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    body = json.dumps({"name": "evil", "upstream": "http://x/v1", "key_file": "/etc/passwd"})
+    connection.request(
+        "POST", "/localspec/upstreams", body, {"authorization": f"Bearer {both.key}"}
+    )
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+# ------------------------------------------------------------------------ a scripted server
+
+
+@pytest.fixture
+def here() -> Iterator[Home]:
+    with temporary_home() as home:
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        yield home
+        daemon.stop()
+
+
+def add(home: Home, server: ScriptedServer, **said_: Any) -> None:
+    body = {"name": "big", "upstream": server.url, **said_}
+    answer = home.request("POST", "/localspec/upstreams", body)
+    assert answer.status == 201, answer.body
+
+
+def test_adding_contacts_nobody_and_says_what_is_wrong(here: Home) -> None:
+    with scripted_server() as there:
+        add(here, there, upstream_model="tiny", key_env="NOT_SET")
+        assert here.run("list").returncode == 0
+        assert here.run("status").returncode == 0
+        assert not there.seen
+        again = here.run("add", "big", "--upstream", there.url)
+        assert (again.returncode, "--replace" in again.stderr) == (1, True)
+        wrong = [
+            (["--upstream", "http://user:word@x/v1"], "no user or password"),
+            (["--upstream", "ftp://x"], "http://HOST:PORT"),
+            (
+                ["--upstream", there.url, "--key-env", "sk-my key"],
+                "name of an environment variable",
+            ),
+            (["--upstream", there.url, "--fallback", "nobody"], "no pair 'nobody'"),
+            (["--upstream", there.url, "--target", "x.gguf"], "either --target or --upstream"),
+            (["--key-env", "X", "--target", "x.gguf"], "needs --upstream"),
+        ]
+        for words, told in wrong:
+            run = here.run("add", "other", *words)
+            assert run.returncode, words
+            assert told in run.stderr, run.stderr
+            assert "sk-my key" not in run.stderr
+        assert not there.seen
+        assert here.run("rm", "big").returncode == 0
+        assert "big" not in here.run("list").stdout
+
+
+def test_another_pair_answers_while_the_server_does_not_and_a_conversation_goes_on(
+    here: Home,
+) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    with scripted_server(stream=said("from afar")) as there:
+        port = int(there.url.rpartition(":")[2].removesuffix("/v1"))
+        add(here, there, fallback=str(here.model))
+        first = here.chat("say one", model="big", localspec={"conversation": "new"})
+        assert first.text == "from afar"
+        talk = {"conversation": first.json["localspec"]["conversation"]}
+        told = here.chat("say tools", model="big", tools=[tool])
+        assert there.seen[-1].body["tools"][0]["function"]["name"] == "look"
+        assert told.text == "from afar"
+    # What its last answers left open are closed with it.
+    answer = here.chat("say from here", model="big", localspec=talk)
+    assert answer.text == "from here"
+    assert answer.json["localspec"]["news"].endswith("answers in its place.")
+    assert "answers in its place" in here.run("ask", "-m", "big", "say hi").stderr
+    assert (
+        here.chat("echo", model="big", tools=[tool]).status == 200
+    )  # told of tools in the question
+    assert here.status()["upstreams"][0]["away"]
+    with scripted_server(port, stream=said("back again")) as there:
+        wait_for(lambda: not here.status()["upstreams"][0]["away"], "it to be tried again")
+        answer = here.chat("say two", model="big", localspec=talk)
+        assert answer.text == "back again"
+        contents = [each["content"] for each in there.seen[-1].body["messages"]]
+        assert contents == ["say one", "from afar", "say from here", "from here", "say two"]
+
+
+def test_a_client_that_leaves_closes_the_servers_connection(here: Home) -> None:
+    from tests.support.upstreams import HEAD, Seen, chunked, event
+
+    def answer(seen: Seen, connection: socket.socket) -> None:
+        piece = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}
+        connection.sendall(HEAD + chunked(event(piece)))
+        there.watch(seen, connection)
+
+    with scripted_server(answer=answer) as there:
+        add(here, there)
+        with here.streaming("hi", model="big") as stream:
+            while b'"x"' not in stream.readline():
+                pass
+        wait_for(lambda: there.seen[-1].left, "the connection's end")
+        wait_for(lambda: not here.status()["running"], "the request's end")
