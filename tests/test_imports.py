@@ -286,6 +286,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/documents": ({"cli/terminal"}, "a file is text, whatever is asked about it"),
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
     "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
+    "cli/editors": (set(), "files and settings of other programs, as text"),
     "cli/stats": ({"cli/terminal"}, "figures in, text or a page out"),
     "cli/commands": (
         {"cli", "cli/chat", "cli/shell", "cli/stats", "cli/terminal"},
@@ -295,6 +296,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         {"cli", "cli/commands", "cli/shell", "cli/terminal"},
         "they take options of `ask`, as click sees them",
     ),
+    "cli/commands/editors": ({"cli", "cli/editors", "cli/terminal"}, "as commands"),
     "cli/commands/daemon": ({"cli", "cli/terminal"}, "as commands"),
     "cli/commands/models": ({"cli", "cli/terminal"}, "as commands"),
 }

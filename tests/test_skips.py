@@ -22,7 +22,7 @@ MACHINE = (
     r"only Linux ",
     r"this machine does not let us ",
     r"this machine has no openssl ",
-    r"this machine has no \w* among its shells",
+    r"this machine has no \w* among its (shells|editors)",
     r"reads /proc|counts pages through /proc",
     r"root may write everywhere",
     r"AMX is x86-64|this compiler does not know AMX",

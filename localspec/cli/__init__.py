@@ -14,6 +14,7 @@ documents/    folders, notebooks and PDF documents, as text
 commands/     one click command per file
 chat/         the conversation at a terminal
 shell/        what `cmd`, `commit` and `explain` consist of
+editors/      what `editor` writes and prints
 stats/        what `stats` shows
 terminal/     all that is drawn
 suggest.py    what Tab offers

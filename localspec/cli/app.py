@@ -31,6 +31,7 @@ SYNONYMS = {
     "chat": ("talk", "repl", "interactive"),
     "embed": ("embedding", "embeddings", "vector", "vectors"),
     "complete": ("fim", "infill", "fill"),
+    "editor": ("vim", "nvim", "neovim", "plugin", "vscode", "zed"),
     "cmd": ("command", "shell", "sh"),
     "history": ("conversations", "sessions", "chats"),
     "templates": ("template", "prompts"),

@@ -35,7 +35,11 @@ COMMANDS = {
     "unload": ("localspec.cli.commands.daemon.unload", "Unload the pair and free its memory."),
     "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
     "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
-    "complete": ("localspec.cli.commands.complete", "Complete code at a position in a file."),
+    "complete": (
+        "localspec.cli.commands.editors.complete",
+        "Complete code at a position in a file.",
+    ),
+    "editor": ("localspec.cli.commands.editors.editor", "Set up Vim, Neovim or another editor."),
     "embed": ("localspec.cli.commands.embed", "Turn texts into embeddings."),
     "cmd": ("localspec.cli.commands.shell.cmd", "Propose a shell command."),
     "commit": ("localspec.cli.commands.shell.commit", "Write a commit message."),

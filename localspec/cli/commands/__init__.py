@@ -4,7 +4,6 @@ ask.py         `ask` as click sees it, and options for click
 chat.py        `chat`
 run.py         a chat with a pair or a question to it, as in ollama
 help.py        help, and man pages
-complete.py    fill in code at a place in a file
 embed.py       texts as numbers
 history.py     what was asked and answered
 templates.py   saved prompts
@@ -12,6 +11,7 @@ stats.py       tokens, speed and time saved over days
 config.py      show and change the configuration
 completion.py  completion for bash, zsh and fish
 daemon/        start, stop, status, logs, service, unload, doctor
+editors/       complete, editor
 shell/         cmd, commit, explain
 models/        pairs, models and files
 """

@@ -25,7 +25,8 @@ from localspec.paths import default_paths
 @click.option(
     "--listen-anywhere", is_flag=True, help="Allow an address that other machines can reach."
 )
-def command(reset: bool, listen: str | None, listen_anywhere: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Output its status as one line of JSON.")
+def command(reset: bool, listen: str | None, listen_anywhere: bool, as_json: bool) -> int:
     client = Client()
     if listen:
         flags = {"listen": listen, **({"listen_anywhere": True} if listen_anywhere else {})}
@@ -39,6 +40,9 @@ def command(reset: bool, listen: str | None, listen_anywhere: bool) -> int:
     status = client.status()
     if reset:
         client.reset()
+    if as_json:
+        render.record(status)
+        return 0
     render.line(f"The daemon is running (pid {status['pid']}).")
     if status["listen"]:
         render.line(f"It listens on {status['listen']}; the token is in {status['token_file']}.")

@@ -1,0 +1,5 @@
+"""Commands for those who write in an editor.
+
+complete.py  fill in code at a place in a file
+editor.py    the plug-in for Vim and Neovim, and settings for other editors
+"""

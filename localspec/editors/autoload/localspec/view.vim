@@ -1,0 +1,64 @@
+" Ghost text: text properties in Vim, extmarks in Neovim.
+
+" Show `lines` at a byte column (from 0) of a buffer's line: the first in the line, the others below it.
+function! localspec#view#draw(buffer, lnum, column, lines) abort
+  let before = strpart(getbufline(a:buffer, a:lnum)[0], 0, a:column)
+  let shown = [s:shown(a:lines[0], strdisplaywidth(before))]
+        \ + map(a:lines[1:], {_, line -> s:shown(line, 0)})
+  call localspec#view#erase(a:buffer)
+  if has('nvim')
+    call s:nvim(a:buffer, a:lnum, a:column, shown)
+  else
+    call s:vim(a:buffer, a:lnum, a:column, shown)
+  endif
+endfunction
+
+function! s:nvim(buffer, lnum, column, shown) abort
+  let mark = {'hl_mode': 'combine', 'virt_text': [[a:shown[0], 'LocalspecGhost']],
+        \ 'virt_text_pos': has('nvim-0.10') ? 'inline' : 'overlay',
+        \ 'virt_lines': map(a:shown[1:], {_, line -> [[line, 'LocalspecGhost']]})}
+  let after = strpart(getbufline(a:buffer, a:lnum)[0], a:column)
+  if !has('nvim-0.10') && !empty(after)
+    call add(mark.virt_text, [s:shown(after, 0), 'Normal'])
+  endif
+  call nvim_buf_set_extmark(a:buffer, nvim_create_namespace('localspec'), a:lnum - 1, a:column, mark)
+endfunction
+
+function! s:vim(buffer, lnum, column, shown) abort
+  if empty(prop_type_get('localspec'))
+    call prop_type_add('localspec', {'highlight': 'LocalspecGhost'})
+  endif
+  let prop = {'type': 'localspec', 'bufnr': a:buffer}
+  if !empty(a:shown[0])
+    call prop_add(a:lnum, a:column + 1, extend({'text': a:shown[0]}, prop))
+  endif
+  for line in a:shown[1:]
+    call prop_add(a:lnum, 0, extend({'text': empty(line) ? ' ' : line, 'text_align': 'below'}, prop))
+  endfor
+endfunction
+
+" Take away all ghost text of a buffer.
+function! localspec#view#erase(buffer) abort
+  if !bufloaded(a:buffer)
+    return
+  elseif has('nvim')
+    call nvim_buf_clear_namespace(a:buffer, nvim_create_namespace('localspec'), 0, -1)
+  elseif !empty(prop_type_get('localspec'))
+    call prop_remove({'type': 'localspec', 'bufnr': a:buffer, 'all': 1})
+  endif
+endfunction
+
+" A line as it may stand on the screen: tabs as wide as they would be from `column` on, and nothing that
+" commands a terminal.
+function! s:shown(text, column) abort
+  let [shown, column] = ['', a:column]
+  let parts = split(a:text, "\t", 1)
+  for part in parts[:-2]
+    let part = strtrans(part)
+    let column += strdisplaywidth(part)
+    let gap = &tabstop - column % &tabstop
+    let shown ..= part .. repeat(' ', gap)
+    let column += gap
+  endfor
+  return shown .. strtrans(parts[-1])
+endfunction

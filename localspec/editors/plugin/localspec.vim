@@ -1,0 +1,20 @@
+" localspec: suggestions as ghost text, questions and edits, over the daemon's Unix socket.
+if exists('g:loaded_localspec') || !(has('nvim-0.7') || has('patch-9.0.0185') && has('channel') && has('textprop'))
+  finish
+endif
+let g:loaded_localspec = 1
+
+highlight default LocalspecGhost ctermfg=8 guifg=#808080
+
+command! -range -nargs=+ -complete=customlist,localspec#words Localspec
+      \ call localspec#command(<range>, <line1>, <line2>, <q-args>)
+
+augroup localspec
+  autocmd!
+  " Insert mode has not begun yet at the first.
+  autocmd InsertEnter * call timer_start(0, {_ -> localspec#typed()})
+  autocmd TextChangedI,CursorMovedI * call localspec#typed()
+  autocmd TextChangedP,InsertLeave,BufLeave * call localspec#stop()
+  autocmd BufLeave,BufWritePost * call localspec#left()
+  autocmd CursorHold,CursorHoldI * call localspec#rests()
+augroup END

@@ -1,0 +1,400 @@
+"""The plug-in in a real Vim and a real Neovim, with keys as somebody types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
+from tests.support.editors import (
+    EDITORS,
+    Editor,
+    Scripted,
+    chat,
+    editing,
+    found,
+    infill,
+    program,
+    scripted,
+)
+
+CODE = "def add(a, b):\n    return\n\n\nprint(add(1, 2))\n"
+
+
+class Desk:
+    """An editor, the socket it asks, and what that answers now."""
+
+    def __init__(self, name: str, home: Home, stack: ExitStack) -> None:
+        self.home = home
+        self.suggestion = " a + b"
+        self.others: dict[str, Any] = {}  # by target: pieces, or None
+        self.server: Scripted = stack.enter_context(scripted(home.root / "s", self._reply))
+        self.file = home.root / "sum.py"
+        settings = (
+            f"let g:localspec_socket = '{self.server.server_address!s}'\nlet g:localspec_start = 0"
+        )
+        self.editor: Editor = stack.enter_context(
+            editing(name, home.root, home.environment, str(self.file), settings=settings)
+        )
+
+    def _reply(self, target: str, body: dict[str, Any]) -> list[bytes] | None:
+        if target in self.others:
+            pieces: list[bytes] | None = self.others[target]
+            return pieces
+        if body.get("n_predict") == 0:
+            return infill("")
+        return infill(f"{self.suggestion}{body['seed']}" if "seed" in body else self.suggestion)
+
+    def wait_for_more_than(self, count: int) -> None:
+        wait_for(lambda: len(self.server.requests) > count, "a request")
+
+    def open(self, text: str = CODE, settings: str = "") -> Editor:
+        """The file with this text, the cursor on its first line, and nothing suggested."""
+        self.others.clear()
+        self.server.requests.clear()
+        self.suggestion = " a + b"
+        self.file.write_bytes(text.encode())
+        self.editor.type(f"\x1b\x1b:only! | edit! {settings} {self.file} | call cursor(1, 1)\r")
+        self.editor.until(
+            "[mode(), line('.'), getline(1)[:20], localspec#ghost#text()]",
+            lambda now: now[0] == "n" and now[1] == 1 and now[3] == "",
+        )
+        return self.editor
+
+
+@pytest.fixture(scope="module", params=EDITORS)
+def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
+    with temporary_home() as home, ExitStack() as stack:
+        yield Desk(request.param, home, stack)
+
+
+def test_a_suggestion_is_shown_accepted_and_undone(desk: Desk) -> None:
+    editor = desk.open()
+    editor.type("jA")
+    editor.ghost(" a + b")
+    assert "    return a + b" in editor.shown()
+    assert editor.lines[1] == "    return"  # it is no text yet
+    (_, asked), *_ = desk.server.requests
+    assert (asked["input_prefix"], asked["prompt"]) == ("def add(a, b):\n", "    return")
+    assert asked["input_suffix"] == "\n\n\nprint(add(1, 2))\n"
+    editor.type("\t")
+    editor.until("getline(2)", "    return a + b")
+    editor.type("\x1bu")
+    editor.until("getline(2)", "    return")
+    assert editor.wrong == []
+
+
+def test_the_next_key_drops_it_unless_it_is_the_same(desk: Desk) -> None:
+    editor = desk.open()
+    editor.type("jA")
+    editor.ghost(" a + b")
+    desk.others["/infill"] = None
+    editor.type(" a")
+    editor.ghost(" + b")
+    assert len(desk.server.requests) == 1  # nothing was asked anew
+    editor.type("x")
+    editor.ghost("")
+    wait_for(lambda: len(desk.server.requests) == 2, "the next request")
+    left = desk.server.left
+    editor.type("y")  # nobody waits for that one any more
+    wait_for(lambda: desk.server.left == left + 1, "its connection's end")
+    editor.type("\x1b")
+    wait_for(lambda: desk.server.left == left + 2, "the last one's end")
+    assert not editor.value("get(maparg('<Tab>', 'i', 0, 1), 'buffer')")
+    assert editor.wrong == []
+
+
+def test_a_word_a_line_and_another_one(desk: Desk) -> None:
+    editor = desk.open()
+    desk.suggestion = " one\n    two()\nthree"
+    editor.type("jA")
+    editor.ghost(desk.suggestion)
+    assert "    two()" in editor.shown()  # below, before what follows
+    editor.type("\x1b[1;5B")  # <C-Down>
+    editor.ghost(f"{desk.suggestion}1")
+    editor.type("\x1b[1;5A")
+    editor.ghost(desk.suggestion)
+    editor.type("\x1b[1;5C")  # <C-Right>
+    editor.ghost("\n    two()\nthree")
+    editor.type("\x1b[Z")  # <S-Tab>
+    editor.ghost("\nthree")
+    assert editor.lines[1:4] == ["    return one", "    two()", ""]
+    desk.suggestion = ""
+    editor.type("\t")
+    editor.until("getline(4)", "three")
+    assert editor.lines == [
+        *CODE.splitlines()[:1],
+        "    return one",
+        "    two()",
+        "three",
+        "",
+        "",
+        "print(add(1, 2))",
+    ]
+    assert editor.wrong == []
+
+
+def test_what_is_there_already_is_not_suggested(desk: Desk) -> None:
+    editor = desk.open("f(x)\nlast\n")
+    desk.suggestion = "a, b)"
+    editor.type("fxi")  # before the x
+    editor.ghost("a, b)")
+    desk.suggestion = "y, x)\nmore"
+    editor.type("\x1b0f(a")  # the line goes on with x): only what is missing
+    editor.ghost("y, ")
+    desk.suggestion = "(1)\nlast\n"
+    editor.type("\x1bA")
+    editor.ghost("(1)")
+    assert editor.wrong == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one\r\ntwo\r\n",  # as DOS has it
+        "one\r\ntwo\n",  # and mixed
+        "\tone\t\n\ttwo\n",
+        "日本語\n",
+        "e\u0301e\u0301 👩‍💻\n",
+        "no newline",
+        "",
+        "x" * 200_000 + "\n",
+        "def f(): pass\n" * 50_000,
+    ],
+    ids=["dos", "mixed", "tabs", "wide", "combining", "unended", "empty", "long", "many"],
+)
+def test_any_text(desk: Desk, text: str) -> None:
+    editor = desk.open(text)
+    desk.suggestion = "\tä\x1b[2J日本\n\tb"
+    editor.type("GA,")
+    editor.ghost(desk.suggestion)
+    before = editor.lines
+    editor.shown()
+    (_, asked) = desk.server.requests[-1]
+    assert len(asked["input_prefix"]) + len(asked["prompt"]) < 120_000
+    assert "\n".join(before)[:-1].endswith(asked["prompt"][-100:-1])
+    desk.suggestion = ""
+    editor.type("\t")
+    editor.until("getline('$')", "\tb")
+    assert editor.lines[:-1] == [*before[:-1], before[-1] + "\tä\x1b[2J日本"]
+    assert editor.wrong == []
+
+
+def test_bytes_that_are_no_text_are_asked_all_the_same(desk: Desk) -> None:
+    editor = desk.open("")
+    desk.file.write_bytes(b"caf\xe9 \xff\xe2\x82\n")
+    editor.type(":edit! ++enc=utf-8 ++bad=keep\rA")
+    editor.ghost(" a + b")
+    assert editor.wrong == []
+
+
+BROKEN = {
+    "garbage": [b"\x01\x02 no HTTP"],
+    "closed": [],
+    "cut": [infill("abc")[0][:150]],
+    "bad JSON": [b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: {]}\n\n"],
+    "other JSON": [
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+        b'data: {"content": 1, "model": []}\n\ndata: {"content": {"a": null}}\n\n'
+    ],
+    "loading": [b'HTTP/1.1 503 x\r\ncontent-length: 35\r\n\r\n{"error": {"message": "It loads."}}'],
+    "in the stream": [
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+        b'data: {"error": {"message": "It died."}}\n\n'
+    ],
+}
+
+
+def test_a_bad_answer_costs_one_suggestion(desk: Desk) -> None:
+    editor = desk.open()
+    editor.type("jA")
+    for name, pieces in BROKEN.items():
+        desk.others["/infill"] = pieces
+        asked = len(desk.server.requests)
+        editor.type("x")
+        desk.wait_for_more_than(asked)
+        if name != "other JSON":
+            editor.until("localspec#error()", bool)
+        del desk.others["/infill"]
+        editor.type("y")
+        editor.ghost(" a + b")
+        assert editor.wrong == [], name
+    editor.type("\x1b")
+    assert not re.search(r"\bE\d+:|localspec:", editor.value("execute('messages')"))
+
+
+def test_a_question_about_lines_goes_on_as_a_conversation(desk: Desk) -> None:
+    editor = desk.open()
+    desk.others["/v1/chat/completions"] = chat("It adds.\nBoth.")
+    editor.type(":1,2Localspec ask why?\r")
+    answer = ["## localspec", "", "It adds.", "Both.", "", "## You", "", ""]
+    lines = "getbufline('localspec://chat', 1, '$')"
+    editor.until(lines, lambda now: now[-8:] == answer)
+    (_, asked) = desk.server.requests[-1]
+    text = asked["messages"][0]["content"]
+    assert text.startswith("sum.py, lines 1 to 2:\n```")
+    assert text.endswith("    return\n```\n\nwhy?")
+    assert asked["localspec"] == {"kind": "chat", "conversation": "new"}
+    assert editor.value("expand('%:t')") == "sum.py"
+    assert "It adds." in editor.shown()  # its window goes along with what comes
+    editor.type(":Localspec chat\rAand then\x1b\r")
+    editor.until(lines, lambda now: now.count("It adds.") == 2)
+    (_, asked) = desk.server.requests[-1]
+    assert asked["messages"] == [{"role": "user", "content": "and then"}]
+    assert asked["localspec"]["conversation"] == "c1"
+    assert editor.wrong == []
+
+
+def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
+    editor = desk.open()
+    new = "def add(a: int, b: int):\n    return a + b\n    # done"
+    desk.others["/v1/chat/completions"] = chat(f"Here:\n```python\n{new}\n```\nThat is all.")
+    for key, wanted in (("q", CODE), ("\r", new + CODE[CODE.index("\n\n") :])):
+        editor.type(":1,2Localspec edit add types\r")
+        editor.until("[tabpagenr('$'), winnr('$'), &diff]", [2, 2, 1])
+        assert editor.lines == new.splitlines()
+        (_, asked) = desk.server.requests[-1]
+        assert "def add(a, b):\n    return\n" in asked["prediction"]["content"]
+        question = asked["messages"][0]["content"]
+        assert question.startswith("This is a part of the file sum.py:\n\n```")
+        assert "Write this part out again. add types. Leave all the rest" in question
+        editor.type(key)
+        editor.until("[tabpagenr('$'), getline(1, '$')]", [1, wanted.splitlines()])
+    editor.type("u")
+    editor.until("getline(1, '$')", CODE.splitlines())
+    # Lines that have changed since are not written over.
+    editor.type(":1,2Localspec edit add types\r")
+    editor.until("tabpagenr('$')", 2)
+    editor.value(f"setbufline('{desk.file}', 1, 'changed')")
+    editor.type("\r")
+    editor.until("execute('messages')", lambda said: "nothing was taken" in said)
+    editor.type("q")
+    editor.until("tabpagenr('$')", 1)
+    assert editor.wrong == []
+
+
+def test_places_that_were_visited_are_sent_and_kept_warm(desk: Desk) -> None:
+    editor = desk.open("\n".join(f"line {n}" for n in range(200)))
+    other = desk.home.root / "other.py"
+    other.write_text(CODE * 3)
+    editor.type("Ax\x1b")
+    wait_for(lambda: desk.server.requests, "a request")
+    editor.type(f":edit {other}\r")
+    wait_for(lambda: desk.server.requests[-1][1]["n_predict"] == 0, "reading ahead")
+    (_, asked) = desk.server.requests[-1]
+    assert [each["filename"] for each in asked["input_extra"]] == ["sum.py"]
+    assert "line 0x" in asked["input_extra"][0]["text"]
+    editor.type("A")
+    wait_for(lambda: desk.server.requests[-1][1]["n_predict"] > 0, "a request")
+    assert desk.server.requests[-1][1]["input_extra"] == asked["input_extra"]
+    editor.type(f"\x1b:edit! {desk.file} | bwipeout! {other}\r")
+    assert editor.wrong == []
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_without_the_program_nobody_is_disturbed(name: str, tmp_path: Path) -> None:
+    settings = "let g:localspec_command = 'nonexistent'\nlet g:localspec_socket = '/nonexistent'"
+    with editing(name, tmp_path, dict(os.environ), settings=settings) as editor:
+        editor.type("ifor x in")
+        editor.until(
+            "localspec#error()", "nonexistent is not found: set g:localspec_command to its path."
+        )
+        editor.type(" y:")
+        editor.until("getline(1)", "for x in y:")
+        assert editor.value("[mode(), v:errmsg, execute('messages')]") == ["i", "", ""]
+
+
+# ---------------------------------------------------------------------------- a real daemon
+
+
+def test_fast_keys_in_every_editor_and_a_daemon_that_is_killed() -> None:
+    """The shipped pair writes for all at once; the daemon dies, and whoever types next starts it anew."""
+    command = json.dumps([sys.executable, "-m", "localspec"])
+    settings = f"let g:localspec_command = {command}\nlet g:localspec_debounce = 10"
+    program("vim")
+    with temporary_home() as home, ExitStack() as stack:
+        daemon = RunningDaemon(home)
+        editors = []
+        for name in filter(found, EDITORS):
+            folder = home.root / name
+            folder.mkdir()
+            file = folder / "copy.py"
+            file.write_text("import shutil\n\n\ndef copy(a, b):\n    ")
+            opened = editing(name, folder, home.environment, str(file), settings=settings)
+            editors.append(stack.enter_context(opened))
+        typed = "return shutil.copytree(a, b, symlinks=True) # "
+        for key in f"GA{typed}":
+            for editor in editors:
+                editor.type(key)
+            time.sleep(0.02)
+        for editor in editors:
+            editor.until("getline('$')", lambda line: line.strip() == typed.strip())
+            editor.type("\x1bccx = shutil.c")
+        for editor in editors:
+            editor.until("localspec#ghost#text()", bool)
+            assert editor.wrong == []
+        wait_for(lambda: home.status()["running"] == 0, "no busy slot")
+        daemon.process.send_signal(signal.SIGKILL)
+        daemon.process.communicate()
+        for editor in editors:
+            editor.type("opytree(")
+        for editor in editors:
+            editor.until("localspec#statusline()", lambda item: item.endswith(" ms"))
+            assert editor.wrong == []
+
+
+# ---------------------------------------------------------------------------- installing
+
+
+@pytest.mark.parametrize("name", EDITORS)
+def test_it_is_installed_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    environment = {
+        "HOME": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+        "LOCALSPEC_HOME": str(tmp_path / "ls"),
+    }
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "localspec", "editor", *arguments, name]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+    (tmp_path / (".config" if name == "nvim" else ".vim")).mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    shown = run("install", "--print").stdout
+    assert sorted(tmp_path.rglob("*")) == before
+    said = run("install").stdout
+    path = Path(said.splitlines()[0].removeprefix("Written: "))
+    assert shown == f'" {path}\n{path.read_text()}\n'
+    told = tmp_path / "told"
+    look = f"call writefile([exists(':Localspec'), g:localspec_command[0]], '{told}')"
+    look += " | help localspec | qall!"
+    quietly = ["--headless"] if name == "nvim" else ["--not-a-term", "-T", "dumb"]
+    subprocess.run(
+        [program(name), *quietly, "-c", look],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert told.read_text().splitlines() == ["2", sys.executable]
+    told.unlink()
+    assert run("uninstall").stdout == f"Removed: {path}\n"
+    assert not path.parents[4].exists()
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    refused = run("install")
+    assert (refused.returncode, path.read_text()) == (1, "mine")
+    assert "was not written by localspec" in refused.stderr
