@@ -306,6 +306,8 @@ class Run:
         job = next((job for job in jobs if job.placed), None)
         if job is None:
             return Progress("queued", name, ahead=asked.admission.ahead(jobs[0]))
+        if not job.prompt and self.pair.upstream is not None:
+            return Progress("waiting", name)
         if not job.prompt:
             return asked.waits_for(self.pair)
         seconds = asked.forecast.reading_s(job)

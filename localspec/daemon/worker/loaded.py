@@ -173,8 +173,6 @@ class LoadedPair:
 
     def waits_for(self, pair: frames.PairFiles) -> Progress:
         """What a request for `pair`, files of this name, that has its place waits for."""
-        if pair.upstream is not None:
-            return Progress("waiting", self.name)
         if self.gives_way:
             return Progress("waiting", self.gives_way)
         return states.waits_for(self.name, self.state, pair, self._next)
