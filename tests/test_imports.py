@@ -288,8 +288,16 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
     "cli/editors": (set(), "files and settings of other programs, as text"),
     "cli/stats": ({"cli/terminal"}, "figures in, text or a page out"),
+    "cli/bench": (
+        {"cli"},
+        "a client of servers as any; prompts of one's own are files that a command line names",
+    ),
+    "cli/bench/shown": (
+        {"cli/bench", "cli/stats", "cli/terminal"},
+        "figures in, text or a page out; the page is as that of stats",
+    ),
     "cli/commands": (
-        {"cli", "cli/chat", "cli/shell", "cli/stats", "cli/terminal"},
+        {"cli", "cli/chat", "cli/shell", "cli/terminal"},
         "no command knows another",
     ),
     "cli/commands/shell": (
@@ -297,6 +305,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "they take options of `ask`, as click sees them",
     ),
     "cli/commands/editors": ({"cli", "cli/editors", "cli/terminal"}, "as commands"),
+    "cli/commands/figures": (
+        {"cli", "cli/bench", "cli/bench/shown", "cli/stats", "cli/terminal"},
+        "as commands",
+    ),
     "cli/commands/daemon": ({"cli", "cli/terminal"}, "as commands"),
     "cli/commands/models": ({"cli", "cli/terminal"}, "as commands"),
 }
@@ -348,6 +360,10 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     "pygments": (("cli/terminal/markdown",), "colours of code on a terminal, and of nothing else"),
     "prompt_toolkit": (("cli",), "it reads what is typed in a chat"),
     "click": (("cli",), "commands are the command line's"),
+    "matplotlib": (
+        ("cli/bench/shown",),
+        "it draws reports, and is an extra that most need not have",
+    ),
     # Nowhere.
     "gguf": ((), "scripts and tests write models with it; our own strict reader reads headers"),
     "benchmarks": ((), "it measures the others, and is not in the wheel"),
@@ -377,6 +393,7 @@ LAZY = {
     "prompt_toolkit": "0.26 s, and only `chat` needs it",
     "huggingface_hub": "only a pull needs it, and a daemon mostly sits idle",
     "httpx2": "as huggingface_hub",
+    "matplotlib": "0.3 s, and it may not be there",
 }
 
 

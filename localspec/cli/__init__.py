@@ -16,6 +16,7 @@ chat/         the conversation at a terminal
 shell/        what `cmd`, `commit` and `explain` consist of
 editors/      what `editor` writes and prints
 stats/        what `stats` shows
+bench/        what `bench` measures and shows
 terminal/     all that is drawn
 suggest.py    what Tab offers
 settings.py   config.toml, read and changed with its comments kept

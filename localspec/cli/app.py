@@ -35,6 +35,7 @@ SYNONYMS = {
     "cmd": ("command", "shell", "sh"),
     "history": ("conversations", "sessions", "chats"),
     "templates": ("template", "prompts"),
+    "bench": ("benchmark", "measure", "experiment", "perf"),
     "config": ("set", "settings", "configure", "options", "keys"),
     "start": ("serve", "server", "daemon", "up"),
     "stop": ("kill", "quit", "exit", "down", "shutdown"),

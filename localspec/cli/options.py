@@ -49,7 +49,14 @@ COMMANDS = {
         "localspec.cli.commands.templates",
         "List, show, edit and remove saved prompts.",
     ),
-    "stats": ("localspec.cli.commands.stats", "Show tokens, speed and time saved over days."),
+    "stats": (
+        "localspec.cli.commands.figures.stats",
+        "Show tokens, speed and time saved over days.",
+    ),
+    "bench": (
+        "localspec.cli.commands.figures.bench",
+        "Measure whether speculation pays, and for what.",
+    ),
     "config": ("localspec.cli.commands.config", "Show and change the configuration."),
     "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
     "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),

@@ -65,6 +65,7 @@ class Sequence:
         self._cut_short = asked is None or asked > room
         self.n_prompt = len(tokenized.tokens)
         self.tally = Tally(self.n_prompt, cached=slot.reused, moved=slot.moved)
+        self.tally.trace = [] if tokenized.request.timings else None
         self.finished = False
         self.finish_reason = "stop"
         self._vocab = vocab
@@ -211,4 +212,5 @@ class Sequence:
             truncated=self.finish_reason == "length" and self._cut_short and self.left <= 0,
             depths=listed(tally.depths),
             accepts=listed(tally.accepts),
+            trace=tally.trace or [],
         )

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from localspec.engine.speculation.controller import SequenceStep
-from localspec.protocol.frames import Speculation, Timings
+from localspec.protocol.frames import Speculation, Timings, Verified
 
 
 @dataclass(slots=True)
@@ -33,6 +33,7 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     depths: Counter[int] = field(default_factory=Counter)
     accepts: Counter[int] = field(default_factory=Counter)
+    trace: list[Verified] | None = None  # where nobody asked
     started: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     last_token: float = 0.0
@@ -57,6 +58,9 @@ class Tally:
         if len(step.read) == 1:  # else it was mostly there to read a prompt
             self.depths[drafted] += 1
             self.accepts[accepted] += 1
+            if self.trace is not None:
+                kind = step.drafter.kind if drafted and step.drafter is not None else ""
+                self.trace.append(Verified(drafted, accepted, kind))
         if drafted and step.drafter is not None:
             self.drafted += drafted
             self.accepted += accepted

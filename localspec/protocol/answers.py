@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from localspec.protocol.frames import Speculation, Timings
+from localspec.protocol.frames import Speculation, Timings, Verified
 from localspec.protocol.pairs import Capability, FitView
 
 
@@ -206,7 +206,8 @@ class Extra(Struct):
     `news`: what happened to the pair's files, or is wrong in the configuration, said with one answer and
     not again. `not_kept`: why the answer is not in its conversation, said when it is complete. `limit`:
     what a `finish_reason` of "length" means, as many tokens as were asked for or a full context. `ignored`:
-    fields of the request that changed nothing.
+    fields of the request that changed nothing. `passes`: under `timings_per_token`, of each target pass that
+    wrote how many tokens were drafted and accepted, and the drafts' kind ("": it had none).
     """
 
     speculation: Speculation | UnsetType = UNSET
@@ -218,6 +219,7 @@ class Extra(Struct):
     limit: Literal["tokens", "context"] | UnsetType = UNSET
     progress: Progress | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
+    passes: list[Verified] | UnsetType = UNSET
 
 
 Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]
@@ -294,11 +296,21 @@ class ModelList(Struct):
     object: Literal["list"] = "list"
 
 
+class PassCosts(Struct):
+    """What passes of the target and of the draft cost at load, in milliseconds by their width in tokens, and
+    what a round costs beside them.
+    """
+
+    target_ms: dict[int, float]
+    draft_ms: dict[int, float]
+    overhead_ms: float
+
+
 class PairStatus(Struct):
     """`state`: unloaded, loading, ready or set_aside; `progress` 0…1 while loading. `plan`: the memory
     that was free at the load, and what of it the pair is to use; `memory`: bytes of that, null where it is
     not known. `since`: Unix time. `running` and `waiting`: its requests. `unloads_in`: seconds, if nobody
-    asks; null: never. `keep`: it leaves for no other pair.
+    asks; null: never. `keep`: it leaves for no other pair. `costs`: null of a model that writes nothing.
     """
 
     name: str
@@ -318,6 +330,7 @@ class PairStatus(Struct):
     waiting: int = 0
     unloads_in: float | None = None
     keep: bool = False
+    costs: PassCosts | None = None
 
 
 class UpstreamStatus(Struct):

@@ -499,13 +499,22 @@ class Speculation(msgspec.Struct):
     predicted_rejected: int = 0
 
 
+class Verified(msgspec.Struct, frozen=True, array_like=True):
+    """What one target pass made of drafts of this kind; "" where it had none."""
+
+    drafted: int
+    accepted: int
+    kind: str = ""
+
+
 class Done(Frame, omit_defaults=True):
     """The end of a generation.
 
     finish_reason: "stop" (end of generation or a stop string), "length", "cancelled". `truncated`: it was
     the context that ended it, and not the request's own limit. `depths[n]`: target
     passes that verified n drafts; `accepts[n]`: those that accepted n of them. `passes`: of the engine for
-    all requests, since the last one ended, with so many sequences altogether (`busy`).
+    all requests, since the last one ended, with so many sequences altogether (`busy`). `trace`: every pass
+    that wrote, in order, when `timings` were asked for.
     """
 
     id: int
@@ -520,6 +529,7 @@ class Done(Frame, omit_defaults=True):
     accepts: list[int] = []
     passes: int = 0
     busy: int = 0
+    trace: list[Verified] = []
 
 
 class Failed(Frame, omit_defaults=True):

@@ -16,7 +16,6 @@ A part of `scripts/bench` is a module with `main(arguments) -> int`:
     texts/       those tasks, recorded answers, and the engine writing them again
     traces/      depth policies replayed on a recorded trace
     synthetic    pairs with a chosen acceptance rate, which the tests use too
-    quiet        is the machine quiet enough to measure on?
     goals        a median beside its goal
     command      what the command lines share
 

@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import quiet
 from benchmarks.command import add_shared, positive, say
 from localspec.engine import environment
 from localspec.errors import LocalspecError
+from localspec.machine import quiet
 from localspec.paths import default_paths
 
 if TYPE_CHECKING:

@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import engine, quiet
+from benchmarks import engine
 from benchmarks.command import say
 from benchmarks.measuring.runs import PLAIN, Setting
 from localspec import machine
 from localspec.engine import environment
 from localspec.errors import InvalidRequest, LocalspecError
+from localspec.machine import quiet
 
 if TYPE_CHECKING:
     from benchmarks.measuring.interleaved import Plan

@@ -15,9 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks import goals, quiet
+from benchmarks import goals
 from localspec.client.api import Client
 from localspec.errors import NoDaemon
+from localspec.machine import quiet
 
 TIME_GOAL_MS = 400
 MEMORY_GOAL_MB = 60

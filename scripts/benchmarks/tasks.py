@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import quiet
 from benchmarks.command import add_shared, positive, say
 from localspec.engine import environment
 from localspec.errors import LocalspecError
+from localspec.machine import quiet
 
 if TYPE_CHECKING:
     from benchmarks.texts.tasks import Task

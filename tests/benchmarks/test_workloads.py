@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import quiet, synthetic
+from benchmarks import synthetic
 from benchmarks.measuring.workloads import BIG, TINY, WORKLOADS, build, shape, text, workload
 from localspec.engine.llama import Model
+from localspec.machine import quiet
 
 
 def test_workloads_by_name() -> None:

@@ -7,9 +7,9 @@ help.py        help, and man pages
 embed.py       texts as numbers
 history.py     what was asked and answered
 templates.py   saved prompts
-stats.py       tokens, speed and time saved over days
 config.py      show and change the configuration
 completion.py  completion for bash, zsh and fish
+figures/       stats, bench
 daemon/        start, stop, status, logs, service, unload, doctor
 editors/       complete, editor
 shell/         cmd, commit, explain

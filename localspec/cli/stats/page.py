@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -48,29 +49,35 @@ def page(found: dict[str, Any]) -> str:
     """The whole document."""
     title = "localspec statistics" + (f": {found['pair']}" if found["pair"] else "")
     first, *rest = summary(found)
-    body = [f"<h1>{_text(title)}</h1>", f"<p>{_text(first)}</p>"]
-    body += [f"<p>{_text(sentence)}</p>" for sentence in rest]
+    body = [f"<h1>{as_html(title)}</h1>", f"<p>{as_html(first)}</p>"]
+    body += [f"<p>{as_html(sentence)}</p>" for sentence in rest]
     if found["total"]["answers"]:
         if len(found["by_day"]) > 1:  # of one day a chart says nothing
             body.append(_charts(found["by_day"]))
         body += [_table(*each) for each in tables(found)]
     body.append("<footer>")
-    body += [f"<p>{_text(sentence)}</p>" for sentence in notes(found)]
+    body += [f"<p>{as_html(sentence)}</p>" for sentence in notes(found)]
     when = time.strftime("%Y-%m-%d %H:%M")
     span = f"{found['since']} to {found['until']}"
-    body.append(f"<p>{_text(span)}; written {when}.</p></footer>")
+    body.append(f"<p>{as_html(span)}; written {when}.</p></footer>")
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str], style: str = "") -> str:
+    """A whole page of parts that are HTML already; `style` comes after that of every page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">\n"
-        f"<title>{_text(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{as_html(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + "\n</body>\n</html>\n"
     )
 
 
-def _text(text: str) -> str:
+def as_html(text: str) -> str:
+    """Text as it is shown, whatever is in it."""
     return escape(visible(text, lines=False))
 
 
@@ -86,26 +93,30 @@ def _chart(plotted: Series, names: list[str], per: str) -> str:
         height = 100 * value / (plotted.most or 1) if value else 0
         kind = f'style="height:{max(height, 2):.1f}%"' if value is not None else 'class="none"'
         told = shown if value is not None else "none"
-        bars.append(f'<i {kind} title="{_text(name)}: {told}"></i>')
+        bars.append(f'<i {kind} title="{as_html(name)}: {told}"></i>')
     return (
         f"<figure><figcaption><b>{plotted.name} {per}</b><span>{plotted.range}</span></figcaption>"
         f'<div class="chart" role="img" aria-label="{plotted.name} {per}: {plotted.range}">'
-        f"{''.join(bars)}</div><figcaption><span>{_text(names[0])}</span><span>{_text(names[-1])}</span>"
+        f"{''.join(bars)}</div><figcaption><span>{as_html(names[0])}</span><span>{as_html(names[-1])}</span>"
         "</figcaption></figure>"
     )
 
 
 def _table(head: str, rows: list[tuple[str, list[str]]]) -> str:
-    heads = "".join(f'<th scope="col">{name.capitalize()}</th>' for name in (head, *COLUMNS))
+    return f"<h2>By {head.lower()}</h2>\n{table((head, *COLUMNS), [[name, *cells] for name, cells in rows])}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """On a phone each row is a block of its own, with the headings beside its cells."""
+    shown = [as_html(name.capitalize()) for name in heads]
     lines = []
-    for name, cells in rows:
+    for first, *cells in rows:
         told = "".join(
-            f'<td data-name="{column.capitalize()}">{cell}</td>'
-            for column, cell in zip(COLUMNS, cells, strict=True)
+            f'<td data-name="{name}">{as_html(cell)}</td>'
+            for name, cell in zip(shown[1:], cells, strict=True)
         )
-        lines.append(f"<tr><td>{_text(name)}</td>{told}</tr>")
+        lines.append(f"<tr><td>{as_html(first)}</td>{told}</tr>")
+    named = "".join(f'<th scope="col">{name}</th>' for name in shown)
     return (
-        f"<h2>By {head.lower()}</h2>\n<table><thead><tr>{heads}</tr></thead>\n<tbody>"
-        + "\n".join(lines)
-        + "</tbody></table>"
+        f"<table><thead><tr>{named}</tr></thead>\n<tbody>" + "\n".join(lines) + "</tbody></table>"
     )

@@ -202,6 +202,8 @@ class LlamaServerShape:
             "timings": msgspec.to_builtins(done.timings),
             "localspec": {"speculation": msgspec.to_builtins(done.speculation)},
         }
+        if done.trace:
+            answer["localspec"]["passes"] = msgspec.to_builtins(done.trace)
         if note := self.answer.news(self.answer.note(self._note())):
             answer["localspec"]["note"] = note
         wanted = self._request.response_fields

@@ -136,6 +136,7 @@ class OpenAIShape(ABC):
             conversation=self.conversation,
             not_kept=not_kept or UNSET,
             limit=limit(done),
+            passes=(done[0].trace if len(done) == 1 else UNSET) or UNSET,
         )
         return completion
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -12,7 +14,7 @@ from localspec.daemon.worker import placement
 from localspec.daemon.worker.death import Mapped
 from localspec.daemon.worker.process import Worker
 from localspec.protocol import frames
-from localspec.protocol.answers import PairStatus, Progress
+from localspec.protocol.answers import PairStatus, PassCosts, Progress
 
 _LEAST_ROOM = 8  # one part of the room for prompts without a slot stays
 
@@ -114,7 +116,20 @@ def told(name: str, state: State, note: str | None) -> PairStatus:
                 pid=engine.worker.pid,
                 since=engine.since,
                 memory=plan.needed if plan else None,
+                costs=_costs(info.profile),
             )
+
+
+def _costs(profile: Mapping[str, Any]) -> PassCosts | None:
+    """What a worker says passes cost; an encoder has none that write."""
+    if not profile.get("target_ms"):
+        return None
+    overhead = float(profile.get("overhead_ms") or 0.0)
+    return PassCosts(_table(profile, "target_ms"), _table(profile, "draft_ms"), overhead)
+
+
+def _table(profile: Mapping[str, Any], name: str) -> dict[int, float]:
+    return {int(width): float(ms) for width, ms in (profile.get(name) or {}).items()}
 
 
 def waits_for(

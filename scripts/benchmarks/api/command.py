@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import quiet
 from benchmarks.api import clients, conversation, editor, gaps, prefill, reissue, several
 from benchmarks.api.shared import Bench, Section
 from benchmarks.command import add_shared, positive, say
@@ -20,6 +19,7 @@ from benchmarks.measuring.report import verdict_line
 from benchmarks.measuring.workloads import SIZES, workload
 from localspec.engine.pair.models import physical_cores
 from localspec.errors import LocalspecError
+from localspec.machine import quiet
 from localspec.paths import default_paths
 
 PARTS = {

@@ -25,9 +25,9 @@ from benchmarks.measuring.workloads import (
     build,
     text,
 )
-from benchmarks.quiet import Others
 from benchmarks.servers.llama_server import Running, Server
 from localspec.engine.pair.models import physical_cores
+from localspec.machine.quiet import Others
 from localspec.protocol.frames import EngineSettings
 
 

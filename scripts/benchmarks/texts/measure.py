@@ -12,10 +12,10 @@ from pathlib import Path
 
 from benchmarks.measuring.runs import PLAIN, BenchError, Setting
 from benchmarks.measuring.workloads import Text
-from benchmarks.quiet import Others
 from benchmarks.servers.llama_server import Running, Server
 from benchmarks.texts.answers import Asker
 from benchmarks.texts.tasks import Task
+from localspec.machine.quiet import Others
 from localspec.protocol.frames import EngineSettings, Failed, Speculative
 
 OURS = ("plain", "auto")

@@ -1,0 +1,202 @@
+"""From answers to what is said of each kind of work."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from localspec.cli.bench import statistics, theory
+from localspec.cli.bench.report import (
+    Acceptance,
+    Costs,
+    Difference,
+    Mode,
+    Round,
+    Run,
+    Sampling,
+    Side,
+    Theirs,
+    Theory,
+    Workload,
+)
+from localspec.cli.bench.running import Found
+from localspec.cli.bench.statistics import Pair
+from localspec.cli.bench.verdict import verdict
+from localspec.cli.bench.workloads import Work
+
+_SHOWN = 24  # characters of a text behind the place where it parts from the other
+_LOOKED_UP = ("ngram",)  # sources of drafts that cost nothing
+
+
+def workloads(works: Sequence[Work], found: Found, costs: Costs | None) -> list[Workload]:
+    """Each kind of work at temperature 0, then those at the pair's own sampling."""
+    told = []
+    for sampling in ("greedy", "own"):
+        runs = [run for run in found.runs if run.sampling == sampling]
+        if sampling == "greedy" or runs:
+            told += [_workload(work, sampling, runs, found, costs) for work in works]
+    return told
+
+
+def _workload(
+    work: Work, sampling: Sampling, runs: Sequence[Run], found: Found, costs: Costs | None
+) -> Workload:
+    own = [run for run in runs if run.workload == work.name]
+    plain, drafted = ([run for run in own if run.mode == mode] for mode in ("plain", "speculative"))
+    told = Workload(work.name, work.about, sampling, "not measured")
+    if not plain or not drafted:
+        told.note = found.failed.get(work.name, "There was no time for it.")
+        told.plain = side(plain) if plain else None
+        told.speculative = side(drafted) if drafted else None
+        return told
+    told.plain, told.speculative = side(plain), side(drafted)
+    together = pairs(own)
+    told.speed_up = statistics.speed_up([rates for rates, _ in together])
+    told.latency = statistics.speed_up([times for _, times in together])
+    told.acceptance = acceptance(drafted)
+    told.verdict = verdict(told.speed_up or told.latency, told.acceptance, told.speculative.tokens)
+    if sampling == "greedy":
+        told.differences = differences(work.name, found.texts)
+        told.identical = all(a.digest == b.digest for a, b in _matched(own))
+        told.theory = _theory(told.acceptance, drafted, found.probes, work.name, costs)
+    return told
+
+
+def side(runs: Sequence[Run]) -> Side:
+    """Of one mode."""
+    timed = [run for run in runs if run.rate]
+    seconds = sum(run.write_ms for run in timed) / 1e3
+    counted = [run for run in runs if run.joules is not None]
+    energy = sum(run.joules or 0.0 for run in counted)
+    written = sum(run.tokens for run in counted)
+    return Side(
+        answers=len(runs),
+        tokens=sum(run.tokens for run in runs),
+        rate=sum(run.tokens - 1 for run in timed) / seconds if seconds else None,
+        first_ms=statistics.median([run.first_ms for run in runs]),
+        total_ms=statistics.median([run.total_ms for run in runs]),
+        joules_per_token=energy / written if written else None,
+    )
+
+
+def _matched(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Plain and speculative answers of the same prompt and repetition."""
+    plain = {(run.prompt, run.repetition): run for run in runs if run.mode == "plain"}
+    return [
+        (plain[run.prompt, run.repetition], run)
+        for run in runs
+        if run.mode == "speculative" and (run.prompt, run.repetition) in plain
+    ]
+
+
+def pairs(runs: Sequence[Run]) -> list[tuple[Pair, Pair]]:
+    """Of each prompt answered both ways: tokens after the first in their time, and all in the whole time."""
+    return [
+        (
+            Pair(_after(a), a.write_ms / 1e3, _after(b), b.write_ms / 1e3),
+            Pair(a.tokens, a.total_ms / 1e3, b.tokens, b.total_ms / 1e3),
+        )
+        for a, b in _matched(runs)
+    ]
+
+
+def _after(run: Run) -> int:
+    """Tokens after the first; 0 where they are too few for a rate."""
+    return run.tokens - 1 if run.rate else 0
+
+
+def theirs(works: Sequence[Work], found: Found) -> list[Theirs]:
+    """Another server's answers, each kind of work beside ours with drafts."""
+    told = []
+    drafted = [run for run in found.runs if run.mode == "speculative" and run.sampling == "greedy"]
+    for work in works:
+        runs = [run for run in found.theirs if run.workload == work.name]
+        own = {(run.prompt, run.repetition): run for run in drafted if run.workload == work.name}
+        both = [
+            Pair(_after(run), run.write_ms / 1e3, _after(ours), ours.write_ms / 1e3)
+            for run in runs
+            if (ours := own.get((run.prompt, run.repetition)))
+        ]
+        note = "" if runs else found.their_failed.get(work.name, "There was no time for it.")
+        side_ = side(runs) if runs else None
+        told.append(Theirs(work.name, side_, statistics.speed_up(both), note))
+    return told
+
+
+def acceptance(runs: Sequence[Run]) -> Acceptance:
+    drafted, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
+    tokens, passes = sum(run.tokens for run in runs), sum(run.passes for run in runs)
+    # What several rounds brought together does not say which of them was rejected.
+    single = [each for run in runs for each in run.rounds if each.tokens - each.accepted == 1]
+    tried = [each for each in single if each.drafted]
+    kept = sum(each.accepted for each in tried)
+    rejections = sum(each.accepted < each.drafted for each in tried)
+    sources: dict[str, tuple[int, int]] = {}
+    for run in runs:
+        for each in run.rounds:
+            if each.drafted:
+                kind = each.kind or run.source or "unknown"
+                before = sources.get(kind, (0, 0))
+                sources[kind] = (before[0] + each.drafted, before[1] + each.accepted)
+    return Acceptance(
+        drafted,
+        accepted,
+        drafted - accepted,
+        accepted / drafted if drafted else None,
+        accepted / tokens if tokens else None,
+        kept / (kept + rejections) if kept + rejections else None,
+        kept / len(tried) if tried else None,
+        tokens / passes if passes else None,
+        survival(tried),
+        sources,
+    )
+
+
+def survival(rounds: Sequence[Round]) -> list[float]:
+    """The share of first, second, … drafts that were accepted, of rounds that had one there."""
+    had: Counter[int] = Counter()
+    kept: Counter[int] = Counter()
+    for each in rounds:
+        had.update(range(each.drafted))
+        kept.update(range(each.accepted))
+    return [kept[at] / had[at] for at in range(max(had, default=-1) + 1)]
+
+
+def differences(work: str, texts: Mapping[tuple[str, int, Mode], str]) -> list[Difference]:
+    """Where texts part, by prompt."""
+    found = []
+    for (name, prompt, mode), plain in texts.items():
+        other = texts.get((work, prompt, "speculative"))
+        if name != work or mode != "plain" or other is None or other == plain:
+            continue
+        at = parts_at(plain, other)
+        found.append(Difference(prompt, at, plain[at : at + _SHOWN], other[at : at + _SHOWN]))
+    return found
+
+
+def parts_at(one: str, other: str) -> int:
+    """How many characters are the same at the beginning."""
+    same = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        same += 1
+    return same
+
+
+def _theory(
+    told: Acceptance, runs: Sequence[Run], probes: Sequence[Run], work: str, costs: Costs | None
+) -> Theory | None:
+    """Of a pair whose costs are known."""
+    if costs is None or not costs.target_ms:
+        return None
+    rounds = [each for run in runs for each in run.rounds]
+    count = sum(max(each.tokens - each.accepted, 1) for each in rounds)
+    if not count:
+        return None
+    depth = sum(each.drafted for each in rounds) / count
+    lookup = all(source in _LOOKED_UP for source in told.sources)
+    prices = theory.Prices(costs, drafts_cost=not lookup)
+    said = theory.by_formula(told, depth, prices)
+    tried = [run.rounds for run in probes if run.workload == work]
+    return theory.replay(said, tried, [run.rounds for run in runs], prices)

@@ -1,0 +1,134 @@
+"""What speculation should gain, by formula and by replay with measured costs. Pure arithmetic.
+
+A draft of γ tokens of which each is accepted with probability α if all before it were, gives
+(1 − α^(γ+1)) / (1 − α) tokens per pass, the target's own one included (Leviathan et al. 2023). What a pass
+costs is a staircase of its width that differs by machine, so speed-ups come from the measured one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localspec.cli.bench.report import Acceptance, Costs, Round, Theory
+
+_PAD = 0.98  # a wider pass is taken where it costs less than this share: as the engine does
+DEEPEST = 12  # drafts of a pass that are replayed
+
+
+def expected_tokens(alpha: float, depth: float) -> float:
+    """Of one pass with so many drafts; depth 0: 1."""
+    if alpha >= 1:
+        return depth + 1
+    survives: float = alpha ** (depth + 1)
+    return (1 - survives) / (1 - alpha)
+
+
+class Prices:
+    """Milliseconds of rounds by how many tokens they draft."""
+
+    def __init__(self, costs: Costs, *, drafts_cost: bool = True) -> None:
+        """drafts_cost: a model drafts; what is looked up costs nothing."""
+        self._widths = sorted(costs.target_ms)
+        self._ms = [costs.target_ms[width] for width in self._widths]
+        self._draft = costs.draft_ms.get(1, 0.0) if drafts_cost else 0.0
+        self._overhead = costs.overhead_ms
+
+    def target(self, rows: float) -> float:
+        """Of a pass with so many rows: linear between measured widths, or a wider one that is cheaper."""
+        own = self._linear(rows)
+        wider = [ms for width, ms in zip(self._widths, self._ms, strict=True) if width > rows]
+        best = min(wider, default=own)
+        return best if best < own * _PAD else own
+
+    def round(self, depth: float) -> float:
+        return self.target(depth + 1) + depth * self._draft + self._overhead
+
+    def spent(self, seen: Round) -> float:
+        """What came together may be of several rounds: each brings one token beside the accepted."""
+        count = max(seen.tokens - seen.accepted, 1)
+        return count * self.round(seen.drafted / count)
+
+    @property
+    def plain(self) -> float:
+        """Of one token without drafts."""
+        return self._linear(1) + self._overhead
+
+    def _linear(self, rows: float) -> float:
+        if rows <= self._widths[0]:
+            return self._ms[0]
+        for at in range(1, len(self._widths)):
+            if rows <= self._widths[at]:
+                low, high = self._widths[at - 1], self._widths[at]
+                share = (rows - low) / (high - low)
+                return self._ms[at - 1] + share * (self._ms[at] - self._ms[at - 1])
+        slope = max(self._ms[-1] - self._ms[0], 0.0) / max(self._widths[-1] - 1, 1)
+        return self._ms[-1] + (rows - self._widths[-1]) * slope
+
+
+def by_formula(acceptance: Acceptance, depth: float, prices: Prices) -> Theory:
+    """At the measured acceptance and mean depth."""
+    tokens = expected_tokens(acceptance.conditional or 0.0, depth)
+    return Theory(depth, tokens, tokens * prices.plain / prices.round(depth))
+
+
+def hits(rounds: Sequence[Round]) -> list[bool]:
+    """Token by token, whether a draft was right there, from rounds that drafted as deep as they could.
+
+    Behind drafts that were all accepted nobody knows; there a right one is assumed.
+    """
+    known: list[bool] = []
+    for each in rounds:
+        whole = each.drafted > 0 and each.accepted == each.drafted
+        known += [True] * each.accepted + [whole] * (each.tokens - each.accepted)
+    return known
+
+
+def fixed(known: Sequence[bool], depth: int, prices: Prices) -> float:
+    """Milliseconds of all tokens if every round drafted so many, but no more than there are tokens left."""
+    at, ms = 0, 0.0
+    while at < len(known):
+        drafted = min(depth, len(known) - at - 1)
+        ms += prices.round(drafted)
+        at += _right(known, at, drafted) + 1
+    return ms
+
+
+def clairvoyant(known: Sequence[bool], deepest: int, prices: Prices) -> float:
+    """Milliseconds at the least, of somebody who drafts only what will be accepted."""
+    round_ms = [prices.round(depth) for depth in range(deepest + 1)]
+    left = [0.0] * (len(known) + 1)
+    for at in reversed(range(len(known))):
+        right = _right(known, at, min(deepest, len(known) - at - 1))
+        left[at] = min(round_ms[depth] + left[at + depth + 1] for depth in range(right + 1))
+    return left[0]
+
+
+def _right(known: Sequence[bool], at: int, most: int) -> int:
+    """How many tokens from there on a draft would have right, `most` at the most."""
+    count = 0
+    while count < most and known[at + count]:
+        count += 1
+    return count
+
+
+def replay(
+    theory: Theory,
+    probes: Sequence[Sequence[Round]],
+    chosen: Sequence[Sequence[Round]],
+    prices: Prices,
+) -> Theory:
+    """`theory` with what replay says. probes: answers drafted as deep as they could; chosen: as usual."""
+    traces = [known for each in probes if (known := hits(each))]
+    rounds = [each for answer in chosen for each in answer]
+    tokens, written = sum(map(len, traces)), sum(each.tokens for each in rounds)
+    if not tokens or not written:
+        return theory
+    plain = tokens * prices.plain
+    times = [sum(fixed(known, depth, prices) for known in traces) for depth in range(DEEPEST + 1)]
+    best = min(range(len(times)), key=times.__getitem__)
+    least = sum(clairvoyant(known, DEEPEST, prices) for known in traces)
+    own = sum(map(prices.spent, rounds)) / written * tokens
+    theory.best_depth, theory.best_speed_up = best, plain / times[best]
+    theory.optimum, theory.reached = plain / least, least / own
+    theory.regret = own / times[best] - 1
+    return theory

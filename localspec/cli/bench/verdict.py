@@ -1,0 +1,98 @@
+"""Whether it pays, in a word for each kind of work and in a sentence for a person. Pure logic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from localspec.cli.bench.report import Acceptance, Estimate, Verdict, Workload
+
+GAIN, LOSS = 1.03, 0.97  # an interval beyond is more than noise
+_BAND = 0.1  # without an interval: so far from 1 is taken for a difference
+_NEAR = 0.07  # an interval so close around 1 is no difference
+_HARDLY = 0.15  # drafted tokens for each that was written: speculation was mostly off
+_NAMES = {"code": "code", "text": "text"}
+
+
+def verdict(found: Estimate | None, acceptance: Acceptance | None, tokens: int) -> Verdict:
+    """tokens: that were written with drafts."""
+    if found is None:
+        return "not measured"
+    low, high = found.low, found.high
+    if low is None or high is None:
+        low, high = found.value / (1 + _BAND) * GAIN, found.value * (1 + _BAND) * LOSS
+    if low > GAIN:
+        return "faster"
+    if high < LOSS:
+        return "slower"
+    if acceptance is not None and acceptance.drafted < _HARDLY * tokens:
+        return "off"
+    if low >= 1 - _NEAR and high <= 1 + _NEAR:
+        return "same"
+    return "unclear"
+
+
+def sentence(workloads: Sequence[Workload]) -> str:
+    """As in "Worth it for code (2.31×), off by itself for text."."""
+    said = [_said([each for each in workloads if each.sampling == "greedy"])]
+    own = [each for each in workloads if each.sampling == "own"]
+    if own:
+        said.append(f"With the pair's own sampling: {_lower(_said(own))}")
+    return " ".join(said)
+
+
+def _said(workloads: Sequence[Workload]) -> str:
+    measured = [each for each in workloads if each.verdict != "not measured"]
+    if not measured:
+        return "Nothing was measured."
+    by_verdict: dict[Verdict, list[str]] = {}
+    for name, word, about in _named(measured):
+        by_verdict.setdefault(word, []).append(f"{name}{about}")
+    phrases = [
+        (f"{_PHRASES[word]} {listed(by_verdict[word])}") for word in _PHRASES if word in by_verdict
+    ]
+    whole = ", ".join(phrases)
+    if "faster" not in by_verdict:
+        whole = f"not worth it here: {whole}"
+    return f"{whole[0].upper()}{whole[1:]}."
+
+
+_PHRASES: dict[Verdict, str] = {
+    "faster": "worth it for",
+    "off": "off by itself for",
+    "same": "no gain and no loss for",
+    "unclear": "not clear for",
+    "slower": "slower for",
+}
+
+
+def _named(workloads: Sequence[Workload]) -> list[tuple[str, Verdict, str]]:
+    """A whole group where all of it is alike, else each by its name; with figures in brackets."""
+    found = []
+    for about, name in _NAMES.items():
+        group = [each for each in workloads if each.about == about]
+        words = {each.verdict for each in group}
+        if len(words) == 1 and len(group) > 1:
+            found.append((name, group[0].verdict, _bracket(group)))
+        else:
+            found += [(each.name, each.verdict, _bracket([each])) for each in group]
+    return found
+
+
+def _bracket(group: Sequence[Workload]) -> str:
+    """The speed-ups of a group, where its verdict does not say them."""
+    values = sorted(found.value for each in group if (found := each.speed_up or each.latency))
+    if group[0].verdict in ("off", "same") or not values:
+        return ""
+    low, high = f"{values[0]:.1f}", f"{values[-1]:.1f}"
+    if group[0].verdict in ("slower", "unclear"):
+        low, high = f"{values[0]:.2f}", f"{values[-1]:.2f}"
+    return f" ({low}×)" if low == high else f" ({low} to {high}×)"
+
+
+def listed(names: Sequence[str]) -> str:
+    """As in "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]

@@ -1,0 +1,183 @@
+"""`localspec bench`: whether speculation pays here, and for what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localspec.cli import suggest
+from localspec.cli.app import Limited
+from localspec.cli.terminal import render
+from localspec.errors import UsageError
+
+if TYPE_CHECKING:
+    from localspec.cli.bench.report import Report
+    from localspec.cli.bench.running import Plan
+
+_INTERRUPTED = 130
+_TOKENS, _QUICK_TOKENS = 128, 64
+_REPETITIONS, _QUICK_REPETITIONS = 2, 3
+_QUICK_S = 19.0  # with the load
+
+
+@click.command(
+    help="Measure whether speculation pays on this machine, with PAIR (default: the configured one): the "
+    "same prompts plain and with drafts in turns, for code, edits, JSON, summaries, prose and more.\n\n"
+    "`localspec bench compare A.json B.json` shows two reports side by side.",
+    epilog="Examples:\n\n\b\n  localspec bench --quick\n  localspec bench coder-7b --json > before.json\n"
+    "  localspec bench --html report.html\n  localspec bench --prompts my.jsonl\n"
+    "  localspec bench compare before.json after.json",
+)
+@click.argument("names", nargs=-1, metavar="[PAIR]", shell_complete=suggest.pairs)
+@click.option("--quick", is_flag=True, help="Four kinds of work with short answers, in 20 seconds.")
+@click.option(
+    "-n",
+    "--tokens",
+    cls=Limited,
+    type=click.IntRange(8, 100_000),
+    metavar="TOKENS",
+    help=f"Maximum length of an answer (default: {_TOKENS}; with --quick {_QUICK_TOKENS}).",
+)
+@click.option(
+    "--repetitions",
+    cls=Limited,
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help=f"Ask each prompt N times (default: {_REPETITIONS}; with --quick {_QUICK_REPETITIONS}, as far as "
+    "time allows).",
+)
+@click.option(
+    "--minutes",
+    cls=Limited,
+    type=click.FloatRange(0.1, 10_000),
+    metavar="N",
+    help="Stop after about N minutes and report what was measured.",
+)
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help='Use your own prompts: paragraphs of text, or lines of JSON with "prompt", or with "prefix" and '
+    '"suffix".',
+)
+@click.option(
+    "--history",
+    cls=Limited,
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Use the first questions of your last N conversations.",
+)
+@click.option(
+    "--drafts",
+    multiple=True,
+    metavar="DRAFT",
+    help="Compare drafts for PAIR's target, best first: files, pairs whose draft is meant, ngram or heads. "
+    "PAIR comes before it, and more drafts may follow: bench coder-7b --drafts a.gguf b.gguf ngram",
+)
+@click.option(
+    "--against",
+    metavar="URL|SOCKET",
+    help="Ask another server the same, as it is set up: one with OpenAI's API, or llama-server.",
+)
+@click.option(
+    "--html",
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help="Write the report to FILE as one HTML page with plots; needs the extra localspec[bench].",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Output one line of JSON; --schema describes it."
+)
+@click.option("--schema", is_flag=True, help="Print the JSON schema of the report and exit.")
+def command(names: tuple[str, ...], **options: Any) -> int:
+    if options["schema"]:
+        from localspec.cli.bench import report
+
+        render.verbatim(report.SCHEMA.read_text(encoding="utf-8").rstrip())
+        return 0
+    if names[:1] == ("compare",):
+        return _compare(names[1:])
+    more = names[1:] if options["drafts"] else ()
+    if len(names) > 1 and not more:
+        raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
+    if options["html"]:
+        from localspec.cli.bench.shown import plots
+
+        plots.check()  # before minutes are spent
+    drafts = (*options["drafts"], *more)
+    found = _measured(names[0] if names else "", drafts, _plan(options))
+    _shown(found, options)
+    return _INTERRUPTED if found.partial else 0
+
+
+def _shown(found: Report, options: dict[str, Any]) -> None:
+    if options["as_json"]:
+        from localspec.cli.bench import report
+
+        render.record(report.as_json(found))
+    else:
+        from localspec.cli.bench.shown import text
+
+        text.show(found)
+    if options["html"]:
+        from localspec.cli.bench.shown import page
+
+        file = Path(options["html"]).expanduser()
+        file.write_text(page.page(found), encoding="utf-8")
+        render.note(f"Saved {file}.")
+
+
+def _plan(options: dict[str, Any]) -> Plan:
+    """Raises UsageError: two sources of prompts, or none in them."""
+    from localspec.cli.bench import workloads
+    from localspec.cli.bench.asking import Other
+    from localspec.cli.bench.running import Plan
+
+    quick = options["quick"]
+    if options["prompts"] and options["history"]:
+        raise UsageError("--prompts and --history cannot be used together.")
+    if options["prompts"]:
+        works = workloads.from_file(options["prompts"])
+    elif options["history"]:
+        works = workloads.from_history(options["history"])
+    else:
+        works = workloads.shipped(quick=quick)
+    minutes = options["minutes"]
+    return Plan(
+        works,
+        options["tokens"] or (_QUICK_TOKENS if quick else _TOKENS),
+        options["repetitions"] or (_QUICK_REPETITIONS if quick else _REPETITIONS),
+        seconds=minutes * 60 if minutes else _QUICK_S if quick else None,
+        own=not quick,
+        probe=not quick,
+        against=Other(options["against"]) if options["against"] else None,
+    )
+
+
+def _measured(name: str, drafts: tuple[str, ...], plan: Plan) -> Report:
+    from localspec.cli import inputs
+    from localspec.cli.bench import drafts as ranking
+    from localspec.cli.bench import measured
+    from localspec.cli.bench.shown.text import Live
+
+    live = Live()
+    try:
+        pair = inputs.pair(name) if name else ""
+        if drafts:
+            return ranking.compare(plan, pair, drafts, live.say, live.show)
+        return measured.measure(plan, pair, live.say, live.show)
+    finally:
+        live.clear()
+
+
+def _compare(names: tuple[str, ...]) -> int:
+    from localspec.cli.bench import report
+    from localspec.cli.bench.shown import text
+
+    if len(names) != 2:
+        raise UsageError("Compare two reports: localspec bench compare A.json B.json")
+    first, second = names
+    text.compare(report.read(first), report.read(second), (first, second))
+    return 0
