@@ -240,7 +240,7 @@ class Engine:
         costs, count = self.pair.learned.costs, len(steps)
         drafting = any(step.drafts.tokens for step in steps)
         costs.observe_overhead((round_s - busy_s) * 1e3, count, drafting)
-        plain_ms = float(lane.pass_ms(count, count)[-1]) + costs.overhead(count, False)
+        plain_ms = lane.plain_ms(count) + costs.overhead(count, False)
         for sequence in sequences:
             made = sequence.tally.round_over(round_s * 1e3, plain_ms)
             self._controller.elapsed(sequence.step, made, round_s * 1e3 / len(steps), plain_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -480,6 +481,20 @@ def test_a_request_is_told_what_the_passes_over_others_prompts_have_cost(
 
 
 # ---------------------------------------------------------------------------- slow machines
+
+
+def test_what_a_plain_pass_costs_is_told_alike_by_both_who_are_asked(
+    contextual_files: PairFiles, load: Load
+) -> None:
+    """Alone for a round's books, and among the depths that drafts may have; with padding that pays."""
+    engine, rng = load(contextual_files), random.Random(7)
+    lane = engine.pair.shared
+    for _ in range(40):
+        lane.costs = CostTable({width: rng.uniform(1, 9) for width in (1, 2, 3, 4, 6, 8, 12)})
+        for sequences in (1, 2, 3, 4, 8):
+            assert lane.plain_ms(sequences) == pytest.approx(lane.pass_ms(sequences, sequences)[-1])
+    exact = engine.pair.exact.lane()
+    assert exact.plain_ms(1) == pytest.approx(exact.pass_ms(1)[-1])
 
 
 @pytest.mark.parametrize("least", [0.0, 0.2])

@@ -97,14 +97,26 @@ class Lane:
         their texts as those are that write.
         """
         counts = np.arange(rows + 1)
-        before = [each.slot.n_past for each in self.active if not each.prefilling]
-        depth = sum(before) / max(len(before), 1)
         if self.width is None:
-            deeper = self.attention.ms(counts, sequences, depth)
+            deeper = self.attention.ms(counts, sequences, self._depth)
             deeper[0] = 0.0  # no pass
             return np.asarray(self.costs.of(sequences).padded_ms(rows) + deeper)
-        each_ms = self.costs.ms(self.width) + self.attention.ms(float(self.width), 1, depth)
-        return np.asarray(-(-counts // self.width) * each_ms)
+        return np.asarray(-(-counts // self.width) * self.plain_ms(1))
+
+    def plain_ms(self, sequences: int) -> float:
+        """Milliseconds of a pass in which each of so many has one row: what `pass_ms` ends with then, for
+        every round asks for that.
+        """
+        rows = self.width or sequences
+        costs = self.costs if self.width else self.costs.of(sequences)
+        wide = self.pad_to(rows, sequences)
+        return costs.ms(wide) + self.attention.ms(float(rows), sequences, self._depth)
+
+    @property
+    def _depth(self) -> float:
+        """Tokens before those that are written, on average over the texts."""
+        before = [each.slot.n_past for each in self.active if not each.prefilling]
+        return sum(before) / max(len(before), 1)
 
     def pad_to(self, rows: int, sequences: int = 1) -> int:
         """How wide the pass for so many rows of so many sequences should be."""
