@@ -17,8 +17,8 @@ from localspec.protocol.frames import InfillPrompt
 
 PREFILL_S = 2.0  # of reading a whole prompt: as long as an editor may wait for its first suggestion
 # Tokens around the cursor, a sixth of them after it, since a key reads those. llama-server takes as
-# many as its batch has: 1024 as editors' plug-ins recommend it for slow machines, 2048 by default.
-LEAST, MOST = 1024, 2048
+# many as its batch has: as editors' plug-ins recommend it 512 without a GPU, 1024 with one; 2048 by default.
+LEAST, USUAL, MOST = 512, 1024, 2048
 DEFAULT_PREDICT = 128  # tokens kept free for the completion where the request does not say
 _MARKERS = 8  # tokens of the layout, and some to spare
 _STEP = 128  # tokens: the repository's room changes by so many
@@ -30,10 +30,11 @@ Plain = Callable[[str], list[int]]
 
 def prompt_budget(per_token_ms: float) -> int:
     """Tokens of a prompt that are read in PREFILL_S: a power of two, since prompts that differ in
-    length share little, and a measurement differs a little each time.
+    length share little, and a measurement differs a little each time. What is around the cursor, which an
+    editor has to wait for, is half of them; up to USUAL that half alone takes no longer.
     """
-    tokens = int(PREFILL_S * 1e3 / per_token_ms)
-    return max(2 * LEAST, 1 << max(tokens.bit_length() - 1, 0))
+    tokens = 1 << max(int(PREFILL_S * 1e3 / per_token_ms).bit_length() - 1, 0)
+    return max(2 * min(max(tokens, LEAST), USUAL), tokens)
 
 
 def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -> list[int]:
