@@ -25,6 +25,7 @@ VERBATIM = (
     "--html",
     "logs",
     "completion",
+    "editor config",
     "history export",
     "config path",
     "--path",
@@ -119,8 +120,10 @@ def test_no_word_is_broken_that_would_fit(lived_in: Home) -> None:
         jobs = [job(line, width) for line in LINES]
         shown = in_a_terminal(lived_in.environment, jobs, columns=80)
         for line, raw, (_, out, err) in zip(LINES, shown, plain, strict=True):
-            if line.startswith("history"):
-                continue  # Markdown is drawn on a terminal, which is told that nothing was found too
+            # Markdown is drawn on a terminal, which is told that nothing was found too; and what is measured
+            # differs each time.
+            if line.startswith(("history", "bench")):
+                continue
             known = words(out + err)
             found = words("\n".join(lines_of(raw)))
             broken = {each for each in found - known if each.isalpha() and each.isascii()}

@@ -185,7 +185,7 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
         def share(self) -> float:
             return others[0]
 
-    def measure(run: object, widths: Iterable[int], deadline: float) -> Measured:
+    def measure(run: object, widths: Iterable[int], deadline: float, turn: object) -> Measured:
         return Measured(dict.fromkeys(widths, took[0]), noise[0])
 
     monkeypatch.setattr("localspec.engine.pair.measuring.Contention", Quiet)

@@ -114,13 +114,14 @@ class Preparers(Generic[Ready_co]):
 
     def _prepare(self, request: Work | Small, preparer: Prepares[Ready_co] | None) -> None:
         self._send(Preparing(request.id, begins=True))
+        ready: Ready_co | None = None
         try:
             if preparer is None:
                 raise Unavailable("No pair is loaded.")
             if request.id in self._cancelled:
                 raise Cancelled("The request was cancelled.")
             if isinstance(request, Work):
-                self._ready(preparer.prepare(request))
+                ready = preparer.prepare(request)
             else:
                 self._send(Reply(request.id, preparer.answer(request)))
         except LocalspecError as error:
@@ -134,6 +135,10 @@ class Preparers(Generic[Ready_co]):
             self._send(Failed(request.id, "internal_error", message))
         finally:
             self._send(Preparing(request.id, begins=False))
+        if (
+            ready is not None
+        ):  # not before: a pass that ends the process is not the fault of its text
+            self._ready(ready)
 
     def _forget(self, request: int) -> None:
         self._held.discard(request)
