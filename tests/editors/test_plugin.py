@@ -67,8 +67,8 @@ class Desk:
         self.file.write_bytes(text.encode())
         self.editor.type(f"\x1b\x1b:only! | edit! {settings} {self.file} | call cursor(1, 1)\r")
         self.editor.until(
-            "[mode(), line('.'), getline(1)[:20], localspec#ghost#text()]",
-            lambda now: now[0] == "n" and now[1] == 1 and now[3] == "",
+            "[mode(), line('.'), localspec#ghost#text()]",
+            lambda now: now[0] == "n" and now[1] == 1 and now[2] == "",
         )
         return self.editor
 
