@@ -103,6 +103,9 @@ def test_a_replay_writes_what_was_written(known: list[bool], costs: Costs, depth
         at += right + 1
     again = theory.hits(rounds)
     assert len(again) == len(known)
+    assert sum(again) == sum(
+        each.accepted for each in rounds
+    )  # nothing is promised that was not seen
     prices = theory.Prices(costs)
     spent = sum(map(prices.spent, rounds))
     assert spent == pytest.approx(theory.fixed(known, depth, prices))

@@ -74,12 +74,12 @@ def by_formula(acceptance: Acceptance, depth: float, prices: Prices) -> Theory:
 def hits(rounds: Sequence[Round]) -> list[bool]:
     """Token by token, whether a draft was right there, from rounds that drafted as deep as they could.
 
-    Behind drafts that were all accepted nobody knows; there a right one is assumed.
+    Behind drafts that were all accepted nobody knows; there none is taken for right, so that what replay
+    promises is no more than was seen.
     """
     known: list[bool] = []
     for each in rounds:
-        whole = each.drafted > 0 and each.accepted == each.drafted
-        known += [True] * each.accepted + [whole] * (each.tokens - each.accepted)
+        known += [True] * each.accepted + [False] * (each.tokens - each.accepted)
     return known
 
 
