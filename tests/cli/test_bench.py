@@ -115,6 +115,25 @@ def test_a_replay_writes_what_was_written(known: list[bool], costs: Costs, depth
     assert told.optimum >= told.best_speed_up * (1 - 1e-9)
 
 
+@pytest.mark.parametrize(("kind", "speed_up"), [("ngram", 13.0), ("draft", 13 / 7)])
+def test_a_replay_pays_for_drafts_of_a_model_also_where_none_paid(
+    kind: str, speed_up: float
+) -> None:
+    """The usual answer drafted nothing; the one that drafted as deep as it could had all accepted."""
+
+    def run(rounds: list[Round]) -> reports.Run:
+        times = (1.0, 1.0, 1.0, None, "")
+        return reports.Run("prose", 0, 0, "speculative", "greedy", 13, 5, *times, rounds=rounds)
+
+    none, all_of_them = run([Round(1, 0, 0)] * 13), run([Round(13, 12, 12, kind)])
+    costs = Costs({1: 1.0, 16: 1.0}, {1: 0.5})
+    nothing = Acceptance(0, 0, 0, None, 0.0, None, None, None)
+    said = summary.of_theory(nothing, [none], [all_of_them], "prose", costs)
+    assert said is not None
+    assert said.best_depth == 12
+    assert said.best_speed_up == pytest.approx(speed_up)
+
+
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))
 def test_survival_never_counts_more_than_there_was(seen: list[tuple[int, int]]) -> None:
     rounds = [Round(min(a, d) + 1, d, min(a, d)) for d, a in seen]

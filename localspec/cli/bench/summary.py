@@ -25,7 +25,7 @@ from localspec.cli.bench.verdict import verdict
 from localspec.cli.bench.workloads import Work
 
 _SHOWN = 24  # characters of a text behind the place where it parts from the other
-_LOOKED_UP = ("ngram",)  # sources of drafts that cost nothing
+_LOOKED_UP = {"ngram"}  # sources of drafts that cost nothing
 
 
 def workloads(works: Sequence[Work], found: Found, costs: Costs | None) -> list[Workload]:
@@ -58,7 +58,7 @@ def _workload(
     if sampling == "greedy":
         told.differences = differences(work.name, found.texts)
         told.identical = all(a.digest == b.digest for a, b in _matched(own))
-        told.theory = _theory(told.acceptance, drafted, found.probes, work.name, costs)
+        told.theory = of_theory(told.acceptance, drafted, found.probes, work.name, costs)
     return told
 
 
@@ -184,7 +184,7 @@ def parts_at(one: str, other: str) -> int:
     return same
 
 
-def _theory(
+def of_theory(
     told: Acceptance, runs: Sequence[Run], probes: Sequence[Run], work: str, costs: Costs | None
 ) -> Theory | None:
     """Of a pair whose costs are known."""
@@ -195,8 +195,9 @@ def _theory(
     if not count:
         return None
     depth = sum(each.drafted for each in rounds) / count
-    lookup = all(source in _LOOKED_UP for source in told.sources)
-    prices = theory.Prices(costs, drafts_cost=not lookup)
-    said = theory.by_formula(told, depth, prices)
     tried = [run.rounds for run in probes if run.workload == work]
+    # Those that drafted as deep as they could had drafts also where none paid otherwise.
+    drafted = {each.kind for trace in [rounds, *tried] for each in trace if each.drafted}
+    prices = theory.Prices(costs, drafts_cost=not drafted <= _LOOKED_UP)
+    said = theory.by_formula(told, depth, prices)
     return theory.replay(said, tried, [run.rounds for run in runs], prices)
