@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator
 
@@ -18,11 +17,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes is the machine's affair.
 settings.register_profile("suite", deadline=None, database=None)
 settings.load_profile("suite")
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as cores: tests wait for processes a quarter of the time."""
-    return max((os.cpu_count() or 1) * 3 // 2, 1)
 
 
 @pytest.fixture
