@@ -108,9 +108,8 @@ class Lane:
         every round asks for that.
         """
         rows = self.width or sequences
-        costs = self.costs if self.width else self.costs.of(sequences)
-        wide = self.pad_to(rows, sequences)
-        return costs.ms(wide) + self.attention.ms(float(rows), sequences, self._depth)
+        own = self.costs.of(sequences).ms(self.pad_to(rows, sequences))
+        return own + self.attention.ms(float(rows), sequences, self._depth)
 
     @property
     def _depth(self) -> float:
