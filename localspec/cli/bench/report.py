@@ -130,13 +130,14 @@ class Difference(Struct):
 
 
 class Theory(Struct):
-    """What arithmetic says beside the measurement, from this pair's costs of passes.
+    """What arithmetic says beside the measurement, from what rounds cost here: passes by their width as at
+    the load, and all else as answers took it.
 
     `tokens_per_pass`: the formula's, at the measured `conditional` acceptance and mean `depth`; `speed_up`:
     from it and the costs. `best_depth`: of all fixed depths the best by replay, with its speed-up; `optimum`:
     the speed-up of somebody who knows beforehand what will be accepted. `reached`: the share of that which
-    the depths chosen here reach, by the same costs; `regret`: the time they lose against the best fixed
-    depth, as a share of it (less than 0: they are better than any fixed one).
+    the depths chosen here reached; `regret`: the time they lost against the best fixed depth, as a share of
+    it (less than 0: they were better than any fixed one).
     """
 
     depth: float

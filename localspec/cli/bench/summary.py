@@ -25,7 +25,6 @@ from localspec.cli.bench.verdict import verdict
 from localspec.cli.bench.workloads import Work
 
 _SHOWN = 24  # characters of a text behind the place where it parts from the other
-_LOOKED_UP = {"ngram"}  # sources of drafts that cost nothing
 
 
 def workloads(works: Sequence[Work], found: Found, costs: Costs | None) -> list[Workload]:
@@ -58,7 +57,8 @@ def _workload(
     if sampling == "greedy":
         told.differences = differences(work.name, found.texts)
         told.identical = all(a.digest == b.digest for a, b in _matched(own))
-        told.theory = of_theory(told.acceptance, drafted, found.probes, work.name, costs)
+        probes = [run for run in found.probes if run.workload == work.name]
+        told.theory = of_theory(told.acceptance, plain, drafted, probes, costs)
     return told
 
 
@@ -185,19 +185,30 @@ def parts_at(one: str, other: str) -> int:
 
 
 def of_theory(
-    told: Acceptance, runs: Sequence[Run], probes: Sequence[Run], work: str, costs: Costs | None
+    told: Acceptance,
+    plain: Sequence[Run],
+    runs: Sequence[Run],
+    probes: Sequence[Run],
+    costs: Costs | None,
 ) -> Theory | None:
-    """Of a pair whose costs are known."""
-    if costs is None or not costs.target_ms:
-        return None
+    """Of a pair whose costs are known. probes: answers drafted as deep as they could."""
     rounds = [each for run in runs for each in run.rounds]
     count = sum(max(each.tokens - each.accepted, 1) for each in rounds)
-    if not count:
+    own_ms = _per_token(runs)
+    if costs is None or not costs.target_ms or not count or own_ms is None:
         return None
     depth = sum(each.drafted for each in rounds) / count
-    tried = [run.rounds for run in probes if run.workload == work]
-    # Those that drafted as deep as they could had drafts also where none paid otherwise.
-    drafted = {each.kind for trace in [rounds, *tried] for each in trace if each.drafted}
-    prices = theory.Prices(costs, drafts_cost=not drafted <= _LOOKED_UP)
+    prices = theory.Prices(costs, _per_token(plain))
+    # Those that drafted as deep as they could have drafts also where none paid otherwise, and no looks
+    # at what drafts would be.
+    drafted = [run for run in probes if run.drafted] or runs
+    prices.learn([(run.rounds, run.write_ms) for run in drafted])
     said = theory.by_formula(told, depth, prices)
-    return theory.replay(said, tried, [run.rounds for run in runs], prices)
+    return theory.replay(said, [run.rounds for run in probes], own_ms, prices)
+
+
+def _per_token(runs: Sequence[Run]) -> float | None:
+    """Milliseconds; None where answers are too short to tell."""
+    timed = [run for run in runs if run.rate]
+    tokens = sum(map(_after, timed))
+    return sum(run.write_ms for run in timed) / tokens if tokens else None

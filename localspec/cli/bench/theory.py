@@ -24,14 +24,31 @@ def expected_tokens(alpha: float, depth: float) -> float:
 
 
 class Prices:
-    """Milliseconds of rounds by how many tokens they draft."""
+    """Milliseconds of rounds by how many tokens they draft.
 
-    def __init__(self, costs: Costs, *, drafts_cost: bool = True) -> None:
-        """drafts_cost: a model drafts; what is looked up costs nothing."""
+    What llama.cpp's passes cost by their width is known from the load. What else a round takes, and a drafted
+    token, is what answers took beyond that: drafting, looking up, choosing and checking, all of it in Python
+    too, which is most of a tiny pair's time.
+    """
+
+    def __init__(self, costs: Costs, plain_ms: float | None = None) -> None:
+        """plain_ms: that a token took without drafts; None: it was not measured."""
         self._widths = sorted(costs.target_ms)
-        self._ms = [costs.target_ms[width] for width in self._widths]
-        self._draft = costs.draft_ms.get(1, 0.0) if drafts_cost else 0.0
-        self._overhead = costs.overhead_ms
+        load = [costs.target_ms[width] for width in self._widths]
+        self.plain = load[0] + costs.overhead_ms if plain_ms is None else plain_ms
+        # Passes that were dearer at the load than whole rounds are now were dearer at every width.
+        share = min(self.plain / load[0], 1.0)
+        self._ms = [ms * share for ms in load]
+        self._overhead = self.plain - self._ms[0]
+        self.drafted = costs.draft_ms.get(1, 0.0)
+
+    def learn(self, answers: Sequence[tuple[Sequence[Round], float]]) -> None:
+        """What a drafted token costs, from answers: their rounds, and the milliseconds these took."""
+        tokens = sum(each.drafted for rounds, _ in answers for each in rounds)
+        if tokens:
+            self.drafted = 0.0
+            passes = sum(self.spent(each) for rounds, _ in answers for each in rounds)
+            self.drafted = max(sum(ms for _, ms in answers) - passes, 0.0) / tokens
 
     def target(self, rows: float) -> float:
         """Of a pass with so many rows: linear between measured widths, or a wider one that is cheaper."""
@@ -41,17 +58,12 @@ class Prices:
         return best if best < own * _PAD else own
 
     def round(self, depth: float) -> float:
-        return self.target(depth + 1) + depth * self._draft + self._overhead
+        return self.target(depth + 1) + depth * self.drafted + self._overhead
 
     def spent(self, seen: Round) -> float:
         """What came together may be of several rounds: each brings one token beside the accepted."""
         count = max(seen.tokens - seen.accepted, 1)
         return count * self.round(seen.drafted / count)
-
-    @property
-    def plain(self) -> float:
-        """Of one token without drafts."""
-        return self._linear(1) + self._overhead
 
     def _linear(self, rows: float) -> float:
         if rows <= self._widths[0]:
@@ -112,22 +124,19 @@ def _right(known: Sequence[bool], at: int, most: int) -> int:
 
 
 def replay(
-    theory: Theory,
-    probes: Sequence[Sequence[Round]],
-    chosen: Sequence[Sequence[Round]],
-    prices: Prices,
+    theory: Theory, probes: Sequence[Sequence[Round]], own_ms: float, prices: Prices
 ) -> Theory:
-    """`theory` with what replay says. probes: answers drafted as deep as they could; chosen: as usual."""
+    """`theory` with what replay says. probes: answers drafted as deep as they could; own_ms: that a token
+    took at the depths chosen here.
+    """
     traces = [known for each in probes if (known := hits(each))]
-    rounds = [each for answer in chosen for each in answer]
-    tokens, written = sum(map(len, traces)), sum(each.tokens for each in rounds)
-    if not tokens or not written:
+    tokens = sum(map(len, traces))
+    if not tokens:
         return theory
-    plain = tokens * prices.plain
+    plain, own = tokens * prices.plain, tokens * own_ms
     times = [sum(fixed(known, depth, prices) for known in traces) for depth in range(DEEPEST + 1)]
     best = min(range(len(times)), key=times.__getitem__)
     least = sum(clairvoyant(known, DEEPEST, prices) for known in traces)
-    own = sum(map(prices.spent, rounds)) / written * tokens
     theory.best_depth, theory.best_speed_up = best, plain / times[best]
     theory.optimum, theory.reached = plain / least, least / own
     theory.regret = own / times[best] - 1

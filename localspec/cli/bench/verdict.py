@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from localspec.cli.bench.report import Acceptance, Estimate, Verdict, Workload
 
 GAIN, LOSS = 1.03, 0.97  # an interval beyond is more than noise
-_BAND = 0.1  # without an interval: so far from 1 is taken for a difference
-_NEAR = 0.07  # an interval so close around 1 is no difference
+_BAND = 1.1  # without an interval: so many times faster or slower is taken for a difference
+_NEAR = 0.07  # an interval, or a figure alone, so close to 1 is no difference
 _HARDLY = 0.15  # drafted tokens for each that was written: speculation was mostly off
 _NAMES = {"code": "code", "text": "text"}
 
@@ -17,16 +17,18 @@ def verdict(found: Estimate | None, acceptance: Acceptance | None, tokens: int) 
     """tokens: that were written with drafts."""
     if found is None:
         return "not measured"
-    low, high = found.low, found.high
+    low, high, gain, loss = found.low, found.high, GAIN, LOSS
     if low is None or high is None:
-        low, high = found.value / (1 + _BAND) * GAIN, found.value * (1 + _BAND) * LOSS
-    if low > GAIN:
+        low, high, gain, loss = found.value, found.value, _BAND, 1 / _BAND
+    if low > gain:
         return "faster"
-    if high < LOSS:
+    if high < loss:
         return "slower"
-    if acceptance is not None and acceptance.drafted < _HARDLY * tokens:
+    near = low >= 1 - _NEAR and high <= 1 + _NEAR
+    hardly = acceptance is not None and acceptance.drafted < _HARDLY * tokens
+    if hardly and (near or low <= 1 <= high):  # else it cost something, off as it was
         return "off"
-    if low >= 1 - _NEAR and high <= 1 + _NEAR:
+    if near:
         return "same"
     return "unclear"
 
