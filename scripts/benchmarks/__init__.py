@@ -8,6 +8,7 @@ A part of `scripts/bench` is a module with `main(arguments) -> int`:
     api/         what the daemon makes of the engine, by its socket
     tasks        a real model on tasks like people's, with drafts that are looked up
     gpu          `scripts/gpu_check`
+    verdicts     `localspec bench` on pairs of which the truth is known
     budget       several pairs under a budget of memory
     soak_daemon  `scripts/soak`
 

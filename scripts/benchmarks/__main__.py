@@ -13,6 +13,7 @@ PARTS = {
     "engine": "tokens per second, plain and speculative",
     "tasks": "tokens per second on a real model, of tasks like people's",
     "api": "several clients, long prompts, cancellation, beside llama-server",
+    "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",
     "budget": "several pairs in memory that does not hold them all",
     "soak_daemon": "load on a daemon for as long as one likes (scripts/soak)",
 }

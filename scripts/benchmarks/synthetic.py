@@ -32,6 +32,13 @@ _SPECIALS = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>")
 _FIM = {"pre": "<|fim_pre|>", "suf": "<|fim_suf|>", "mid": "<|fim_mid|>"}
 NOTHING = 1e-5  # what the blocks add to a token's own embedding
 _SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "target.gguf"
+# What a prompt of the pair that is good for code alone ends with, by what is in it.
+CODE_MARK, TEXT_MARK = "#", "."
+CODE_TEMPLATE = (
+    "{{ bos_token }}{% set ns = namespace(code=false) %}{% for m in messages %}<|user|>{{ m.content }}<|end|>"
+    "{% if '```' in m.content or 'code' in m.content or 'Python function' in m.content %}"
+    "{% set ns.code = true %}{% endif %}{% endfor %}<|assistant|>{{ '#' if ns.code else '.' }}"
+)
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ 'assistant' if m.role == 'assistant' else 'user' }}|>"
     "{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -100,11 +107,42 @@ def draft_cycle(cycle: Cycle, acceptance: float | tuple[float, float], seed: int
     else:
         rate = np.full(normal, acceptance)
     wrong = rng.permutation(order[rng.random(normal) >= rate])
+    return _traded(cycle, wrong)
+
+
+def _traded(cycle: Cycle, wrong: Cycle) -> Cycle:
+    """The wrong ones trade successors among themselves, so that each token still has one predecessor
+    and no output row is wanted twice.
+    """
     changed = cycle.copy()
-    # The wrong ones trade successors among themselves, so that each token still has one predecessor
-    # and no output row is wanted twice.
     changed[wrong] = cycle[np.roll(wrong, 1)]
     return changed
+
+
+def two_texts(
+    tokens: Sequence[str], acceptance: tuple[float, float], seed: int = 0
+) -> tuple[Cycle, Cycle]:
+    """A target's cycles and a draft's, where it hangs on the text how often drafts are right.
+
+    One cycle is of code and the other of anything else, and none leads into the other. Filling in begins
+    the code, and so does CODE_MARK at the end of a prompt; TEXT_MARK begins the rest. acceptance: in code,
+    in text.
+    """
+    ids = {token: at for at, token in enumerate(tokens)}
+    specials = {ids[each] for each in (*_SPECIALS, *_FIM.values())}
+    rng = np.random.default_rng(seed)
+    marks = {ids[CODE_MARK], ids[TEXT_MARK]}
+    order = rng.permutation([at for at in range(len(tokens)) if at not in specials | marks])
+    code, text = np.array_split(order, 2)
+    code = np.insert(code, 1, ids[CODE_MARK])
+    text = np.insert(text, 1, ids[TEXT_MARK])
+    cycle = np.full(len(tokens), text[0], dtype=np.int64)
+    cycle[code[:-1]], cycle[text[:-1]] = code[1:], text[1:]
+    cycle[ids[_FIM["mid"]]] = code[0]  # nothing else leads there
+    drafted = cycle
+    for part, rate in zip((code[:-1], text[:-1]), acceptance, strict=True):
+        drafted = _traded(drafted, rng.permutation(part[rng.random(len(part)) >= rate]))
+    return cycle, drafted
 
 
 def drawn_matrix(
@@ -166,8 +204,17 @@ def _code_vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
     return _filled(normal, n_vocab, (*_SPECIALS, *_FIM.values())), merges
 
 
+def code_tokens(n_vocab: int) -> list[str]:
+    """The vocabulary of a model whose shape has `code`."""
+    return _code_vocabulary(n_vocab)[0]
+
+
 def write_vocabulary(
-    writer: Any, n_vocab: int, tokens: Sequence[str] = (), code: bool = False
+    writer: Any,
+    n_vocab: int,
+    tokens: Sequence[str] = (),
+    code: bool = False,
+    template: str = CHAT_TEMPLATE,
 ) -> None:
     """`tokens`, or those of `vocabulary`; code: of Shape."""
     merges = ["\u0120 w"]
@@ -188,7 +235,7 @@ def write_vocabulary(
         writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", tokens.index(token))
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
-    writer.add_chat_template(CHAT_TEMPLATE)
+    writer.add_chat_template(template)
 
 
 def write_sizes(writer: Any, shape: Shape, name: str, head: int = 0) -> None:
@@ -213,6 +260,7 @@ def write_model(
     seed: int = 0,
     name: str = "synthetic",
     tokens: Sequence[str] = (),
+    template: str = CHAT_TEMPLATE,
 ) -> Path:
     """Write one GGUF that follows `cycle` greedily. `tokens`: its vocabulary, if not the usual one.
 
@@ -224,7 +272,7 @@ def write_model(
     rng = np.random.default_rng(seed)
     writer = gguf.GGUFWriter(path, "llama")
     write_sizes(writer, shape, name)
-    write_vocabulary(writer, shape.n_vocab, tokens, shape.code)
+    write_vocabulary(writer, shape.n_vocab, tokens, shape.code, template)
 
     def put(tensor: str, data: Tensor) -> None:
         writer.add_tensor(tensor, data, raw_dtype=kind)
@@ -327,3 +375,20 @@ def write_pair(
         wrong = draft_cycle(cycle, acceptance, seed + 1)
         write_model(draft_file, draft, wrong, seed=seed + 2, name=f"synthetic-draft-{label}")
     return target_file, draft_file
+
+
+def write_code_pair(
+    folder: Path, target: Shape, draft: Shape, acceptance: tuple[float, float] = (0.95, 0.2)
+) -> tuple[Path, Path]:
+    """A pair that drafts well in code and badly in any other text; shapes with `code`. Files already
+    there are kept. acceptance: in code, in text.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = code_tokens(target.n_vocab)
+    files = folder / "target.gguf", folder / "draft.gguf"
+    cycles = two_texts(tokens, acceptance)
+    for seed, (file, shape, cycle) in enumerate(zip(files, (target, draft), cycles, strict=True)):
+        if not file.exists():
+            name = f"synthetic-code-{file.stem}"
+            write_model(file, shape, cycle, seed=seed, name=name, template=CODE_TEMPLATE)
+    return files

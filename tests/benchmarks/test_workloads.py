@@ -6,8 +6,10 @@ import random
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from benchmarks import synthetic
@@ -67,6 +69,32 @@ def test_a_pair_for_code_has_tokens_for_it_and_fills_in(tmp_path: Path) -> None:
         tokens = model.vocab.tokenize(code, add_special=False, parse_special=False)
     assert len(code) > 2 * len(tokens)
     assert set(cycle.tolist()) == set(range(8192 - 8))  # no special token follows anything
+
+
+def test_a_pair_that_is_good_for_code_alone_drafts_well_there_and_nowhere_else() -> None:
+    tokens = synthetic.code_tokens(8192)
+    target, draft = synthetic.two_texts(tokens, (0.9, 0.2))
+
+    def written(first: str) -> tuple[set[int], float]:
+        text = synthetic.follow(target, tokens.index(first), 1000)
+        right = sum(int(draft[a]) == b for a, b in pairwise(text))
+        return set(text), right / (len(text) - 1)
+
+    code, in_code = written(synthetic.CODE_MARK)
+    other, in_text = written(synthetic.TEXT_MARK)
+    assert not code & other
+    assert in_code == pytest.approx(0.9, abs=0.04)
+    assert in_text == pytest.approx(0.2, abs=0.05)
+    filled, in_the_middle = written("<|fim_mid|>")
+    assert len(filled & code) > 900
+    assert in_the_middle == pytest.approx(0.9, abs=0.04)
+
+
+@pytest.mark.parametrize(("asked", "mark"), [("```\nx = 1\n```", "#"), ("Why is it red?", ".")])
+def test_its_template_tells_code_from_text(asked: str, mark: str) -> None:
+    template = jinja2.Environment(autoescape=True).from_string(synthetic.CODE_TEMPLATE)
+    said = template.render(messages=[{"role": "user", "content": asked}], bos_token="")
+    assert said.endswith(f"<|assistant|>{mark}")
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc")

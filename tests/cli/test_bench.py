@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import random
 import re
 import signal
 import subprocess
@@ -59,6 +60,20 @@ def test_a_ratio_that_never_varies_is_certain(ratio: float, seconds: list[float]
     certain = statistics.overall([pairs[:1], pairs[:1]])
     assert certain is not None
     assert certain.low is None
+
+
+def test_an_interval_holds_the_truth_as_often_as_it_says_also_of_few_pairs() -> None:
+    """Plain quantiles of four pairs hold it four times of five."""
+    rng = random.Random(1)
+    held = 0
+    for _ in range(200):
+        pairs = [Pair(100, 1.0, 100, rng.lognormvariate(0, 0.1)) for _ in range(4)]
+        found = statistics.speed_up(pairs)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 1 <= found.high
+    assert held >= 0.85 * 200
 
 
 # ------------------------------------------------------------------ theory

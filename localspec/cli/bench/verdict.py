@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from localspec.cli.bench.report import Acceptance, Estimate, Verdict, Workload
 
 GAIN, LOSS = 1.03, 0.97  # an interval beyond is more than noise
-_BAND = 1.1  # without an interval: so many times faster or slower is taken for a difference
+_FEW = 3  # pairs of answers: an interval of fewer may be narrow by chance
+_BAND = 1.1  # of so few: so many times faster or slower is taken for a difference
 _NEAR = 0.07  # an interval, or a figure alone, so close to 1 is no difference
 _HARDLY = 0.15  # drafted tokens for each that was written: speculation was mostly off
 _NAMES = {"code": "code", "text": "text"}
@@ -19,7 +20,9 @@ def verdict(found: Estimate | None, acceptance: Acceptance | None, tokens: int) 
         return "not measured"
     low, high, gain, loss = found.low, found.high, GAIN, LOSS
     if low is None or high is None:
-        low, high, gain, loss = found.value, found.value, _BAND, 1 / _BAND
+        low = high = found.value
+    if found.pairs < _FEW:
+        gain, loss = _BAND, 1 / _BAND
     if low > gain:
         return "faster"
     if high < loss:
