@@ -286,6 +286,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/documents": ({"cli/terminal"}, "a file is text, whatever is asked about it"),
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
     "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
+    "cli/lsp": ({"cli/terminal/markdown"}, "a server beside an editor, and not at a terminal"),
     "cli/editors": (set(), "files and settings of other programs, as text"),
     "cli/stats": ({"cli/terminal"}, "figures in, text or a page out"),
     "cli/bench": (
@@ -304,7 +305,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         {"cli", "cli/commands", "cli/shell", "cli/terminal"},
         "they take options of `ask`, as click sees them",
     ),
-    "cli/commands/editors": ({"cli", "cli/editors", "cli/terminal"}, "as commands"),
+    "cli/commands/editors": (
+        {"cli", "cli/editors", "cli/lsp", "cli/terminal"},
+        "as commands",
+    ),
     "cli/commands/figures": (
         {"cli", "cli/bench", "cli/bench/shown", "cli/stats", "cli/terminal"},
         "as commands",
@@ -364,6 +368,8 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
         ("cli/bench/shown",),
         "it draws reports, and is an extra that most need not have",
     ),
+    "pygls": (("cli/lsp",), "a language server needs it, and is an extra that most need not have"),
+    "lsprotocol": (("cli/lsp",), "as pygls"),
     # Nowhere.
     "gguf": ((), "scripts and tests write models with it; our own strict reader reads headers"),
     "benchmarks": ((), "it measures the others, and is not in the wheel"),

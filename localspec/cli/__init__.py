@@ -15,6 +15,7 @@ commands/     one click command per file
 chat/         the conversation at a terminal
 shell/        what `cmd`, `commit` and `explain` consist of
 editors/      what `editor` writes and prints
+lsp/          the language server
 stats/        what `stats` shows
 bench/        what `bench` measures and shows
 terminal/     all that is drawn

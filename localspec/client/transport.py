@@ -271,6 +271,13 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
+    def cut(self) -> None:
+        """End it from another thread, whose `close` would wait for what this one reads."""
+        try:  # noqa: SIM105 - contextlib would be an import more
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it has ended
+
 
 def _explained(error: OSError, path: str) -> LocalspecError:
     if isinstance(error, PermissionError):

@@ -196,6 +196,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "editor install": ["--print vim", "❮\x1b❯"],
     "editor uninstall": ["❮\x1b❯"],
     "editor config": ["gptel", "❮\x1b❯"],
+    "lsp": ["-m ❮\x1b❯"],
     "cmd": ["hello", "❮\x1b❯"],
     "commit": ["--hook"],
     "explain": ["❮\x1b❯", "--plain ❮\x1b❯"],

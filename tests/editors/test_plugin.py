@@ -16,9 +16,13 @@ from typing import Any
 
 import pytest
 
+from localspec.cli.lsp.context import Visited, around
+from localspec.cli.lsp.documents import Document
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
 from tests.support.editors import (
+    CALL,
     EDITORS,
+    FITTING,
     Editor,
     Scripted,
     chat,
@@ -146,16 +150,11 @@ def test_a_word_a_line_and_another_one(desk: Desk) -> None:
 
 
 def test_what_is_there_already_is_not_suggested(desk: Desk) -> None:
-    editor = desk.open("f(x)\nlast\n")
-    desk.suggestion = "a, b)"
-    editor.type("fxi")  # before the x
-    editor.ghost("a, b)")
-    desk.suggestion = "y, x)\nmore"
-    editor.type("\x1b0f(a")  # the line goes on with x): only what is missing
-    editor.ghost("y, ")
-    desk.suggestion = "(1)\nlast\n"
-    editor.type("\x1bA")
-    editor.ghost("(1)")
+    editor = desk.open(CALL)
+    for column, suggestion, shown in FITTING:
+        desk.suggestion = suggestion
+        editor.type(f"\x1b:call cursor(1, {column + 1})\r{'i' if column < 4 else 'a'}")
+        editor.ghost(shown)
     assert editor.wrong == []
 
 
@@ -299,6 +298,25 @@ def test_places_that_were_visited_are_sent_and_kept_warm(desk: Desk) -> None:
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] > 0, "a request")
     assert desk.server.requests[-1][1]["input_extra"] == asked["input_extra"]
     editor.type(f"\x1b:edit! {desk.file} | bwipeout! {other}\r")
+    assert editor.wrong == []
+
+
+def test_the_language_server_asks_with_the_same_text(desk: Desk) -> None:
+    lines = [f"{'日' * (n % 40)}x{n}" + " y" * (n * 7 % 90) for n in range(1500)]
+    text = "\n".join([*lines[:900], "é" * 40_000, *lines[900:], ""])
+    editor = desk.open(text)
+    document = Document(desk.file.as_uri(), text, "utf-8")
+    visited = Visited()
+    for number, units in ((1, 0), (64, 9), (65, 3), (901, 70_000), (902, 5), (1400, 1), (1501, 4)):
+        place = document.place(number - 1, units)
+        here = document.units(place)  # at a whole character
+        asked = editor.value(f"localspec#context#fields({number}, getline({number}), {here})")
+        assert around(document, place) == {name: asked[name] for name in around(document, place)}
+        editor.value(f"[cursor({number}, 1), localspec#context#left(), localspec#context#take()]")
+        visited.left(document, number - 1)
+        assert visited.take()
+        extra = editor.value("localspec#context#fields(1, '', 0).input_extra")
+        assert extra[-len(visited.extra()) :] == visited.extra()
     assert editor.wrong == []
 
 

@@ -136,6 +136,16 @@ def editing(
         editor.terminal.close()
 
 
+# What of a suggestion is shown, of each editor: behind so many characters of the first line of CALL.
+CALL = "f(x)\nlast\n"
+FITTING = [
+    (2, "a, b)", "a, b)"),
+    (2, "y, x)\nmore", "y, "),  # the line goes on with x): only what is missing
+    (4, "(1)\nlast\n", "(1)"),
+    (4, "(1) \n\t\n", "(1)"),
+    (4, " + g\nlast\nmore", " + g\nlast\nmore"),
+]
+
 # ---------------------------------------------------------------------------- a scripted socket
 
 Reply = Callable[[str, dict[str, Any]], "list[bytes] | None"]
@@ -201,6 +211,12 @@ def stream(events: list[dict[str, Any]]) -> bytes:
     return head + chunked(
         [f"data: {json.dumps(event, ensure_ascii=False)}\n\n".encode() for event in events]
     )
+
+
+def whole(answer: dict[str, Any]) -> list[bytes]:
+    """An answer that is no stream."""
+    data = json.dumps(answer).encode()
+    return [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(data), data]
 
 
 def infill(text: str, size: int = 7) -> list[bytes]:

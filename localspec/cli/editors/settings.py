@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from localspec.cli.editors.servers import missing
 from localspec.config import load_config
 from localspec.paths import Paths, read_file
 
@@ -22,6 +24,7 @@ class Machine(NamedTuple):
     token: str
     pair: str
     listens: bool  # TCP is served as it is configured
+    command: tuple[str, ...] = (sys.executable, "-m", "localspec", "lsp")  # what an editor starts
 
 
 def machine(paths: Paths) -> Machine:
@@ -38,6 +41,78 @@ def machine(paths: Paths) -> Machine:
 
 def _vim(here: Machine) -> str:
     return f"let g:localspec_socket = {_vim_string(str(here.socket))}"
+
+
+def _nvim_lsp(here: Machine) -> str:
+    return f"""\
+vim.lsp.config('localspec', {{ cmd = {{ {", ".join(map(json.dumps, here.command))} }} }})
+vim.lsp.enable('localspec')
+vim.api.nvim_create_autocmd('LspAttach', {{ callback = function(event)
+  local client = vim.lsp.get_client_by_id(event.data.client_id)
+  if client.name ~= 'localspec' then
+    return
+  elseif vim.lsp.inline_completion then -- ghost text: Neovim 0.12
+    vim.lsp.inline_completion.enable(true, {{ client_id = client.id }})
+    vim.keymap.set('i', '<Tab>', function()
+      return vim.lsp.inline_completion.get() and '' or '<Tab>'
+    end, {{ buffer = event.buf, expr = true }})
+  else -- a menu: also by <C-x><C-o>; a line at a time
+    vim.lsp.completion.enable(true, client.id, event.buf, {{ autotrigger = true,
+      convert = function(item) return {{ word = item.textEdit.newText:match('^[^\\n]*') }} end }})
+  end
+end }})
+-- Without an instruction the one in a comment counts: # localspec: add types
+vim.lsp.commands['localspec.edit'] = function(command, context)
+  vim.ui.input({{ prompt = 'Instruction: ' }}, function(typed)
+    if typed then
+      local words = {{ command.arguments[1], typed ~= '' and typed or nil }}
+      vim.lsp.get_client_by_id(context.client_id):request('workspace/executeCommand',
+        {{ command = command.command, arguments = words }}, function() end)
+    end
+  end)
+end"""
+
+
+def _helix(here: Machine) -> str:
+    command, *arguments = here.command
+    return f"""\
+[language-server.localspec]
+command = {json.dumps(command)}
+args = {json.dumps(arguments)}
+
+[[language]]
+name = "python"
+language-servers = ["pylsp", "localspec"]"""
+
+
+def _eglot(here: Machine) -> str:
+    return f"""\
+(with-eval-after-load 'eglot
+  (add-to-list 'eglot-server-programs
+               '((prog-mode text-mode) . ({" ".join(map(json.dumps, here.command))})) t))"""
+
+
+def _lsp_mode(here: Machine) -> str:
+    return f"""\
+(with-eval-after-load 'lsp-mode
+  (lsp-register-client
+   (make-lsp-client
+    :new-connection (lsp-stdio-connection '({" ".join(map(json.dumps, here.command))}))
+    :activation-fn (lambda (&rest _) t)
+    :add-on? t :priority -1 :server-id 'localspec)))"""
+
+
+def _kakoune(here: Machine) -> str:
+    command, *arguments = here.command
+    return f"""\
+hook -group lsp-localspec global BufSetOption filetype=.+ %{{
+    set-option -add buffer lsp_servers %{{
+        [localspec]
+        root_globs = [".git"]
+        command = {json.dumps(command)}
+        args = {json.dumps(arguments)}
+    }}
+}}"""
 
 
 def _llama_vim(here: Machine) -> str:
@@ -114,12 +189,34 @@ class Setting(NamedTuple):
     about: str
     text: Callable[[Machine], str]
     tcp: bool = False
+    server: str = ""  # the command that it starts
     more: str = ""
 
 
 SETTINGS = {
     "vim": Setting("vimrc, only if the plug-in does not find the socket by itself", _vim),
     "nvim": Setting("init.vim, only if the plug-in does not find the socket by itself", _vim),
+    "nvim-lsp": Setting(
+        "Neovim's init.lua, instead of the plug-in, for those who want a language server; from 0.11 on",
+        _nvim_lsp,
+        server="lsp",
+    ),
+    "helix": Setting(
+        "Helix' languages.toml",
+        _helix,
+        server="lsp",
+        more="Each language names its servers, those that it had among them: hx --health python",
+    ),
+    "eglot": Setting(
+        "Emacs' init file",
+        _eglot,
+        server="lsp",
+        more="Eglot has one server for a buffer; here localspec is that of languages without another one.",
+    ),
+    "lsp-mode": Setting(
+        "Emacs' init file; localspec runs beside other servers", _lsp_mode, server="lsp"
+    ),
+    "kakoune": Setting("kakrc, below the line that starts kakoune-lsp", _kakoune, server="lsp"),
     "llama.vim": Setting("vimrc", _llama_vim, tcp=True),
     "minuet": Setting("Neovim's init.lua", _minuet),
     "gptel": Setting("Emacs' init file", _gptel),
@@ -140,6 +237,8 @@ def notes(name: str, here: Machine) -> list[str]:
     told = [f"For {chosen.about}."]
     if chosen.tcp and not here.listens:
         told.append(f"It needs TCP, which is off: localspec config set listen {LISTEN}")
+    if chosen.server and (first := missing(chosen.server)):
+        told.append(first)
     return [*told, *([chosen.more] if chosen.more else [])]
 
 

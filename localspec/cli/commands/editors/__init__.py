@@ -2,4 +2,5 @@
 
 complete.py  fill in code at a place in a file
 editor.py    the plug-in for Vim and Neovim, and settings for other editors
+lsp.py       the language server
 """

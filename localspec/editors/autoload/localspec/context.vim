@@ -73,7 +73,9 @@ function! s:whole(text, at_end) abort
     while to > 0 && to > strlen(a:text) - 4 && and(char2nr(strpart(a:text, to - 1, 1), 0), 0xC0) == 0x80
       let to -= 1
     endwhile
-    let to -= to > 0 && to < strlen(a:text) || to > 0 && char2nr(strpart(a:text, to - 1, 1), 0) >= 0xC0
+    let first = to > 0 ? char2nr(strpart(a:text, to - 1, 1), 0) : 0
+    let bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : first >= 0xC0 ? 2 : 1
+    let to = to - 1 + bytes > strlen(a:text) ? to - 1 : strlen(a:text)
   else
     while from < 4 && from < to && and(char2nr(strpart(a:text, from, 1), 0), 0xC0) == 0x80
       let from += 1

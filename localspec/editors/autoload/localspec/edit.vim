@@ -1,6 +1,7 @@
 " Lines changed as somebody says, shown as a diff before anything is taken.
 
 let s:request = {}
+let s:form = join(readfile(expand('<sfile>:p:h:h:h') .. '/prompts/edit'), "\n")
 
 " Ask for lines `range[0]` to `range[1]` of this buffer to be changed. The old text is the prediction:
 " what stays as it is is not written anew word by word.
@@ -25,8 +26,7 @@ function! s:question(fenced, all, instruction) abort
   let name = empty(expand('%')) ? '' : ' ' .. expand('%:t')
   let [text, this] = a:all ? ['the file' .. name, 'file'] : ['a part of the file' .. name, 'part']
   let wanted = a:instruction =~# '[.!?]$' ? a:instruction : a:instruction .. '.'
-  return printf("This is %s:\n\n%s\n\nWrite this %s out again. %s Leave all the rest as it is. "
-        \ .. 'Answer with the whole %s in one code block and write nothing else.', text, a:fenced, this, wanted, this)
+  return printf(s:form, text, a:fenced, this, wanted, this)
 endfunction
 
 function! localspec#edit#stop() abort

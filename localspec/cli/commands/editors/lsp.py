@@ -1,0 +1,28 @@
+"""`localspec lsp`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli import inputs, suggest
+from localspec.cli.editors import servers
+
+
+@click.command(
+    help="Run a language server on standard input and output, for an editor to start: completion as you type "
+    "(textDocument/inlineCompletion, or plain completion), and the code actions explain and edit.",
+    epilog="Examples:\n\n\b\n  localspec editor config helix\n  localspec lsp -m coder-7b",
+)
+@click.option(
+    "-m",
+    "--model",
+    metavar="PAIR",
+    shell_complete=suggest.pairs,
+    help="Use this pair instead of the configured one.",
+)
+def command(model: str | None) -> int:
+    servers.require("lsp")
+    from localspec.cli.lsp import server
+
+    server.serve(inputs.pair(model) if model else "")
+    return 0

@@ -1,0 +1,46 @@
+"""What `localspec lsp` needs before it starts: a library, and an editor."""
+
+from __future__ import annotations
+
+import os
+import stat
+from importlib.util import find_spec
+from typing import NamedTuple
+
+from localspec.errors import UsageError
+
+
+class _Server(NamedTuple):
+    name: str
+    package: str  # as it is imported
+    library: str  # as it is installed
+    editor: str  # whose settings show how it is started
+
+
+_SERVERS = {
+    "lsp": _Server("language server", "pygls", "pygls", "helix"),
+}
+
+
+def missing(command: str) -> str:
+    """What is to be installed first, as a sentence; "" where nothing is."""
+    server = _SERVERS[command]
+    if find_spec(server.package) is not None:
+        return ""
+    return (
+        f"The {server.name} needs {server.library}, which is not installed; "
+        f"run: pip install 'localspec[{command}]'"
+    )
+
+
+def require(command: str) -> None:
+    """Raises UsageError: its library is missing, or it was not started by an editor."""
+    if told := missing(command):
+        raise UsageError(told)
+    mode = os.fstat(0).st_mode
+    if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
+        server = _SERVERS[command]
+        raise UsageError(
+            f"The {server.name} is started by an editor, which talks to it through a pipe; for the editor's "
+            f"settings: localspec editor config {server.editor}"
+        )

@@ -1,0 +1,47 @@
+"""What is asked about lines, and what of the answer takes their place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import localspec
+from localspec.cli.terminal.markdown.fences import blocks
+
+# The plug-in for Vim asks with the same words.
+_EDIT = Path(localspec.__file__).parent / "editors" / "prompts" / "edit"
+_INSTRUCTION = re.compile(r"localspec:\s*(?P<text>.*?)\s*(?:\*/|-->|\*\))?\s*$")
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Between fences that are longer than any in it."""
+    fence = "```"
+    while re.search(rf"^\s*{fence}", text, re.MULTILINE):
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def about(name: str, first: int, last: int, block: str) -> str:
+    """A question about lines, which count from 1 here."""
+    return f"{name or 'Text'}, lines {first} to {last}:\n{block}\n\nExplain this."
+
+
+def edit(name: str, block: str, instruction: str, *, whole: bool) -> str:
+    """A question for a fenced text as it is to be; `whole`: it is all of the file."""
+    named = f" {name}" if name else ""
+    text, this = ("the file", "file") if whole else ("a part of the file", "part")
+    wanted = instruction if instruction.endswith((".", "!", "?")) else f"{instruction}."
+    form = _EDIT.read_text(encoding="utf-8").rstrip("\n")
+    return form % (text + named, block, this, wanted, this)
+
+
+def code(answer: str) -> str:
+    """An answer's code; without a block all of it."""
+    found = blocks(answer.replace("\r", ""))
+    return found[0] if found else answer.replace("\r", "").strip("\n")
+
+
+def instruction(line: str) -> str:
+    """What a comment such as `# localspec: add types` asks for; nothing of any other line."""
+    found = _INSTRUCTION.search(line)
+    return found["text"] if found else ""
