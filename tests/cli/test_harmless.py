@@ -193,7 +193,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "service status": [""],
     "embed": ["❮\x1b❯"],
     "complete": [f"{__file__}:3", "❮\x1b❯:3"],
-    "editor install": ["--print vim", "❮\x1b❯"],
+    "editor install": ["--print vim", "--print emacs", "❮\x1b❯"],
     "editor uninstall": ["❮\x1b❯"],
     "editor config": ["gptel", "❮\x1b❯"],
     "lsp": ["-m ❮\x1b❯"],

@@ -2,5 +2,6 @@
 
 plugin.py    the one file that makes Vim or Neovim load it
 servers.py   what `lsp` needs before it starts
+emacs.py     the block in Emacs' init file
 settings.py  settings for plug-ins of others, with this machine's values
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -152,6 +153,29 @@ def _gptel(here: Machine) -> str:
         :curl-args '("--unix-socket" {json.dumps(str(here.socket))})))"""
 
 
+def _minuet_el(here: Machine) -> str:
+    return f"""\
+;; Over the socket. A suggestion is shown by: M-x minuet-show-suggestion
+(setq minuet-provider 'openai-fim-compatible
+      minuet-n-completions 1)
+(setq minuet-openai-fim-compatible-options
+      (append (list :name "localspec" :model {json.dumps(here.pair)} :api-key (lambda () "unused")
+                    :end-point "http://localhost/v1/completions")
+              minuet-openai-fim-compatible-options))
+(define-advice minuet--openai-fim-compatible-complete (:around (ask &rest given) localspec)
+  (let ((plz-curl-default-args
+         (append '("--unix-socket" {json.dumps(str(here.socket))}) plz-curl-default-args)))
+    (apply ask given)))"""
+
+
+def _emacs(here: Machine) -> str:
+    parts = {"gptel": f"(require 'gptel-openai)\n{_gptel(here)}", "minuet": _minuet_el(here)}
+    return "\n".join(
+        f"(with-eval-after-load '{name}\n{textwrap.indent(text, '  ')})"
+        for name, text in parts.items()
+    )
+
+
 def _zed(here: Machine) -> str:
     url = f"http://{here.listen}/v1"
     settings = {
@@ -220,6 +244,7 @@ SETTINGS = {
     "llama.vim": Setting("vimrc", _llama_vim, tcp=True),
     "minuet": Setting("Neovim's init.lua", _minuet),
     "gptel": Setting("Emacs' init file", _gptel),
+    "emacs": Setting("Emacs' init file: gptel and minuet, where they are installed", _emacs),
     "zed": Setting(
         "Zed's settings.json",
         _zed,

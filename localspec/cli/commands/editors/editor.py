@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import click
 
 from localspec.cli.app import Group
-from localspec.cli.editors import plugin, settings
+from localspec.cli.editors import emacs, plugin, settings
 from localspec.cli.terminal import render
 from localspec.paths import default_paths
 
 
 @click.group(
     cls=Group,
-    help="Set up an editor: install the plug-in for Vim or Neovim, or print settings for others.",
+    help="Set up an editor: install what it needs, or print settings.",
     epilog="Examples:\n\n\b\n  localspec editor install vim\n  localspec editor install --print nvim\n"
     "  localspec editor config zed",
 )
@@ -20,12 +22,13 @@ def command() -> None:
     pass
 
 
-_editor = click.argument("editor", type=click.Choice(plugin.EDITORS))
+_editor = click.argument("editor", type=click.Choice((*plugin.EDITORS, "emacs")))
 
 
 @command.command(
-    help="Install the plug-in, which completes code as you type and answers questions about it: one file "
-    "is written, which leads to this installation of localspec. In the editor: :help localspec",
+    help="Install the plug-in for Vim or Neovim, which completes code as you type and answers questions "
+    "about it: one file is written, which leads to this installation of localspec. In the editor: :help "
+    "localspec. For Emacs, settings for gptel and minuet are written into its init file.",
     epilog="Example: localspec editor install nvim",
 )
 @_editor
@@ -34,9 +37,10 @@ _editor = click.argument("editor", type=click.Choice(plugin.EDITORS))
 )
 def install(editor: str, only_print: bool) -> int:
     if only_print:
-        render.verbatim(f'" {plugin.file(editor)}\n{plugin.text(editor)}')
+        comment = ";;" if editor == "emacs" else '"'
+        render.verbatim(f"{comment} {_of(editor).file(editor)}\n{_of(editor).text(editor)}")
         return 0
-    path = plugin.install(editor)
+    path = _of(editor).install(editor)
     render.line(f"Written: {path}")
     render.line(
         f"It takes effect when the editor starts. To undo: localspec editor uninstall {editor}"
@@ -44,14 +48,22 @@ def install(editor: str, only_print: bool) -> int:
     return 0
 
 
+def _of(editor: str) -> ModuleType:
+    """What knows its files."""
+    return emacs if editor == "emacs" else plugin
+
+
 @command.command(
-    help="Remove the plug-in. Nothing else of the editor is changed.",
+    help="Remove what was installed. Nothing else of the editor is changed.",
     epilog="Example: localspec editor uninstall nvim",
 )
 @_editor
 def uninstall(editor: str) -> int:
-    path = plugin.uninstall(editor)
-    render.line("The plug-in is not installed." if path is None else f"Removed: {path}")
+    path = _of(editor).uninstall(editor)
+    if path is None:
+        render.line("It is not installed.")
+    else:
+        render.line(f"Removed from: {path}" if path.exists() else f"Removed: {path}")
     return 0
 
 

@@ -1,0 +1,86 @@
+"""Settings in Emacs' init file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from localspec.cli.editors import emacs
+from tests.support.daemons import Home
+from tests.support.editors import program
+
+# Each is what the block goes into: where Emacs looks first comes first.
+INIT = [".emacs.el", ".emacs", ".emacs.d/init.el", ".config/emacs/init.el"]
+
+
+def test_the_init_file_is_the_one_that_emacs_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in reversed(INIT):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        assert emacs.file() == path
+
+
+@pytest.mark.parametrize("name", [".emacs", ""])
+def test_settings_are_written_into_the_init_file_and_taken_out_again(home: Home, name: str) -> None:
+    home.environment["HOME"] = str(home.root)
+    path = home.root / (name or ".emacs.d/init.el")
+    mine = b'(setq a 1)\n(setq b "caf\xe9")\n' if name else b""
+    if name:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dotfiles = home.root / "dotfiles.el"
+        dotfiles.write_bytes(mine)
+        dotfiles.chmod(0o640)
+        path.symlink_to(dotfiles)
+    shown = home.run("editor", "install", "--print", "emacs").stdout
+    assert not name or path.read_bytes() == mine
+    for _ in range(2):  # the second takes the first one's place
+        assert home.run("editor", "install", "emacs").stdout.startswith(f"Written: {path}\n")
+        assert path.read_bytes() == mine + shown.partition("\n")[2].rstrip("\n").encode() + b"\n"
+    assert str(home.socket).encode() in path.read_bytes()
+    with path.open("ab") as file:
+        file.write(b"(setq c 1)\n")
+    assert home.run("editor", "uninstall", "emacs").stdout == f"Removed from: {path}\n"
+    assert path.read_bytes() == mine + b"(setq c 1)\n"
+    assert not name or (path.is_symlink() and dotfiles.stat().st_mode & 0o777 == 0o640)
+    assert home.run("editor", "uninstall", "emacs").stdout == "It is not installed.\n"
+
+
+def test_emacs_reads_the_settings(home: Home) -> None:
+    """What they set in gptel and minuet, as far as that is to be seen without these."""
+    (home.root / "gptel.el").write_text("(provide 'gptel)")
+    (home.root / "gptel-openai.el").write_text(
+        "(defun gptel-make-openai (&rest given) given) (provide 'gptel-openai)"
+    )
+    (home.root / "minuet.el").write_text(
+        """
+        (defvar plz-curl-default-args '("--silent"))
+        (defvar minuet-openai-fim-compatible-options '(:model "other" :optional nil))
+        (defun minuet--openai-fim-compatible-complete (&rest given)
+          (princ (format "%S %S\n" plz-curl-default-args given)))
+        (provide 'minuet)"""
+    )
+    init = home.root / "init.el"
+    init.write_text(home.run("editor", "config", "emacs").stdout)
+    look = """(progn (require 'gptel) (require 'minuet)
+      (princ (format "%S\\n" (plist-get (cdr gptel-backend) :curl-args)))
+      (princ (plist-get minuet-openai-fim-compatible-options :model))
+      (minuet--openai-fim-compatible-complete 1 2))"""
+    done = subprocess.run(
+        [program("emacs"), "-Q", "--batch", "-L", str(home.root), "-l", str(init), "--eval", look],
+        env={**os.environ, "HOME": str(home.root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    socket = str(home.socket)
+    assert done.stdout == (
+        f'("--unix-socket" "{socket}")\nbuiltin("--unix-socket" "{socket}" "--silent") (1 2)\n'
+    )
