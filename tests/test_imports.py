@@ -286,6 +286,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/documents": ({"cli/terminal"}, "a file is text, whatever is asked about it"),
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
     "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
+    "cli/acp": ({"cli"}, "files that a question names are read as those of a command line"),
     "cli/lsp": ({"cli/terminal/markdown"}, "a server beside an editor, and not at a terminal"),
     "cli/editors": (set(), "files and settings of other programs, as text"),
     "cli/stats": ({"cli/terminal"}, "figures in, text or a page out"),
@@ -306,7 +307,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "they take options of `ask`, as click sees them",
     ),
     "cli/commands/editors": (
-        {"cli", "cli/editors", "cli/lsp", "cli/terminal"},
+        {"cli", "cli/acp", "cli/editors", "cli/lsp", "cli/terminal"},
         "as commands",
     ),
     "cli/commands/figures": (
@@ -370,6 +371,7 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "pygls": (("cli/lsp",), "a language server needs it, and is an extra that most need not have"),
     "lsprotocol": (("cli/lsp",), "as pygls"),
+    "acp": (("cli/acp",), "as pygls"),
     # Nowhere.
     "gguf": ((), "scripts and tests write models with it; our own strict reader reads headers"),
     "benchmarks": ((), "it measures the others, and is not in the wheel"),

@@ -15,6 +15,7 @@ commands/     one click command per file
 chat/         the conversation at a terminal
 shell/        what `cmd`, `commit` and `explain` consist of
 editors/      what `editor` writes and prints
+acp/          a chat in an editor's agent panel
 lsp/          the language server
 stats/        what `stats` shows
 bench/        what `bench` measures and shows

@@ -40,6 +40,7 @@ COMMANDS = {
         "Complete code at a position in a file.",
     ),
     "editor": ("localspec.cli.commands.editors.editor", "Set up Vim, Neovim or another editor."),
+    "acp": ("localspec.cli.commands.editors.acp", "Run a chat for an editor's agent panel."),
     "lsp": ("localspec.cli.commands.editors.lsp", "Run a language server for an editor."),
     "embed": ("localspec.cli.commands.embed", "Turn texts into embeddings."),
     "cmd": ("localspec.cli.commands.shell.cmd", "Propose a shell command."),

@@ -196,6 +196,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "editor install": ["--print vim", "--print emacs", "❮\x1b❯"],
     "editor uninstall": ["❮\x1b❯"],
     "editor config": ["gptel", "❮\x1b❯"],
+    "acp": [""],
     "lsp": ["-m ❮\x1b❯"],
     "cmd": ["hello", "❮\x1b❯"],
     "commit": ["--hook"],

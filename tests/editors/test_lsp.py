@@ -169,7 +169,7 @@ def test_a_daemon_that_does_not_start_is_let_be_for_a_while() -> None:
     assert started == [True, False, True]
 
 
-@pytest.mark.parametrize(("command", "package"), [("lsp", "pygls")])
+@pytest.mark.parametrize(("command", "package"), [("lsp", "pygls"), ("acp", "acp")])
 def test_what_keeps_it_from_starting_is_said_in_a_line(command: str, package: str) -> None:
     for before, said in (
         ("", "is started by an editor"),

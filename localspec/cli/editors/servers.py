@@ -1,4 +1,4 @@
-"""What `localspec lsp` needs before it starts: a library, and an editor."""
+"""What `localspec lsp` and `localspec acp` need before they start: a library, and an editor."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class _Server(NamedTuple):
 
 _SERVERS = {
     "lsp": _Server("language server", "pygls", "pygls", "helix"),
+    "acp": _Server("agent", "acp", "agent-client-protocol", "zed"),
 }
 
 

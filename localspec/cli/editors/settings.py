@@ -176,9 +176,15 @@ def _emacs(here: Machine) -> str:
     )
 
 
+def _agent() -> dict[str, object]:
+    """How an editor starts the agent."""
+    return {"command": sys.executable, "args": ["-m", "localspec", "acp"]}
+
+
 def _zed(here: Machine) -> str:
     url = f"http://{here.listen}/v1"
     settings = {
+        "agent_servers": {"localspec": {"type": "custom", **_agent()}},
         "language_models": {
             "openai_compatible": {
                 "localspec": {
@@ -197,6 +203,10 @@ def _zed(here: Machine) -> str:
         },
     }
     return json.dumps(settings, indent=2)
+
+
+def _jetbrains(_: Machine) -> str:
+    return json.dumps({"agent_servers": {"localspec": _agent()}}, indent=2)
 
 
 def _vscode(here: Machine) -> str:
@@ -249,8 +259,14 @@ SETTINGS = {
         "Zed's settings.json",
         _zed,
         tcp=True,
-        more="Zed takes the token from LOCALSPEC_API_KEY and ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY "
-        "in its environment.",
+        server="acp",
+        more="Only the chat of agent_servers needs no TCP. For the others Zed takes the token from "
+        "LOCALSPEC_API_KEY and ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY in its environment.",
+    ),
+    "jetbrains": Setting(
+        "~/.jetbrains/acp.json, for the AI chat of JetBrains' editors",
+        _jetbrains,
+        server="acp",
     ),
     "vscode": Setting("VS Code's settings.json, for the extension llama.vscode", _vscode, tcp=True),
 }

@@ -1,5 +1,6 @@
 """Commands for those who write in an editor.
 
+acp.py       a chat in an editor's agent panel
 complete.py  fill in code at a place in a file
 editor.py    the plug-in for Vim and Neovim, and settings for other editors
 lsp.py       the language server

@@ -1,0 +1,132 @@
+"""The Agent Client Protocol, by its own library: each session is a conversation of the history."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+import acp
+from acp import schema
+
+import localspec
+from localspec.cli import inputs
+from localspec.client.tasks import CancellableClient, Daemon
+from localspec.errors import LocalspecError
+
+Block = (
+    schema.TextContentBlock
+    | schema.ImageContentBlock
+    | schema.AudioContentBlock
+    | schema.ResourceContentBlock
+    | schema.EmbeddedResourceContentBlock
+)
+_REASONS: dict[str, schema.StopReason] = {"length": "max_tokens", "cancelled": "cancelled"}
+
+
+class Agent:
+    """For one editor. `model`: the pair that is asked; "": the configured one."""
+
+    def __init__(self, daemon: Daemon, model: str = "") -> None:
+        self._daemon = daemon
+        self._model = {"model": model} if model else {}
+        self._conversations: dict[str, str] = {}  # by session: an id, or "new"
+        self._running: dict[str, asyncio.Task[str]] = {}
+
+    def on_connect(self, conn: acp.Client) -> None:
+        self._editor = conn
+
+    async def initialize(self, protocol_version: int, **_: Any) -> acp.InitializeResponse:
+        return acp.InitializeResponse(
+            protocol_version=min(protocol_version, acp.PROTOCOL_VERSION),
+            agent_capabilities=schema.AgentCapabilities(
+                prompt_capabilities=schema.PromptCapabilities(embedded_context=True)
+            ),
+            agent_info=schema.Implementation(name="localspec", version=localspec.__version__),
+        )
+
+    async def new_session(self, cwd: str, **_: Any) -> acp.NewSessionResponse:
+        del cwd  # nothing is done there: it is a chat
+        session = uuid.uuid4().hex
+        self._conversations[session] = "new"
+        return acp.NewSessionResponse(session_id=session)
+
+    async def prompt(self, session_id: str, prompt: list[Block], **_: Any) -> acp.PromptResponse:
+        """Raises acp.RequestError: no such session, or why there is no answer."""
+        if session_id not in self._conversations:
+            raise acp.RequestError.resource_not_found(session_id)
+        try:
+            question = "\n\n".join(map(_text, prompt))
+            task = asyncio.create_task(self._answer(session_id, question))
+            self._running[session_id] = task
+            reason = await task
+        except asyncio.CancelledError:
+            reason = "cancelled"
+        except LocalspecError as error:
+            raise acp.RequestError(-32603, error.message) from error
+        finally:
+            self._running.pop(session_id, None)
+        return acp.PromptResponse(stop_reason=_REASONS.get(reason, "end_turn"))
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        if task := self._running.get(session_id):
+            task.cancel()
+
+    async def _answer(self, session: str, question: str) -> str:
+        """Why it ended; what came has been told."""
+        ours = {"kind": "chat", "conversation": self._conversations[session]}
+        messages = [{"role": "user", "content": question}]
+        request = {"messages": messages, "localspec": ours, **self._model}
+        loop, chunks = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
+
+        def call(client: CancellableClient) -> None:
+            for chunk in client.stream_chat(request):
+                loop.call_soon_threadsafe(chunks.put_nowait, chunk)
+            loop.call_soon_threadsafe(chunks.put_nowait, {})
+
+        asked = asyncio.create_task(self._daemon.ask(call))
+        asked.add_done_callback(lambda _: chunks.put_nowait({}))
+        reason = ""
+        try:
+            while chunk := await chunks.get():
+                given = (chunk.get("localspec") or {}).get("conversation")
+                self._conversations[session] = given or self._conversations[session]
+                for choice in chunk["choices"]:
+                    reason = choice.get("finish_reason") or reason
+                    await self._tell(session, choice["delta"])
+            await asked
+        finally:
+            asked.cancel()
+        return reason
+
+    async def _tell(self, session: str, delta: dict[str, Any]) -> None:
+        if thought := delta.get("reasoning_content"):
+            await self._editor.session_update(session, acp.update_agent_thought_text(thought))
+        if text := delta.get("content"):
+            await self._editor.session_update(session, acp.update_agent_message_text(text))
+
+
+def _text(block: Block) -> str:
+    """A part of a question; a file that is named comes with its text.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    match block:
+        case schema.TextContentBlock():
+            return block.text
+        case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as found):
+            return f"{_name(found.uri)}:\n\n{found.text}"
+        case schema.ResourceContentBlock(uri=uri) if uri.startswith("file:"):
+            return f"{_name(uri)}:\n\n{inputs.read_text(unquote(urlsplit(uri).path))}"
+    return f"({block.type} without text)"
+
+
+def _name(uri: str) -> str:
+    return unquote(urlsplit(uri).path).rpartition("/")[2]
+
+
+def serve(model: str) -> None:
+    """Until the editor closes the pipe."""
+    asyncio.run(acp.run_agent(cast("acp.Agent", Agent(Daemon(), model))))

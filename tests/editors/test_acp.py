@@ -1,0 +1,67 @@
+"""The agent of the Agent Client Protocol, asked by the protocol's own library."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any, cast
+
+import acp
+import pytest
+
+from tests.support.daemons import PATIENCE, RunningDaemon
+
+
+class Editor:
+    """What the agent has told it."""
+
+    def __init__(self) -> None:
+        self.told = ""
+        self.begun = asyncio.Event()
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        self.told += update.content.text
+        self.begun.set()
+
+    def on_connect(self, conn: acp.Agent) -> None:
+        """Nothing is asked of it."""
+
+
+async def talk(daemon: RunningDaemon) -> None:
+    home, editor = daemon.home, Editor()
+    file = home.root / "a b.txt"
+    file.write_text("as it is there")
+    command = (sys.executable, "-m", "localspec", "acp")
+    async with acp.spawn_agent_process(
+        cast("acp.Client", editor), *command, env=home.environment
+    ) as (agent, _):
+        await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
+        session = (await agent.new_session(cwd=str(home.root), mcp_servers=[])).session_id
+
+        async def ask(*blocks: Any) -> str:
+            editor.told = ""
+            return (await agent.prompt(session_id=session, prompt=[*blocks])).stop_reason
+
+        assert await ask(acp.text_block("say one two")) == "end_turn"
+        assert editor.told.strip() == "one two"
+        assert await ask(acp.resource_link_block("a b.txt", file.as_uri())) == "end_turn"
+        assert editor.told == "a b.txt:\n\nas it is there"  # the scripted engine repeats a question
+        (kept,) = home.request("GET", "/localspec/conversations").json["conversations"]
+        told = home.request("GET", f"/localspec/conversations/{kept['id']}").json["messages"]
+        assert [each["role"] for each in told] == ["user", "assistant"] * 2
+        assert told[2]["content"] == editor.told
+        editor.begun.clear()
+        asked = asyncio.create_task(ask(acp.text_block("forever")))
+        await editor.begun.wait()
+        await agent.cancel(session_id=session)
+        assert await asked == "cancelled"
+        while home.status()["running"]:
+            await asyncio.sleep(0.01)
+        with pytest.raises(acp.RequestError, match=r"gone\.txt cannot be read"):
+            await ask(acp.resource_link_block("gone.txt", (home.root / "gone.txt").as_uri()))
+        with pytest.raises(acp.RequestError, match="not found"):
+            await agent.prompt(session_id="other", prompt=[acp.text_block("say no")])
+
+
+def test_a_chat_is_streamed_kept_and_cancelled(daemon: RunningDaemon) -> None:
+    asyncio.run(asyncio.wait_for(talk(daemon), PATIENCE))
