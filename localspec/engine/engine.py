@@ -33,7 +33,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(pair)
         self._endings = Endings(self._scheduler, emit)
-        self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog)
+        self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog, clock)
         self.interruption = Interruption()  # for other threads
         self.rounds = 0
         self.round_s = 0.0  # all of the rounds' time; pair.busy_s() is llama.cpp's part of it

@@ -23,6 +23,7 @@ from localspec.engine.speculation.acceptance import (
     Floats,
     bucket,
 )
+from localspec.engine.speculation.controller import Drafting
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
@@ -32,6 +33,8 @@ from localspec.engine.speculation.depth import (
     RoundCosts,
     best_value,
 )
+from localspec.engine.speculation.drafters.base import DraftRequest
+from localspec.engine.speculation.drafters.model import ModelDrafter
 from tests.support.replay import (
     COSTS,
     DRAFT_MS,
@@ -425,6 +428,39 @@ def test_drafts_that_become_good_after_a_long_bad_stretch_are_noticed(bad: int) 
     calibration = Calibration()
     auto(steady(0.0, 1000), calibration)
     assert sum(auto(trace, calibration).depths) > 0.3 * bad
+
+
+@pytest.mark.parametrize("share", [0.3, 0.1, 0.01, 0.001])
+def test_looking_for_drafts_costs_little_where_none_are_found(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of a pass a look takes; and where it takes next to none every round looks."""
+    looks, wrong = [0], steady(0.0, 600)
+
+    def offer(drafter: ModelDrafter, request: DraftRequest) -> None:
+        looks[0] += 1
+        drafter._model._clock.spend(share * TARGET_MS[1])  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(ModelDrafter, "offer", offer)
+    monkeypatch.setattr(ModelDrafter, "costly", False)
+    replay = auto(wrong)
+    assert plain_ms(wrong) / replay.spent_ms[-1] >= 0.95
+    if share <= 0.001:
+        assert looks[0] >= 0.99 * 600
+
+
+def test_what_was_found_is_looked_for_again_at_once() -> None:
+    drafting = Drafting([], MeasuredDepth())
+    rests = []
+    for found in (False, False, False, False, False, True, False, False):
+        drafting.looked(found, most=7)
+        rests.append(drafting.rest)
+        while drafting.rests():
+            pass
+    assert rests == [1, 2, 4, 7, 7, 0, 1, 2]
+    fixed = Drafting([], FixedDepth(3))
+    fixed.looked(False, most=7)
+    assert not fixed.rests()
 
 
 def test_the_costs_replayed_are_those_measured() -> None:

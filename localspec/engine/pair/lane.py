@@ -107,8 +107,8 @@ class Lane:
         """Milliseconds of a pass in which each of so many has one row: what `pass_ms` ends with then, for
         every round asks for that.
         """
-        rows = self.width or sequences
-        own = self.costs.of(sequences).ms(self.pad_to(rows, sequences))
+        rows, costs = self.width or sequences, self.costs.of(sequences)
+        own = costs.ms(self.width or costs.padded(rows))
         return own + self.attention.ms(float(rows), sequences, self._depth)
 
     @property
@@ -118,10 +118,10 @@ class Lane:
         return sum(before) / max(len(before), 1)
 
     def pad_to(self, rows: int, sequences: int = 1) -> int:
-        """How wide the pass for so many rows of so many sequences should be."""
+        """How wide the next pass, for so many rows of so many sequences, is to be."""
         if self.width is not None:
             return max(self.width, rows)
-        return self.costs.of(sequences).padded(rows)
+        return self.costs.of(sequences).width(rows)
 
     def chunk(self, start: int, left: int, most: int) -> int:
         """How many prompt tokens to read in one pass, from position `start`, where `most` may be."""

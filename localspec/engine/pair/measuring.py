@@ -20,7 +20,8 @@ WIDTHS = tuple(range(1, 17))
 FIRST_WIDTHS = (1, 2, 4, 8)
 WIDE = (32, 64)  # of passes that copy text: a row costs less there than narrower passes tell
 BUDGET_S = 2.0
-REPEATS = 5
+REPEATS, MOST_REPEATS = 5, 25
+ENOUGH_S = 0.25  # after which nothing is run more than REPEATS times
 
 _STAT = Path("/proc/stat")
 _IDLE = slice(3, 5)  # of the fields of its first line: idle, and waiting for a disk
@@ -94,8 +95,12 @@ def measure(
     """Median milliseconds of `run(width)` per width, warm; stops at `deadline` (time.monotonic).
 
     All widths are run in rounds, so that a disturbance does not fall on one of them alone: what counts is
-    how they compare. Each is run at least once warm; up to five times while there is time. A run is made
-    in a `turn`, the wait for which is no part of it.
+    how they compare. Each is run at least once warm; up to five times while there is time, and more often
+    where that takes next to none: of so short runs a disturbance reaches several. A run is made in a
+    `turn`, the wait for which is no part of it.
+
+    llama.cpp keeps the graph of a pass for the next one of its width. So passes of one row, which follow
+    each other, are timed after one of theirs, and the others, which come between those, after another.
     """
     widths = list(widths)
     contention = Contention()
@@ -103,11 +108,16 @@ def measure(
         with turn():
             run(width)
     times: dict[int, list[float]] = {width: [] for width in widths}
-    for repeat in range(REPEATS):
+    enough = min(time.monotonic() + ENOUGH_S, deadline)
+    for repeat in range(MOST_REPEATS):
+        if repeat >= REPEATS and time.monotonic() > enough:
+            break
         for width in widths:
             if repeat and time.monotonic() > deadline:
                 break
             with turn():
+                if width == 1:
+                    run(width)
                 start = clock()
                 run(width)
                 times[width].append((clock() - start) * 1e3)

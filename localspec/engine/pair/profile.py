@@ -20,7 +20,7 @@ from localspec.engine.speculation.cost import CostProfile, table_from
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
 
-VERSION = 2
+VERSION = 3
 # Up to here a measurement is taken for one of a quiet machine: medians lie some percent above the
 # shortest runs there, and one busy program on eight cores moves costs by less than rounds correct.
 QUIET = 0.125

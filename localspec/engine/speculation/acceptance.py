@@ -75,6 +75,9 @@ class Calibration:
         # unseen[j, g]: chance that j drafts of unknown confidence all survive
         mixed = self.share @ self.rates
         self.unseen: Floats = mixed[None, :] ** np.arange(MAX_LIMIT + 1)[:, None]
+        # The share of time worth spending on probes: where half of all text drafts well, all of it.
+        good = min(2 * float(self.prior @ GOOD), 1.0)
+        self.probe_share = max(PROBE_SHARE * good, LEAST_PROBE_SHARE)
         self._since = 0
 
     def learn(self, at: int, hit: bool, expected: float, belief: Floats) -> None:
@@ -103,11 +106,6 @@ class Calibration:
     def new(self) -> bool:
         """Has so little been checked that what the first texts show is news for all?"""
         return float(self.count.sum()) < _TRIED
-
-    @property
-    def probe_share(self) -> float:
-        """The share of time worth spending on probes: where half of all text drafts well, all of it."""
-        return max(PROBE_SHARE * min(2 * float(self.prior @ GOOD), 1.0), LEAST_PROBE_SHARE)
 
     def earn(self, spent_ms: float, plain_ms: float) -> None:
         """`spent_ms` went by without drafts: a share of it may be spent on probing."""
@@ -166,7 +164,21 @@ class Belief:
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
-        self.weights: Floats = calibration.prior.copy()
+        self._weights: Floats = calibration.prior.copy()
+        self._unseen = 0  # tokens that told nothing and are not in the weights yet
+
+    @property
+    def weights(self) -> Floats:
+        """(len(GRID),): how likely each acceptance rate is now."""
+        if self._unseen:
+            keep = (1 - CHANGE) ** self._unseen
+            self._weights = keep * self._weights + (1 - keep) * self.calibration.prior
+            self._unseen = 0
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Floats) -> None:
+        self._weights, self._unseen = weights, 0
 
     def observe(self, at: int, hit: bool) -> None:
         """A draft of bucket `at` was accepted (`hit`) or rejected; later ones of a round say nothing."""
@@ -179,8 +191,7 @@ class Belief:
 
     def fade(self, tokens: int) -> None:
         """`tokens` have passed that told nothing: some of what was known has gone stale."""
-        keep = (1 - CHANGE) ** tokens
-        self.weights = keep * self.weights + (1 - keep) * self.calibration.prior
+        self._unseen += tokens
 
     @property
     def mean(self) -> float:

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ import numpy as np
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Calibration, Floats
-from localspec.engine.speculation.cost import CostProfile
+from localspec.engine.speculation.cost import Clock, CostProfile
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
     Candidate,
@@ -28,7 +30,11 @@ from localspec.engine.speculation.depth import (
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
 
-MOST_REST = 8  # rounds in which nobody is asked for drafts, after many that did not pay
+MOST_REST = 8  # rounds in which no drafts are asked for, after many that did not pay
+# What is lost where a passage that could be copied is seen a round later, of a pass: there is one to be
+# seen in a hundred tokens, each of which would come at half the price.
+LATE = 1 / 200
+_KEPT = 0.95  # of what a look was believed to take, with each look
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +59,16 @@ class PassCosts:
 
 @dataclass(slots=True)
 class Drafting:
-    """How one sequence drafts, as long as its request runs. reason: why it cannot at all."""
+    """How one sequence drafts, as long as its request runs. reason: why it cannot at all.
+
+    rest: rounds in which it does not look for drafts; missed: looks in a row that brought nothing.
+    """
 
     drafters: list[Drafter]
     policy: DepthPolicy
     reason: str | None = None
+    rest: int = 0
+    missed: int = 0
 
     @classmethod
     def of(
@@ -93,6 +104,16 @@ class Drafting:
             reason = impossible or no_model
         return cls([], policy, reason)
 
+    def rests(self) -> bool:
+        """Is it not to look in this round?"""
+        self.rest -= 1
+        return self.rest >= 0 and not self.policy.fixed
+
+    def looked(self, found: bool, most: int) -> None:
+        """A look has brought tokens, or none. most: rounds to rest, after many that brought none."""
+        self.missed = 0 if found else min(self.missed + 1, MOST_REST)
+        self.rest = min(2**self.missed // 2, most)
+
     def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
         """A kind of drafts cannot serve this sequence any more; its answer goes on without."""
         drafter.close(slot)
@@ -110,7 +131,7 @@ class Drafting:
 class SequenceStep:
     """One sequence's part of a pass: tokens to read, then drafts to verify.
 
-    drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass, as it was
+    drafter, candidate: what it was decided to draft, None for nothing. looked: for drafts. base: rows of the pass, as it was
     decided, but for this step's drafts; deepest: drafts of the other step that has most. first_row: the
     row of the last token read; -1 for a chunk in the middle of a prompt. error: what ends this sequence,
     and no other.
@@ -124,6 +145,7 @@ class SequenceStep:
     candidate: Candidate | None = None
     base: int = 0
     deepest: int = 0
+    looked: bool = False
     first_row: int = -1
     error: Exception | None = None
 
@@ -140,9 +162,16 @@ class SequenceStep:
 class Controller:
     """Decides and drafts for all sequences of a round. costs: what passes cost, as it is known now."""
 
-    def __init__(self, costs: Callable[[], CostProfile], is_eog: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        costs: Callable[[], CostProfile],
+        is_eog: Callable[[int], bool],
+        clock: Clock = time.perf_counter,
+    ) -> None:
         self._costs = costs
         self._is_eog = is_eog
+        self._clock = clock
+        self._look_ms = 0.0  # of a sequence, where nothing is drafted after it
         self._sequences = 1  # of the present pass
         self._rest, self._declined = 0, 0
 
@@ -155,7 +184,14 @@ class Controller:
         Raises:
             DecodeFatal: a context is lost.
         """
-        wanting = [step for step in steps if step.drafts.limit > 0]
+        wanting = [
+            step
+            for step in steps
+            if step.drafts.limit > 0 and step.drafting.drafters and not step.drafting.rests()
+        ]
+        if not wanting:
+            return
+        start = self._clock()
         rows = sum(len(step.read) for step in steps)
         if len(steps) != self._sequences:
             self._sequences, self._rest, self._declined = len(steps), 0, 0
@@ -163,6 +199,7 @@ class Controller:
         choosing = []
         # Of equals, who has written least is first.
         for step in sorted(wanting, key=lambda step: step.drafts.generated):
+            step.looked = True
             try:
                 if self._choose(step, passes, rows):
                     choosing.append(step)
@@ -172,10 +209,13 @@ class Controller:
         choosing = _one_explores(choosing)
         if not choosing:
             self._took(False, False)
+            self._found_nothing(start, len(wanting))
             return
         try:
             others = decoding - len(choosing)
             rate = self._decide(choosing, passes, rows - len(choosing), others)
+            if all(step.drafter is None for step in choosing):
+                self._found_nothing(start, len(wanting))
             self._propose(choosing, passes, rate)
         except DecodeFatal:
             raise
@@ -183,13 +223,12 @@ class Controller:
             _drop(choosing, error)
         self._took(asked, any(_costly(step) for step in choosing))
         for step in choosing:
-            # Under the rejection rule what a grammar forbids is rejected, and the rest made up for it.
-            matcher = step.verifier.matcher
-            if matcher is not None and step.drafts.tokens and not step.drafts.probs:
-                try:
-                    step.drafts.cut(matcher.valid(step.drafts.tokens))
-                except Exception as error:  # as above: the grammar is this step's alone
-                    step.error = error
+            _cut_to_grammar(step)
+
+    def _found_nothing(self, start: float, looking: int) -> None:
+        """So many sequences have looked for drafts since `start`, and none is worth it."""
+        spent_ms = (self._clock() - start) * 1e3 / looking
+        self._look_ms += (1 - _KEPT) * (spent_ms - self._look_ms)
 
     def _took(self, asked: bool, taken: bool) -> None:
         """Drafts that cost something were `asked` for, and `taken`: if not, nobody asks for some rounds.
@@ -318,11 +357,23 @@ class Controller:
         """A step has been verified: each drafter learns from the tokens kept."""
         for drafter in step.drafting.drafters:
             drafter.observe(step.drafts, kept, drafter is step.drafter)
+        if step.looked:
+            step.drafting.looked(len(kept) > 1, self._most_rest)
 
     def elapsed(self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float) -> None:
         """A round has given this step so many tokens, in its share of the round's time."""
         for drafter in step.drafting.drafters:
             drafter.elapsed(drafter is step.drafter, tokens, spent_ms, plain_ms)
+
+    @property
+    def _most_rest(self) -> int:
+        """Rounds between looks that bring nothing, so that these and what is seen late cost least.
+
+        To look every n rounds costs c / n of a pass a round, to see n / 2 rounds later LATE · n / 2: least
+        at n = √(2 c / LATE).
+        """
+        look = self._sequences * self._look_ms / self._costs().target.ms(self._sequences)
+        return min(int(math.sqrt(2 * look / LATE)) - 1, MOST_REST)
 
     def probe(self, step: SequenceStep, left: int) -> bool:
         """While drafts do not pay, see now and then whether they would, at a bounded share of time.
@@ -352,6 +403,16 @@ class Controller:
 
 def _costly(step: SequenceStep) -> bool:
     return step.drafter is not None and step.drafter.costly
+
+
+def _cut_to_grammar(step: SequenceStep) -> None:
+    """Under the rejection rule what a grammar forbids is rejected, and the rest made up for it."""
+    matcher = step.verifier.matcher
+    if matcher is not None and step.drafts.tokens and not step.drafts.probs:
+        try:
+            step.drafts.cut(matcher.valid(step.drafts.tokens))
+        except Exception as error:  # the grammar is this step's alone
+            step.error = error
 
 
 def _one_explores(steps: list[SequenceStep]) -> list[SequenceStep]:

@@ -22,6 +22,10 @@ WIDEST = 64  # wider passes are prompts, not rounds
 OUTLIER = 1.65
 # How much a round changes what is expected: by its share of all rounds, and never less than this.
 LEAST_WEIGHT = 0.08
+# A pass that is padded has the width of its rows once in so many, or nobody would see that it is cheaper.
+RETRY = 32
+# How much such a pass changes what it is expected to cost where it was faster: others only slow passes down.
+SEEN_FASTER = 0.25
 # Rounds that a measured table is worth, and one that was measured for something else.
 MEASURED, GUESSED = 12, 3
 
@@ -31,6 +35,7 @@ class CostTable:
 
     Every observed round moves its own width slowly and a common factor faster: the context grows or
     the machine gets busy for all widths at once, so what is seen at one width is news for the others.
+    Widths that no round had yet go with their neighbours.
     """
 
     def __init__(
@@ -50,9 +55,12 @@ class CostTable:
         # and array after a pass, which has emptied the processor's caches, takes microseconds.
         self._widths = sorted(measured)
         self._ms = [float(measured[width]) for width in self._widths]
+        self._measured = self._ms[:]
+        self._seen: set[int] = set()  # widths of rounds
         self._drift = 1.0
         self._table: npt.NDArray[np.float64] | None = None
         self._padded: dict[int, int] = {}  # as the table, of what was true when it was asked for
+        self._widened = 0  # passes
         self._observed = 0
         self._rounds = rounds
         self._each, self._sequences = each, sequences
@@ -94,6 +102,15 @@ class CostTable:
         if rows not in self._padded:
             self._padded[rows] = self._cheapest(rows)
         return self._padded[rows]
+
+    def width(self, rows: int) -> int:
+        """How wide the next pass of so many rows is to be: padded, but now and then as wide as they are."""
+        width = self.padded(rows)
+        if width > rows:
+            self._widened += 1
+            if self._widened % RETRY == 0:
+                return rows
+        return width
 
     def _cheapest(self, rows: int) -> int:
         widths, ms = self._paddable()
@@ -139,14 +156,18 @@ class CostTable:
         expected = self.ms(width)
         weight = max(1 / (self._rounds + self._observed), LEAST_WEIGHT)
         ratio = ms / expected
-        news = min(max(ratio, 1 / OUTLIER), OUTLIER) ** weight
+        clipped = min(max(ratio, 1 / OUTLIER), OUTLIER)
+        news = clipped**weight
         self._drift *= news
+        self._seen.add(width)
         if known:
-            self._ms[at] *= news**0.5
+            retried = ratio < 1 and self.padded(width) > width
+            self._ms[at] *= clipped**SEEN_FASTER if retried else news**0.5
         else:  # what is not news for all widths is this one's
             own = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
             self._widths.insert(at, width)
             self._ms.insert(at, own)
+            self._measured.insert(at, own)
             self._forget()
         self._observed += 1
         if self._observed % 16 == 0 or self._observed < self._rounds:
@@ -154,6 +175,11 @@ class CostTable:
 
     def _forget(self) -> None:
         """What was worked out is to be worked out again."""
+        if 0 < len(self._seen) < len(self._widths):
+            pairs = list(zip(self._widths, self._ms, self._measured, strict=True))
+            seen = [(width, ms / before) for width, ms, before in pairs if width in self._seen]
+            moved = np.interp(self._widths, *np.transpose(seen)).tolist()
+            self._ms = [before * by for before, by in zip(self._measured, moved, strict=True)]
         self._table = None
         self._padded.clear()
 
