@@ -144,6 +144,7 @@ class Engine:
         for sequence in sequences:
             if sequence.step.error is not None:
                 self._endings.failed(lane, sequence, sequence.step.error)
+        self._scheduler.make_way(lane, sequences)
         return [sequence for sequence in sequences if sequence in lane.active]
 
     def _decode_and_verify(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:

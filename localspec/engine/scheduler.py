@@ -24,6 +24,7 @@ from localspec.protocol.frames import ANYONE, Generate
 # Tokens that each is left to write before one may have to give way to the others: giving way costs
 # reading a text again, so it is to bring some progress first.
 GROWTH = 64
+YIELD = 4  # drafts may take the place of one in so many tokens of a prompt that is read beside them
 
 
 class Scheduler:
@@ -251,6 +252,12 @@ class Scheduler:
         """How many drafts each that decodes may bring: rows of the pass, room, tokens that may come."""
         rows = sum(len(each.step.read) for each in sequences)
         spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
+        if len(sequences) > len(decoding):  # drafts are not to make the pass longer than it may be
+            whole = lane.rows_beside(len(decoding)) + len(decoding)
+            growing = sum(len(each.step.read) for each in sequences if _reads_on(each))
+            if any(each.prefilling and each.request.priority == "editor" for each in sequences):
+                growing = 0
+            spare = min(spare, max(whole - rows, 0) + growing // YIELD)
         most = min(spare // len(decoding), MAX_LIMIT)
         if lane.max_depth is not None:
             most = min(most, lane.max_depth)
@@ -263,6 +270,20 @@ class Scheduler:
             room = self._pair.n_ctx - len(sequence.tokens) - 1
             sequence.step.drafts.limit = min(sequence.left - 1, room, most)
             sequence.step.drafts.hurried = len(sequences) > len(decoding)
+
+    def make_way(self, lane: Lane, sequences: list[Sequence]) -> None:
+        """Drafts take the place of a prompt's tokens where the pass would get longer than it may be."""
+        decoding = sum(not each.prefilling for each in sequences)
+        if decoding in (0, len(sequences)):
+            return
+        whole = lane.rows_beside(decoding) + decoding
+        over = sum(each.step.rows for each in sequences) - whole
+        for sequence in reversed(sequences):
+            if over > 0 and _reads_on(sequence):
+                step = sequence.step
+                before = len(step.read)
+                step.read = _chunk(lane, sequence, max(before - over, 1))
+                over -= before - len(step.read)
 
     # ------------------------------------------------------------------------ the pass
 
@@ -398,6 +419,11 @@ def _owner(request: Generate) -> str | None:
     if request.private or not request.cache_prompt or request.priority == "editor":
         return request.conversation
     return request.conversation or ANYONE
+
+
+def _reads_on(sequence: Sequence) -> bool:
+    """Is there more of its prompt than it reads in this pass?"""
+    return sequence.prefilling and len(sequence.step.read) < len(sequence.slot.unread)
 
 
 def _step(sequence: Sequence, read: list[int]) -> SequenceStep:

@@ -413,6 +413,50 @@ def test_prompts_that_one_batch_could_hold_end_together_and_longer_ones_are_read
         assert begun == 1
 
 
+@settings(max_examples=8)
+@given(
+    budget=st.integers(12, 80),
+    writing=st.integers(1, 2),
+    lengths=st.lists(st.integers(30, 250), min_size=1, max_size=2),
+    priority=st.sampled_from(["chat", "editor"]),
+)
+def test_a_pass_that_reads_a_prompt_is_no_longer_for_the_drafts_of_others(
+    cycle: Running, budget: int, writing: int, lengths: list[int], priority: str
+) -> None:
+    """They take the place of some of its tokens, and of none of an editor's."""
+    cycle.forget()
+    lane, beside = cycle.pair.shared, []
+    decode = lane.decode
+
+    def counted(timed: bool, sequences: int = 1) -> float:
+        own = {each.slot.id for each in lane.active if not each.prefilling}
+        rows = [lane.batch.struct.seq_id[row][0] for row in range(lane.batch.rows)]
+        if not timed and own and (read := sum(row not in own for row in rows)):
+            beside.append((read, len(rows) - read, len(own)))
+        return decode(timed, sequences)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane, "rows_beside", lambda decoding: budget)
+        patch.setattr(lane, "decode", counted)
+        ids = [cycle.start([BOS, 7 + at], 300, speculative=drafting(8)) for at in range(writing)]
+        for _ in range(3):
+            cycle.engine.step()
+        for length in lengths:
+            late = cycle.start([(5 * at) % 500 for at in range(length)], 1, priority=priority)
+        while not cycle.answers[late].ending:
+            cycle.engine.step()
+        for request in ids:
+            cycle.engine.cancel(request)
+        cycle.finish()
+    assert beside
+    assert all(read + wrote <= budget + own for read, wrote, own in beside)
+    if priority == "editor":
+        if len(lengths) == 1:
+            assert len(beside) == -(-lengths[0] // budget)
+    elif len(beside) > 3:
+        assert any(wrote > own for _, wrote, own in beside)
+
+
 def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
     contextual: Running,
 ) -> None:

@@ -131,10 +131,10 @@ class Drafting:
 class SequenceStep:
     """One sequence's part of a pass: tokens to read, then drafts to verify.
 
-    drafter, candidate: what it was decided to draft, None for nothing. looked: for drafts. base: rows of the pass, as it was
-    decided, but for this step's drafts; deepest: drafts of the other step that has most. first_row: the
-    row of the last token read; -1 for a chunk in the middle of a prompt. error: what ends this sequence,
-    and no other.
+    drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass, as it was
+    decided, but for this step's drafts; deepest: drafts of the other step that has most. looked: whether
+    it was asked for drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
+    prompt. error: what ends this sequence, and no other.
     """
 
     read: list[int]
