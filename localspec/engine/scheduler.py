@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from itertools import pairwise
 
 import msgspec
 
-from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.cache.shift import READ_ANEW
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.room import fits
 from localspec.engine.prompt.infill import after_cursor
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_LIMIT
@@ -21,9 +20,6 @@ from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
 from localspec.protocol.frames import ANYONE, Generate
 
-# Tokens that each is left to write before one may have to give way to the others: giving way costs
-# reading a text again, so it is to bring some progress first.
-GROWTH = 64
 YIELD = 4  # drafts may take the place of one in so many tokens of a prompt that is read beside them
 
 
@@ -452,38 +448,3 @@ def _clean(lane: Lane) -> None:
         if all(sequence.slot is not slot for sequence in lane.active):
             lane.slots.clear(slot)
             slot.busy = False
-
-
-# ------------------------------------------------------------------------------------- room
-
-
-def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
-    """Is there room for it beside those that run, and for all to go on a while? Alone there always is.
-
-    One that gave way waits until another has left, so that none is started and stopped in turns.
-    """
-    if not lane.active:
-        return True
-    if any(sequence.alone for sequence in lane.active):
-        return False
-    growth = sum(min(sequence.left, GROWTH) for sequence in lane.active)
-    if isinstance(waiting, Sequence):
-        if waiting.alone or waiting.gave_way == lane.ended:
-            return False
-        growth += min(waiting.left, GROWTH)
-    else:
-        asked = waiting.request.max_tokens
-        growth += GROWTH if asked is None else min(asked, GROWTH)
-    texts = [waiting.tokens, *(sequence.tokens for sequence in lane.active)]
-    room = lane.context.n_ctx - growth
-    return sum(map(len, texts)) <= room or cells(texts) <= room
-
-
-def cells(texts: list[list[int]]) -> int:
-    """Cells that texts take where each shares its beginning with the others as far as it can.
-
-    Texts read at the same time share less: this is the least they take.
-    """
-    ordered = sorted(texts)
-    shared = sum(common_prefix(a, b) for a, b in pairwise(ordered))
-    return sum(map(len, texts)) - shared

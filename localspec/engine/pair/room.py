@@ -1,0 +1,45 @@
+"""Is there room in a lane for one more text, and for all to go on a while?"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from localspec.engine.cache.prefixes import common_prefix
+from localspec.engine.pair.lane import Lane
+from localspec.engine.sequence import Sequence, TokenizedRequest
+
+# Tokens that each is left to write before one may have to give way to the others: giving way costs
+# reading a text again, so it is to bring some progress first.
+GROWTH = 64
+
+
+def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
+    """Is there room for it beside those that run, and for all to go on a while? Alone there always is.
+
+    One that gave way waits until another has left, so that none is started and stopped in turns.
+    """
+    if not lane.active:
+        return True
+    if any(sequence.alone for sequence in lane.active):
+        return False
+    growth = sum(min(sequence.left, GROWTH) for sequence in lane.active)
+    if isinstance(waiting, Sequence):
+        if waiting.alone or waiting.gave_way == lane.ended:
+            return False
+        growth += min(waiting.left, GROWTH)
+    else:
+        asked = waiting.request.max_tokens
+        growth += GROWTH if asked is None else min(asked, GROWTH)
+    texts = [waiting.tokens, *(sequence.tokens for sequence in lane.active)]
+    room = lane.context.n_ctx - growth
+    return sum(map(len, texts)) <= room or cells(texts) <= room
+
+
+def cells(texts: list[list[int]]) -> int:
+    """Cells that texts take where each shares its beginning with the others as far as it can.
+
+    Texts read at the same time share less: this is the least they take.
+    """
+    ordered = sorted(texts)
+    shared = sum(common_prefix(a, b) for a, b in pairwise(ordered))
+    return sum(map(len, texts)) - shared
