@@ -15,6 +15,7 @@ from localspec.engine.prompt.infill import after_cursor
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.controller import Drafting, SequenceStep
+from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
@@ -248,8 +249,11 @@ class Scheduler:
         """How many drafts each that decodes may bring: rows of the pass, room, tokens that may come."""
         rows = sum(len(each.step.read) for each in sequences)
         spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
+        beside = lane.rows_beside(len(decoding))
+        if self._running > 1 or self._waiting:  # nobody waits long for what another copies
+            spare = min(spare, max(beside, MAX_DEPTH * len(decoding)))
         if len(sequences) > len(decoding):  # drafts are not to make the pass longer than it may be
-            whole = lane.rows_beside(len(decoding)) + len(decoding)
+            whole = beside + len(decoding)
             growing = sum(len(each.step.read) for each in sequences if _reads_on(each))
             if any(each.prefilling and each.request.priority == "editor" for each in sequences):
                 growing = 0

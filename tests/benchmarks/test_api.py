@@ -162,12 +162,13 @@ def test_prompts_are_judged_by_both_clocks() -> None:
 
 
 def test_a_gap_is_looked_for_after_the_newcomer_was_sent() -> None:
-    stamps = [(0.0, 1), (0.5, 2), (0.6, 3), (0.7, 4), (1.0, 5), (1.1, 6)]
-    alone, longest = gaps.gaps(stamps, sent=0.75)
+    stamps = [(0.0, 1), (0.5, 2), (0.6, 3), (0.7, 4), (1.0, 5), (1.1, 6), (3.0, 70)]
+    alone, longest = gaps.gaps(stamps, sent=0.75, done=1.05)
     assert (round(alone, 3), round(longest, 3)) == (0.1, 0.3)
-    for sent in (-1.0, 2.0):
+    assert round(gaps.gaps(stamps, sent=0.75, done=1.2)[1], 3) == 1.9
+    for sent in (-1.0, 4.0):
         with pytest.raises(BenchError):
-            gaps.gaps(stamps, sent)
+            gaps.gaps(stamps, sent, 5.0)
 
 
 def test_the_longest_gap_is_judged_beyond_an_ordinary_one() -> None:

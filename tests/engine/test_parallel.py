@@ -457,6 +457,37 @@ def test_a_pass_that_reads_a_prompt_is_no_longer_for_the_drafts_of_others(
         assert any(wrote > own for _, wrote, own in beside)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_text_is_copied_in_wide_passes_only_while_nobody_else_waits_for_them(
+    cycle: Running, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    cycle.forget()
+    lane, widest = cycle.pair.shared, [0]
+    decode = lane.decode
+
+    def counted(timed: bool, sequences: int = 1) -> float:
+        widest[0] = max(widest[0], lane.batch.rows if timed else 0)
+        return decode(timed, sequences)
+
+    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    monkeypatch.setattr(lane, "decode", counted)
+    for _ in range(others):
+        cycle.start([BOS, 9], 400)
+    cycle.engine.step()
+    written = [7]
+    for _ in range(120):
+        written.append(expected(written[-1], 1)[0])
+    copying = cycle.start(
+        [BOS, *written, BOS, *written[:4]], 100, speculative=drafting(48, "ngram")
+    )
+    while not cycle.answers[copying].ending:
+        cycle.engine.step()
+    for request in [each.id for each in lane.active]:
+        cycle.engine.cancel(request)
+    cycle.finish()
+    assert widest[0] <= 22 if others else widest[0] >= 40
+
+
 def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
     contextual: Running,
 ) -> None:

@@ -120,7 +120,7 @@ class _Stream:
             first = writing.result()
         finally:
             pool.shutdown(wait=False)  # who is stopped meanwhile waits for no answer
-        alone, longest = gaps(first.stamps, sent)
+        alone, longest = gaps(first.stamps, sent, second.stamps[-1][0])
         done = max((t for at, t in first.stamps if at <= sent + second.first_s), default=0)
         return Gap(
             ours,
@@ -134,15 +134,16 @@ class _Stream:
         )
 
 
-def gaps(stamps: Stamps, sent: float) -> tuple[float, float]:
-    """Seconds: the median gap between pieces before `sent`, the longest that ends after it.
+def gaps(stamps: Stamps, sent: float, done: float) -> tuple[float, float]:
+    """Seconds: the median gap between pieces before `sent`, the longest that ends after it and begins before
+    the newcomer was `done`: by itself a stream may write many tokens at once.
 
     Raises:
         BenchError: nothing came before, or nothing after it.
     """
-    between = [(b, b - a) for (a, _), (b, _) in itertools.pairwise(stamps)]
-    before = [gap for at, gap in between if at <= sent]
-    after = [gap for at, gap in between if at > sent]
+    between = [(a, b, b - a) for (a, _), (b, _) in itertools.pairwise(stamps)]
+    before = [gap for _, end, gap in between if end <= sent]
+    after = [gap for begin, end, gap in between if end > sent and begin < done]
     if not before or not after:
         raise BenchError("The stream was over when the newcomer came; let --stream be longer.")
     return statistics.median(before), max(after)
