@@ -291,9 +291,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/editors": (set(), "files and settings of other programs, as text"),
     "cli/stats": ({"cli/terminal"}, "figures in, text or a page out"),
     "cli/bench": (
-        {"cli"},
+        {"cli", "cli/bench/prompts"},
         "a client of servers as any; prompts of one's own are files that a command line names",
     ),
+    "cli/bench/prompts": ({"cli"}, "what is asked, whoever asks it"),
     "cli/bench/shown": (
         {"cli/bench", "cli/stats", "cli/terminal"},
         "figures in, text or a page out; the page is as that of stats",
@@ -311,7 +312,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "as commands",
     ),
     "cli/commands/figures": (
-        {"cli", "cli/bench", "cli/bench/shown", "cli/stats", "cli/terminal"},
+        {"cli", "cli/bench", "cli/bench/prompts", "cli/bench/shown", "cli/stats", "cli/terminal"},
         "as commands",
     ),
     "cli/commands/daemon": ({"cli", "cli/terminal"}, "as commands"),

