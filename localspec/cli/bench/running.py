@@ -18,6 +18,7 @@ from localspec.machine.quiet import Others
 _PLAIN: dict[str, Any] = {"enabled": False}
 _DRAFTED: dict[str, Any] = {"enabled": True}
 _MODES: tuple[Mode, Mode] = ("plain", "speculative")
+PROBES = (DEEPEST, 1)  # depths of the answers that a replay goes by
 _WARM = 16  # tokens of an answer that nobody looks at
 _TEMPLATE = 96  # tokens that a chat template adds at most
 _CONTEXT = 4096  # tokens, where the server does not say
@@ -27,7 +28,7 @@ _LEAST_ROOM = 128  # tokens of a question, whatever is left
 @dataclass(frozen=True)
 class Plan:
     """What to ask and how often. seconds: begin nothing that would end later; own: also with the pair's own
-    sampling; probe: also answers that draft as deep as they can, for the replay.
+    sampling; probe: also answers that draft as deep as they can, and one token at a time, for the replay.
 
     drafts: `speculative` of the runs with drafts. against: a server that is asked the same, as it is.
     apply: the pair keeps what it learns from this.
@@ -47,11 +48,11 @@ class Plan:
 @dataclass
 class Found:
     """texts: of the first answer at temperature 0, by work, prompt and mode. theirs: the other server's
-    answers. failed, their_failed: by work, why.
+    answers. failed, their_failed: by work, why. probes: answers at a fixed depth, by that.
     """
 
     runs: list[Run] = field(default_factory=list)
-    probes: list[Run] = field(default_factory=list)
+    probes: dict[int, list[Run]] = field(default_factory=lambda: {each: [] for each in PROBES})
     theirs: list[Run] = field(default_factory=list)
     texts: dict[tuple[str, int, Mode], str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -61,13 +62,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt, once in each mode."""
+    """A prompt, once in each mode; or once with so many drafts in each pass (probe)."""
 
     work: Work
     prompt: int
     repetition: int
     sampling: Sampling
-    probe: bool = False
+    probe: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def turns(plan: Plan) -> Iterator[Turn]:
                         yield Turn(work, prompt, repetition, sampling)
         if plan.probe and not repetition:
             for work in plan.works:
-                yield Turn(work, 0, repetition, "greedy", probe=True)
+                for depth in PROBES:
+                    yield Turn(work, 0, repetition, "greedy", probe=depth)
 
 
 class Bench:
@@ -162,11 +164,11 @@ class Bench:
     def _who(self, turn: Turn, mode: Mode | None) -> str:
         if mode is None:
             return self.plan.against.name if self.plan.against else ""
-        return "drafting deep" if turn.probe else mode
+        return f"{turn.probe} drafts a pass" if turn.probe else mode
 
-    def _how(self, tokens: int, mode: Mode, sampling: Sampling, *, probe: bool = False) -> How:
+    def _how(self, tokens: int, mode: Mode, sampling: Sampling, *, probe: int = 0) -> How:
         room = max(self.room - tokens, _LEAST_ROOM)
-        drafts = {**self.plan.drafts, **({"depth": DEEPEST} if probe else {})}
+        drafts = {**self.plan.drafts, **({"depth": probe} if probe else {})}
         return How(tokens, room, _PLAIN if mode == "plain" else drafts, sampling == "own")
 
     def _one(self, turn: Turn, mode: Mode | None) -> None:
@@ -192,7 +194,7 @@ class Bench:
             self.found.theirs.append(run)
             return
         run.others = others.cores(self._pids)
-        (self.found.probes if turn.probe else self.found.runs).append(run)
+        (self.found.probes[turn.probe] if turn.probe else self.found.runs).append(run)
         if turn.sampling == "greedy" and not turn.probe:
             self.found.texts.setdefault((work.name, turn.prompt, mode), answer.text)
 

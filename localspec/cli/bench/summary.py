@@ -20,7 +20,7 @@ from localspec.cli.bench.report import (
     Theory,
     Workload,
 )
-from localspec.cli.bench.running import Found
+from localspec.cli.bench.running import PROBES, Found
 from localspec.cli.bench.statistics import Pair
 from localspec.cli.bench.verdict import verdict
 
@@ -57,8 +57,10 @@ def _workload(
     if sampling == "greedy":
         told.differences = differences(work.name, found.texts)
         told.identical = all(a.digest == b.digest for a, b in _matched(own))
-        probes = [run for run in found.probes if run.workload == work.name]
-        told.theory = of_theory(told.acceptance, plain, drafted, probes, costs)
+        deep, shallow = (
+            [run for run in found.probes[depth] if run.workload == work.name] for depth in PROBES
+        )
+        told.theory = of_theory(told.acceptance, plain, drafted, (deep, shallow), costs)
     return told
 
 
@@ -188,10 +190,10 @@ def of_theory(
     told: Acceptance,
     plain: Sequence[Run],
     runs: Sequence[Run],
-    probes: Sequence[Run],
+    probes: tuple[Sequence[Run], Sequence[Run]],
     costs: Costs | None,
 ) -> Theory | None:
-    """Of a pair whose costs are known. probes: answers drafted as deep as they could."""
+    """Of a pair whose costs are known. probes: answers at the depths of PROBES."""
     rounds = [each for run in runs for each in run.rounds]
     count = sum(max(each.tokens - each.accepted, 1) for each in rounds)
     own_ms = _per_token(runs)
@@ -199,12 +201,14 @@ def of_theory(
         return None
     depth = sum(each.drafted for each in rounds) / count
     prices = theory.Prices(costs, _per_token(plain))
-    # Those that drafted as deep as they could have drafts also where none paid otherwise, and no looks
-    # at what drafts would be.
-    drafted = [run for run in probes if run.drafted] or runs
-    prices.learn([(run.rounds, run.write_ms) for run in drafted])
+    # No looks at what drafts would be are in the probes, and they drafted also where none paid otherwise.
+    deep, shallow = ([(run.rounds, run.write_ms) for run in each] for each in probes)
+    if any(run.drafted for each in probes for run in each):
+        prices.learn(deep, shallow)
+    else:
+        prices.learn([(run.rounds, run.write_ms) for run in runs])
     said = theory.by_formula(told, depth, prices)
-    return theory.replay(said, [run.rounds for run in probes], own_ms, prices)
+    return theory.replay(said, [run.rounds for run in probes[0]], own_ms, prices)
 
 
 def _per_token(runs: Sequence[Run]) -> float | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from localspec.cli.bench.report import Acceptance, Costs, Round, Theory
 
+Took = Sequence[tuple[Sequence[Round], float]]
 _PAD = 0.98  # a wider pass is taken where it costs less than this share: as the engine does
 DEEPEST = 12  # drafts of a pass that are replayed
 
@@ -40,15 +41,35 @@ class Prices:
         share = min(self.plain / load[0], 1.0)
         self._ms = [ms * share for ms in load]
         self._overhead = self.plain - self._ms[0]
-        self.drafted = costs.draft_ms.get(1, 0.0)
+        self.drafted, self.drafting = costs.draft_ms.get(1, 0.0), 0.0
 
-    def learn(self, answers: Sequence[tuple[Sequence[Round], float]]) -> None:
-        """What a drafted token costs, from answers: their rounds, and the milliseconds these took."""
-        tokens = sum(each.drafted for rounds, _ in answers for each in rounds)
-        if tokens:
-            self.drafted = 0.0
-            passes = sum(self.spent(each) for rounds, _ in answers for each in rounds)
-            self.drafted = max(sum(ms for _, ms in answers) - passes, 0.0) / tokens
+    def learn(self, deep: Took, shallow: Took = ()) -> None:
+        """What drafting costs, each round and each drafted token, from answers at two depths: their rounds,
+        and the milliseconds these took.
+        """
+        self.drafted = self.drafting = 0.0
+        (rounds, tokens, ms), (few, others, own) = (self._beyond(each) for each in (deep, shallow))
+        apart = rounds * others - few * tokens
+        if apart:
+            drafting = (ms * others - own * tokens) / apart
+            drafted = (rounds * own - few * ms) / apart
+            if min(drafting, drafted) >= 0:
+                self.drafting, self.drafted = drafting, drafted
+                return
+            if drafted < 0:
+                self.drafting = max(ms + own, 0.0) / (rounds + few)
+                return
+        if tokens + others:
+            self.drafted = max(ms + own, 0.0) / (tokens + others)
+
+    def _beyond(self, answers: Took) -> tuple[int, int, float]:
+        """Rounds that drafted, tokens they drafted, and milliseconds beyond all passes."""
+        rounds = [each for some, _ in answers for each in some]
+        tokens = sum(each.drafted for each in rounds)
+        if not tokens:
+            return 0, 0, 0.0
+        spent = sum(ms for _, ms in answers) - sum(map(self.spent, rounds))
+        return sum(each.drafted > 0 for each in rounds), tokens, spent
 
     def target(self, rows: float) -> float:
         """Of a pass with so many rows: linear between measured widths, or a wider one that is cheaper."""
@@ -58,7 +79,8 @@ class Prices:
         return best if best < own * _PAD else own
 
     def round(self, depth: float) -> float:
-        return self.target(depth + 1) + depth * self.drafted + self._overhead
+        drafting = depth * self.drafted + (self.drafting if depth else 0.0)
+        return self.target(depth + 1) + drafting + self._overhead
 
     def spent(self, seen: Round) -> float:
         """What came together may be of several rounds: each brings one token beside the accepted."""
