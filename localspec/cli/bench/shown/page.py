@@ -18,7 +18,8 @@ dd { margin: 0; overflow-wrap: anywhere }
   gap: 0 2rem; align-items: start } .plots svg { width: 100%; height: auto; max-width: 34rem }
 .plots figcaption b { font-weight: 600 } table.wide th:first-child { width: 16% }
 @media print { :root { --other: #999 } .plots { grid-template-columns: 1fr 1fr }
-  table { font-size: 8.5pt } }
+  table { font-size: 8.5pt } th { font-size: 7.5pt } th, td { padding: .2rem .25rem }
+  td:not(:first-child, :last-child) { white-space: nowrap } }
 """
 
 

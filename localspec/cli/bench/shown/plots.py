@@ -165,30 +165,35 @@ def _survival(axes: Any, report: Report) -> bool:
 
 
 def _depths(axes: Any, report: Report) -> bool:
-    """Drafts of each pass while an answer is written, of the work that drafted most."""
+    """Drafts of each pass while an answer is written, of the work that drafted most: one above another, for
+    lines that cross would hide each other.
+    """
     best: dict[str, Run] = {}
     for run in sorted(_drafted(report), key=lambda run: run.drafted):
-        best[run.workload] = run
+        if run.rounds:
+            best[run.workload] = run
     chosen = sorted(best.values(), key=lambda run: -run.drafted)[:_TRACES]
-    # Lines that lie on each other are all seen: thin ones on a thick one, and dots on both.
-    styles = [(_FIRST, "-", 3.5), (_SECOND, "-", 1.5), (_FIRST, ":", 1.5), (_SECOND, ":", 1.5)]
-    for run, (colour, line, width) in zip(chosen, styles, strict=False):
-        edges, values = depths(run.rounds)
+    about = {each.name: each.about for each in report.workloads}
+    traces = [(run, *depths(run.rounds)) for run in reversed(chosen)]
+    high = max((max(values) for *_, values in traces), default=0.0)
+    if not high:
+        return False
+    names, floors = [], [at * high * 1.25 for at in range(len(traces))]
+    for (run, edges, values), floor in zip(traces, floors, strict=True):
+        colour = _FIRST if about[run.workload] == "code" else _SECOND
+        above = [floor + value for value in values]
+        axes.stairs(above, edges, baseline=floor, fill=True, color=colour)
         name = visible(run.workload, lines=False).replace("$", r"\$")
-        look = {"color": colour, "linestyle": line, "linewidth": width}
-        axes.stairs(values, edges, baseline=None, label=name, **look)
-    axes.set_ylim(bottom=0)
+        names.append(f"{name}\nup to {max(values):.1f}")
+    axes.set_yticks(floors, names, verticalalignment="bottom")
+    axes.set_ylim(0, floors[-1] + high * 1.1)
+    axes.set_xlim(left=0)
     axes.set_xlabel("tokens written")
-    axes.set_ylabel("drafts in a pass")
-    if chosen:
-        axes.legend(**_BELOW)
-    return bool(chosen)
+    return True
 
 
 def depths(rounds: Sequence[Round]) -> tuple[list[int], list[float]]:
-    """Where so many passes begin and end that lines can be told apart, in tokens written, and the mean
-    depth of each of these parts.
-    """
+    """Where so many passes begin and end that each can be seen, in tokens written, and their mean depth."""
     each = max(len(rounds) // _POINTS, 1)
     edges, means = [0], list[float]()
     for start in range(0, len(rounds), each):
@@ -242,6 +247,6 @@ _PLOTS: tuple[tuple[str, Draw, Callable[[Report], float]], ...] = (
     ("Speed-up by kind of work, with 95% intervals", _speed_ups, _per_work),
     ("What a pass costs, by its width", _costs, _usual),
     ("Drafts accepted, by their place in a pass", _survival, _usual),
-    ("Depth over time", _depths, _usual),
+    ("Depth over time: drafts in a pass", _depths, _usual),
     ("Time per token", _latencies, _usual),
 )
