@@ -28,28 +28,28 @@ def test_the_init_file_is_the_one_that_emacs_reads(
 
 
 @pytest.mark.parametrize("name", [".emacs", ""])
-def test_settings_are_written_into_the_init_file_and_taken_out_again(home: Home, name: str) -> None:
-    home.environment["HOME"] = str(home.root)
-    path = home.root / (name or ".emacs.d/init.el")
+def test_settings_are_written_into_the_init_file_and_taken_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path / "ls"))
+    path = tmp_path / (name or ".emacs.d/init.el")
     mine = b'(setq a 1)\n(setq b "caf\xe9")\n' if name else b""
+    dotfiles = tmp_path / "dotfiles.el"
     if name:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        dotfiles = home.root / "dotfiles.el"
         dotfiles.write_bytes(mine)
         dotfiles.chmod(0o640)
         path.symlink_to(dotfiles)
-    shown = home.run("editor", "install", "--print", "emacs").stdout
-    assert not name or path.read_bytes() == mine
     for _ in range(2):  # the second takes the first one's place
-        assert home.run("editor", "install", "emacs").stdout.startswith(f"Written: {path}\n")
-        assert path.read_bytes() == mine + shown.partition("\n")[2].rstrip("\n").encode() + b"\n"
-    assert str(home.socket).encode() in path.read_bytes()
+        assert emacs.install() == path
+        assert path.read_bytes() == mine + emacs.text().encode()
+    assert str(tmp_path / "ls" / "run" / "localspec.sock") in path.read_text(errors="replace")
     with path.open("ab") as file:
         file.write(b"(setq c 1)\n")
-    assert home.run("editor", "uninstall", "emacs").stdout == f"Removed from: {path}\n"
+    assert emacs.uninstall() == path
     assert path.read_bytes() == mine + b"(setq c 1)\n"
     assert not name or (path.is_symlink() and dotfiles.stat().st_mode & 0o777 == 0o640)
-    assert home.run("editor", "uninstall", "emacs").stdout == "It is not installed.\n"
+    assert emacs.uninstall() is None
 
 
 def test_emacs_reads_the_settings(home: Home) -> None:

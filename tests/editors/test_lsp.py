@@ -20,12 +20,13 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcRequestCancelled
 from pygls.lsp.client import LanguageClient
 
-from localspec.cli.lsp import questions, suggestions
+from localspec.cli.editors import servers
+from localspec.cli.lsp import desk, questions, suggestions
 from localspec.cli.lsp.context import Visited
 from localspec.cli.lsp.documents import Document, Encoding, Place, split
 from localspec.client import autostart
 from localspec.client.tasks import Daemon
-from localspec.errors import NoDaemon
+from localspec.errors import NoDaemon, UsageError
 from tests.support.daemons import PATIENCE, Home, temporary_home, wait_for
 from tests.support.editors import CALL, FITTING, Editor, Scripted, editing, scripted, whole
 
@@ -152,6 +153,34 @@ def test_places_that_were_visited_are_sent_once_they_are_taken() -> None:
     assert all(len(each["text"].splitlines()) <= 48 for each in visited.extra())
 
 
+def test_what_was_visited_is_read_ahead_in_a_quiet_moment(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk, "_QUIET", 0.0)
+
+    def extra(body: dict[str, Any]) -> list[str]:
+        return [each["filename"] for each in body["input_extra"]]
+
+    async def type_in_both(server: Scripted) -> None:
+        sat = desk.Desk(Daemon(str(server.server_address)))
+        for name in ("one", "two"):
+            sat.open(Document(f"file:///{name}.py", f"{name}\n" * 9, "utf-8"))
+            found = await sat.suggest(f"file:///{name}.py", 4, 3)
+            assert found is not None
+            assert (found.before, found.text) == (name, "()")
+        both = ["one.py", "two.py"]
+        while not any(
+            body["n_predict"] == 0 and extra(body) == both for _, body in server.requests
+        ):
+            await asyncio.sleep(0.01)
+        sat.close("file:///two.py")
+        await sat.suggest("file:///one.py", 5, 0)
+        assert extra(server.requests[-1][1]) == both
+
+    with scripted(home.root / "s", lambda *_: whole({"content": "()"})) as server:
+        asyncio.run(asyncio.wait_for(type_in_both(server), PATIENCE))
+
+
 def test_a_daemon_that_does_not_start_is_let_be_for_a_while() -> None:
     started: list[bool] = []
 
@@ -170,22 +199,21 @@ def test_a_daemon_that_does_not_start_is_let_be_for_a_while() -> None:
 
 
 @pytest.mark.parametrize(("command", "package"), [("lsp", "pygls"), ("acp", "acp")])
-def test_what_keeps_it_from_starting_is_said_in_a_line(command: str, package: str) -> None:
-    for before, said in (
-        ("", "is started by an editor"),
-        (f"sys.modules['{package}'] = None", f"run: pip install 'localspec[{command}]'"),
-    ):
-        program = (
-            f"import sys; {before}\nfrom localspec.cli import main\nsys.exit(main(['{command}']))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert said in done.stderr
+def test_a_missing_library_is_said_with_its_cure(
+    command: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageError, match=rf"run: pip install 'localspec\[{command}\]'$"):
+        servers.require(command)
+
+
+def test_somebody_at_a_terminal_is_told_who_starts_it(home: Home) -> None:
+    command = [sys.executable, "-m", "localspec", "lsp"]
+    done = subprocess.run(
+        command, env=home.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "is started by an editor" in done.stderr
 
 
 # ---------------------------------------------------------------------------- a client library
@@ -397,7 +425,7 @@ def test_what_nobody_waits_for_is_ended_and_a_dead_daemon_costs_one_suggestion(r
 # ---------------------------------------------------------------------------- Neovim
 
 
-class Desk:
+class Neovim:
     """Neovim as it is set up for the server, with one file, and the socket that is asked."""
 
     def __init__(self, home: Home, stack: ExitStack) -> None:
@@ -428,7 +456,7 @@ class Desk:
 
 def test_neovim_completes_explains_and_edits() -> None:
     with temporary_home() as home, ExitStack() as stack:
-        desk = Desk(home, stack)
+        desk = Neovim(home, stack)
         editor = desk.editor
         editor.until("luaeval('#vim.lsp.get_clients()')", 1)
         desk.suggestion = " a +\\\n        b"

@@ -83,10 +83,9 @@ class Agent:
         def call(client: CancellableClient) -> None:
             for chunk in client.stream_chat(request):
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
-            loop.call_soon_threadsafe(chunks.put_nowait, {})
 
         asked = asyncio.create_task(self._daemon.ask(call))
-        asked.add_done_callback(lambda _: chunks.put_nowait({}))
+        asked.add_done_callback(lambda _: chunks.put_nowait({}))  # that was the last one
         reason = ""
         try:
             while chunk := await chunks.get():
