@@ -288,6 +288,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/shell": ({"cli", "cli/terminal"}, "what `cmd`, `commit` and `explain` do, without click"),
     "cli/acp": ({"cli"}, "files that a question names are read as those of a command line"),
     "cli/lsp": ({"cli/terminal/markdown"}, "a server beside an editor, and not at a terminal"),
+    "cli/export": (set(), "what the daemon says of a pair in, another engine's words out"),
     "cli/editors": (set(), "files and settings of other programs, as text"),
     "cli/stats": ({"cli/terminal"}, "figures in, text or a page out"),
     "cli/bench": (
@@ -300,7 +301,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "figures in, text or a page out; the page is as that of stats",
     ),
     "cli/commands": (
-        {"cli", "cli/chat", "cli/shell", "cli/terminal"},
+        {"cli", "cli/chat", "cli/export", "cli/shell", "cli/terminal"},
         "no command knows another",
     ),
     "cli/commands/shell": (

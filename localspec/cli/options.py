@@ -24,6 +24,10 @@ COMMANDS = {
     "rm": ("localspec.cli.commands.models.rm", "Remove pairs."),
     "gc": ("localspec.cli.commands.models.gc", "Delete files that no pair needs."),
     "add": ("localspec.cli.commands.models.add", "Create a pair from your own files."),
+    "export": (
+        "localspec.cli.commands.export",
+        "Print how another engine serves a pair.",
+    ),
     "import": (
         "localspec.cli.commands.models.import_",
         "Find models on this disk and create pairs from them.",

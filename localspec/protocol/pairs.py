@@ -121,6 +121,15 @@ class CollectRequest(Request):
 DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram", "none", "upstream"]
 
 
+class Original(Struct):
+    """A model as its makers publish it, for engines that read no GGUF. `vocabulary`: rows of token
+    embeddings, 0 where the catalogue does not say.
+    """
+
+    repo: str
+    vocabulary: int = 0
+
+
 class PairEntry(Struct):
     """One line of the list. `fits`: whether this machine's free memory holds it, by its size.
 
@@ -128,7 +137,8 @@ class PairEntry(Struct):
     that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts: a model,
     heads (MTP) in the target's file or in that of the draft, the text itself (ngram), or, of a model that
     writes none, nothing; "upstream": another server answers, at the address in `target`. `takes`: bytes of
-    memory, and `since` (Unix time), of one that is loaded.
+    memory, and `since` (Unix time), of one that is loaded. `originals`: of the target and of what drafts
+    for it, where the catalogue names them.
     """
 
     name: str
@@ -153,6 +163,7 @@ class PairEntry(Struct):
     notes: tuple[str, ...] = ()
     takes: int | None = None
     since: float | None = None
+    originals: tuple[Original, ...] = ()
 
 
 class PairList(Struct):

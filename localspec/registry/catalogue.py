@@ -46,10 +46,15 @@ def reserved(name: str) -> str:
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One file on the hub, the first of a sharded one. Hash and size where they are known."""
+    """One file on the hub, the first of a sharded one. Hash and size where they are known.
+
+    weights: the repository of the same model in its own format, and its rows of token embeddings.
+    """
 
     repo: str
     file: str
+    weights: str = ""
+    vocabulary: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
     verified: str = ""  # where the names were seen
     revision: str = "main"
     sha256: str = ""
@@ -109,6 +114,11 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
         if self.heads:
             return "mtp-sidecar"
         return "mtp-embedded" if self.embedded_heads else "ngram"
+
+    @property
+    def files(self) -> tuple[Weights, ...]:
+        """The target's, and that of what drafts for it, where that is one."""
+        return tuple(each for each in (self.target, self.draft or self.heads) if each)
 
     def estimated_bytes(self) -> int:
         """Memory this pair wants, from the catalogue alone: sizes where known, else the class.
@@ -348,6 +358,7 @@ def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Patte
         if weights:
             yield (role, "repo"), REPO, weights.repo, "a repository (OWNER/NAME)"
             yield (role, "file"), FILE, weights.file or "?", "the name of a .gguf file"
+            yield (role, "weights"), REPO, weights.weights, "a repository (OWNER/NAME)"
             yield (role, "sha256"), SHA256, weights.sha256, "64 lowercase hexadecimal digits"
             yield (
                 (role, "template_sha256"),

@@ -186,6 +186,11 @@ ARGUMENTS: dict[str, list[str]] = {
     "add": ["mine --target /❮\x1b❯.gguf"],
     "import": ["", "--json"],
     "drafts": ["builtin"],
+    "export": [
+        "builtin --to llama-server",
+        "builtin --to compose --engine llama-server",
+        "❮\x1b❯ --to vllm",
+    ],
     "unload": ["", "❮\x1b❯"],
     "start": [""],
     "service install": ["--print"],

@@ -33,6 +33,7 @@ VERBATIM = (
     "--hook",
 )
 VERBATIM_TOO = (
+    "export ",
     "ask ",
     "cmd ",
     "explain ",

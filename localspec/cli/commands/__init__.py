@@ -5,6 +5,7 @@ chat.py        `chat`
 run.py         a chat with a pair or a question to it, as in ollama
 help.py        help, and man pages
 embed.py       texts as numbers
+export.py      a pair for another engine
 history.py     what was asked and answered
 templates.py   saved prompts
 config.py      show and change the configuration

@@ -22,10 +22,10 @@ from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker import placement
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.protocol.disk import Drafts
-from localspec.protocol.pairs import PairEntry, PairList, PairView
+from localspec.protocol.pairs import Original, PairEntry, PairList, PairView
 
 if TYPE_CHECKING:
-    from localspec.registry.catalogue import Pair, Preset
+    from localspec.registry.catalogue import Catalogue, Pair, Preset, Weights
     from localspec.registry.disk.gain import Trial
     from localspec.registry.store.records import Record
 
@@ -44,6 +44,7 @@ def listing(registry: Registry, everything: bool) -> PairList:
     for record in listed.records:
         found = entry(record, registry.in_use)
         found.problem = integrity.glance(store, record)
+        found.originals = _originals(registry.catalogue, record)
         entries.append(found)
     entries = [*filter(lambda each: each.name not in registry.catalogue.upstreams, entries)]
     entries += [upstreams.entry(*each) for each in registry.catalogue.upstreams.items()]
@@ -120,7 +121,26 @@ def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
         kind=pair.kind,
         year=pair.year,
         context=pair.context,
+        originals=_named(pair.files),
     )
+
+
+def _originals(catalogue: Catalogue, record: Record) -> tuple[Original, ...]:
+    """By the repositories that its files came from, whichever pair the catalogue has them in."""
+    pairs = catalogue.pairs.values()
+    models = {each.repo: each for pair in pairs for each in (pair.draft, pair.target) if each}
+    heads = {pair.heads.repo: pair.heads for pair in pairs if pair.heads}
+    found = [models.get(record.target.repo)]
+    if record.draft:
+        found.append((heads if record.kind == "mtp-sidecar" else models).get(record.draft.repo))
+    return _named(tuple(each for each in found if each)) if all(found) else ()
+
+
+def _named(files: tuple[Weights, ...]) -> tuple[Original, ...]:
+    """Theirs, where each is named."""
+    if not all(each.weights for each in files):
+        return ()
+    return tuple(Original(each.weights, each.vocabulary) for each in files)
 
 
 def details(registry: Registry, name: str, context: int, config: Config) -> PairView:
