@@ -272,6 +272,12 @@ def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
         editor.until("[tabpagenr('$'), getline(1, '$')]", [1, wanted.splitlines()])
     editor.type("u")
     editor.until("getline(1, '$')", CODE.splitlines())
+    # Half an answer would delete the other half.
+    desk.others["/v1/chat/completions"] = chat(f"```python\n{new[:30]}", "length")
+    editor.type(":1,2Localspec edit add types\r")
+    editor.until("execute('messages')", lambda said: "select fewer lines" in said)
+    assert editor.value("tabpagenr('$')") == 1
+    desk.others["/v1/chat/completions"] = chat(f"```python\n{new}\n```")
     # Lines that have changed since are not written over.
     editor.type(":1,2Localspec edit add types\r")
     editor.until("tabpagenr('$')", 2)

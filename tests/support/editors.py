@@ -226,13 +226,13 @@ def infill(text: str, size: int = 7) -> list[bytes]:
     return [stream([*events, {"content": "", "stop": True, "model": "scripted"}])]
 
 
-def chat(text: str) -> list[bytes]:
+def chat(text: str, finish: str = "stop") -> list[bytes]:
     """An answer in a conversation, three characters at a time."""
-    events = [
+    events: list[dict[str, Any]] = [
         {
             "choices": [{"delta": {"content": text[at : at + 3]}}],
             "localspec": {"conversation": "c1"},
         }
         for at in range(0, len(text), 3)
     ]
-    return [stream(events)]
+    return [stream([*events, {"choices": [{"delta": {}, "finish_reason": finish}]}])]

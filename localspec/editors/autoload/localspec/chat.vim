@@ -74,6 +74,12 @@ function! localspec#chat#text(event) abort
   return type(text) == v:t_string ? text : ''
 endfunction
 
+" Whether its limit has ended the answer.
+function! localspec#chat#cut(event) abort
+  let choices = get(a:event, 'choices', [])
+  return !empty(choices) && get(choices[0], 'finish_reason', '') is# 'length'
+endfunction
+
 function! s:ended(error) abort
   let s:request = {}
   call s:append((empty(a:error) ? '' : "\n\n> " .. a:error) .. "\n\n" .. s:you .. "\n\n")

@@ -10,7 +10,7 @@ function! localspec#edit#ask(range, instruction) abort
     throw 'localspec: another edit is being written; :Localspec stop ends it'
   endif
   let old = getline(a:range[0], a:range[1])
-  let edit = {'buffer': bufnr(), 'first': a:range[0], 'old': old, 'text': '', 'filetype': &filetype}
+  let edit = {'buffer': bufnr(), 'first': a:range[0], 'old': old, 'text': '', 'cut': 0, 'filetype': &filetype}
   let fenced = localspec#fenced(old)
   let fields = {'stream': v:true, 'temperature': 0, 'prediction': {'type': 'content', 'content': fenced},
         \ 'messages': [{'role': 'user', 'content': s:question(fenced, len(old) == line('$'), a:instruction)}],
@@ -40,6 +40,7 @@ endfunction
 function! s:came(edit, event) abort
   call localspec#named(a:event)
   let a:edit.text ..= localspec#chat#text(a:event)
+  let a:edit.cut = a:edit.cut || localspec#chat#cut(a:event)
   call localspec#note(printf('edits, %d lines', count(a:edit.text, "\n")))
 endfunction
 
@@ -49,6 +50,8 @@ function! s:ended(edit, error) abort
   if !empty(a:error)
     call localspec#failed(a:error)
     return localspec#say(a:error)
+  elseif a:edit.cut
+    return localspec#say('the answer did not fit: select fewer lines.')
   endif
   let new = localspec#edit#code(a:edit.text)
   if new ==# a:edit.old || empty(new)
