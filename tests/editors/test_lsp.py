@@ -490,5 +490,7 @@ def test_neovim_completes_explains_and_edits() -> None:
         editor.until(
             "getline(1, '$')", ["# localspec: add types", "def add(a: int, b: int):", "    return"]
         )
-        assert "say more. Leave" in desk.server.requests[-1][1]["messages"][0]["content"]
+        question = desk.server.requests[-1][1]["messages"][0]["content"]
+        assert "all 2 lines of this part" in question
+        assert question.endswith("except for this change: say more.")
         assert editor.wrong == []

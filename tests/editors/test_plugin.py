@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from localspec.cli.lsp import questions
 from localspec.cli.lsp.context import Visited, around
 from localspec.cli.lsp.documents import Document
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
@@ -265,9 +266,11 @@ def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
         assert editor.lines == new.splitlines()
         (_, asked) = desk.server.requests[-1]
         assert "def add(a, b):\n    return\n" in asked["prediction"]["content"]
-        question = asked["messages"][0]["content"]
+        question, fenced = asked["messages"][0]["content"], asked["prediction"]["content"]
         assert question.startswith("This is a part of the file sum.py:\n\n```")
-        assert "Write this part out again. add types. Leave all the rest" in question
+        assert "Write all 2 lines of this part out again, from the first" in question
+        assert question.endswith("except for this change: add types.")
+        assert question == questions.edit("sum.py", fenced, "add types", whole=False)
         editor.type(key)
         editor.until("[tabpagenr('$'), getline(1, '$')]", [1, wanted.splitlines()])
     editor.type("u")

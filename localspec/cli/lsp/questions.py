@@ -27,12 +27,18 @@ def about(name: str, first: int, last: int, block: str) -> str:
 
 
 def edit(name: str, block: str, instruction: str, *, whole: bool) -> str:
-    """A question for a fenced text as it is to be; `whole`: it is all of the file."""
+    """A question for a fenced text as it is to be; `whole`: it is all of the file.
+
+    Worded for small models, too, which else write only what they change: the number of lines comes before
+    the change, and the change last.
+    """
     named = f" {name}" if name else ""
     text, this = ("the file", "file") if whole else ("a part of the file", "part")
     wanted = instruction if instruction.endswith((".", "!", "?")) else f"{instruction}."
+    number = block.count("\n") - 1
+    lines = "the one line" if number == 1 else f"all {number} lines"
     form = _EDIT.read_text(encoding="utf-8").rstrip("\n")
-    return form % (text + named, block, this, wanted, this)
+    return form % (text + named, block, lines, this, wanted)
 
 
 def code(answer: str) -> str:

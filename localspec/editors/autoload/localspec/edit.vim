@@ -13,7 +13,7 @@ function! localspec#edit#ask(range, instruction) abort
   let edit = {'buffer': bufnr(), 'first': a:range[0], 'old': old, 'text': '', 'cut': 0, 'filetype': &filetype}
   let fenced = localspec#fenced(old)
   let fields = {'stream': v:true, 'temperature': 0, 'prediction': {'type': 'content', 'content': fenced},
-        \ 'messages': [{'role': 'user', 'content': s:question(fenced, len(old) == line('$'), a:instruction)}],
+        \ 'messages': [{'role': 'user', 'content': s:question(fenced, len(old), a:instruction)}],
         \ 'localspec': {'kind': 'edit'}}
   let request = localspec#http#ask('/v1/chat/completions', extend(fields, localspec#model()),
         \ function('s:came', [edit]), function('s:ended', [edit]))
@@ -21,12 +21,14 @@ function! localspec#edit#ask(range, instruction) abort
   call localspec#note('edits')
 endfunction
 
-" Worded for small models, too, which else write only what they change.
-function! s:question(fenced, all, instruction) abort
+" Worded for small models, too, which else write only what they change: the number of lines comes before the
+" change, and the change last.
+function! s:question(fenced, number, instruction) abort
   let name = empty(expand('%')) ? '' : ' ' .. expand('%:t')
-  let [text, this] = a:all ? ['the file' .. name, 'file'] : ['a part of the file' .. name, 'part']
+  let [text, this] = a:number == line('$') ? ['the file' .. name, 'file'] : ['a part of the file' .. name, 'part']
+  let lines = a:number == 1 ? 'the one line' : printf('all %d lines', a:number)
   let wanted = a:instruction =~# '[.!?]$' ? a:instruction : a:instruction .. '.'
-  return printf(s:form, text, a:fenced, this, wanted, this)
+  return printf(s:form, text, a:fenced, lines, this, wanted)
 endfunction
 
 function! localspec#edit#stop() abort
