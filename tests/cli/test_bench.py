@@ -22,7 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from localspec.cli.bench import distribution, learned, statistics, summary, theory, verdict
+from localspec.cli.bench import (
+    asking,
+    distribution,
+    learned,
+    statistics,
+    summary,
+    theory,
+    verdict,
+)
 from localspec.cli.bench import report as reports
 from localspec.cli.bench.asking import timed
 from localspec.cli.bench.prompts import installed, workloads
@@ -584,3 +592,13 @@ def test_an_interrupt_reports_what_there_is(tmp_path: Path) -> None:
     found = json.loads(out)
     assert (run.returncode, found["partial"]) == (130, True)
     assert {each["prompt"] for each in found["runs"]} == {0}
+
+
+def test_a_tie_is_told_between_the_two_texts_whatever_a_grammar_forbids() -> None:
+    """Of what is likelier than both and forbidden nothing is told."""
+    told = [("state", -2.45), ("1", -2.878), ("2", -2.891), ("", -3.0), ("-2", -3.5)]
+    likely = [{"token": token, "logprob": logprob} for token, logprob in told]
+    event = {"token": "1", "logprob": -2.878, "top_logprobs": likely}
+    assert asking._lead(event, '2, "member": true') == pytest.approx(0.013)
+    assert asking._lead({**event, "token": "-1"}, "-2, ") == pytest.approx(0.622)
+    assert asking._lead(event, "7") is None

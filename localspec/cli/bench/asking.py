@@ -96,12 +96,13 @@ class Ours(Client):
         params: dict[str, Any] = found["params"]
         return params
 
-    def lead(self, prompt: Prompt, how: How, at: int) -> float | None:
-        """By how much in log-probability the likeliest token goes before the next one, in the answer after
-        `at` characters; None where the answer does not come so far.
+    def lead(self, prompt: Prompt, how: How, at: int, other: str) -> float | None:
+        """By how much in log-probability the token in the answer after `at` characters goes before the one
+        that `other` begins with there; None where the answer does not come so far, or that is none of the
+        likeliest. (A grammar may forbid what is likelier than both.)
         """
         path, body = request(prompt, how)
-        body |= {"n_probs": 2} if prompt.is_place else {"logprobs": True, "top_logprobs": 2}
+        body |= {"n_probs": 20} if prompt.is_place else {"logprobs": True, "top_logprobs": 20}
         body |= {"localspec": {"private": True}, "speculative": how.speculative}
         body |= {"model": self.model} if self.model else {}
         written = 0
@@ -109,8 +110,7 @@ class Ours(Client):
             for token in _probabilities(event):
                 written += len(token["token"])
                 if written > at:
-                    first, *others = (each["logprob"] for each in token["top_logprobs"])
-                    return float(first - others[0]) if others else None
+                    return _lead(token, token["token"][: at - written] + other)
         return None
 
     def said(self, path: str, body: Event) -> Iterator[Event]:
@@ -328,6 +328,16 @@ def _probabilities(event: Event) -> list[Event]:
     choices = event.get("choices")
     found = (choices[0].get("logprobs") or {}).get("content") if choices else None
     return list(found or event.get("completion_probabilities") or ())
+
+
+def _lead(token: Event, other: str) -> float | None:
+    """How far a token goes before the likeliest of the others that `other` may begin with."""
+    found = [
+        each["logprob"]
+        for each in token["top_logprobs"]
+        if each["token"] != token["token"] and each["token"] and other.startswith(each["token"])
+    ]
+    return float(token["logprob"] - max(found)) if found else None
 
 
 def _finish(event: Event) -> str:

@@ -109,7 +109,7 @@ def _ties(bench: Bench, told: Sequence[Workload]) -> None:
     parted = [(works[each.name], one) for each in told for one in each.differences]
     for work, one in parted[:_TIES]:
         with contextlib.suppress(LocalspecError, KeyboardInterrupt):
-            one.gap = bench.lead(work, one.prompt, one.at)
+            one.gap = bench.lead(work, one.prompt, one.at, one.speculative)
 
 
 def _sampled(bench: Bench) -> Distribution | None:

@@ -147,10 +147,11 @@ class Bench:
             self.found.partial = True
         return self.found
 
-    def lead(self, work: Work, prompt: int, at: int) -> float | None:
+    def lead(self, work: Work, prompt: int, at: int, other: str) -> float | None:
         """As the server says it of plain decoding at temperature 0."""
         tokens = min(work.tokens or self.plan.tokens, self.plan.tokens)
-        return self.server.lead(work.prompts[prompt], self._how(tokens, "plain", "greedy"), at)
+        how = self._how(tokens, "plain", "greedy")
+        return self.server.lead(work.prompts[prompt], how, at, other)
 
     def _asked(self, turn: Turn, at: int) -> Iterator[Mode | None]:
         """The modes of a turn, None: the other server; in turns, so that none always comes first."""
