@@ -23,8 +23,8 @@ from localspec.engine.speculation.acceptance import (
     Floats,
     bucket,
 )
-from localspec.engine.speculation.controller import Drafting
-from localspec.engine.speculation.cost import CostTable
+from localspec.engine.speculation.controller import FIRST, Drafting
+from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
     Candidate,
@@ -447,6 +447,26 @@ def test_looking_for_drafts_costs_little_where_none_are_found(
     assert plain_ms(wrong) / replay.spent_ms[-1] >= 0.95
     if share <= 0.001:
         assert looks[0] >= 0.99 * 600
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.95])
+def test_the_first_attempt_in_a_text_is_a_small_one_however_good_others_were(alpha: float) -> None:
+    """Where a row costs next to nothing fifteen drafts would be tried at once, and be lost in bad texts."""
+    costs = CostProfile(CostTable({1: 20.0, 16: 24.0}), CostTable({1: 0.5, 16: 1.0}), 1.0)
+    calibration = Calibration()
+    for seed in range(4):
+        Replay(steady(0.95, 200, seed), costs, calibration).run()
+    replay = Replay(steady(alpha, 200, 9), costs, calibration)
+    replay.run()
+    begun = next((at for at, depth in enumerate(replay.depths) if depth), 0)
+    assert 1 <= replay.depths[begun] <= FIRST
+    if alpha:
+        assert max(replay.depths) > 8
+    else:
+        assert max(replay.depths) <= FIRST
+    fixed = Replay(steady(0.0, 40), costs, calibration, depth=6)
+    fixed.run()
+    assert max(fixed.depths) == 6
 
 
 def test_what_was_found_is_looked_for_again_at_once() -> None:

@@ -34,6 +34,7 @@ MOST_REST = 8  # rounds in which no drafts are asked for, after many that did no
 # What is lost where a passage that could be copied is seen a round later, of a pass: there is one to be
 # seen in a hundred tokens, each of which would come at half the price.
 LATE = 1 / 200
+FIRST = 3  # drafts in a text at most, until one of their kind was kept in it
 _KEPT = 0.95  # of what a look was believed to take, with each look
 
 
@@ -254,7 +255,8 @@ class Controller:
             candidate = drafter.offer(step.drafts)
             if candidate is not None:
                 if not candidate.tokens and not step.drafting.policy.fixed:
-                    candidate.limit = min(candidate.limit, MAX_DEPTH)
+                    most = MAX_DEPTH if drafter.proven else FIRST
+                    candidate.limit = min(candidate.limit, most)
                 offers.append((drafter, candidate))
         if not offers:
             return False

@@ -73,7 +73,8 @@ class Drafter(ABC):
     rank: with a fixed depth the kind of the lowest drafts. initial_acceptance: the rate expected with a
     pair nobody has seen at work; learned: what is known of any pair, as `Calibration.as_dict` gives it;
     certain: as a calibration's. costly: each draft takes passes of its own. called: what a person is
-    told of what drafts. predicted: the drafts come from a text the caller predicts.
+    told of what drafts. predicted: the drafts come from a text the caller predicts. proven: one of its
+    drafts was kept in this text.
     """
 
     kinds: ClassVar[list[type[Drafter]]] = []  # all there are, by rank
@@ -103,6 +104,7 @@ class Drafter(ABC):
 
     def __init__(self, given: Resources, belief: Belief) -> None:
         self.belief = belief
+        self.proven = False
 
     @abstractmethod
     def offer(self, request: DraftRequest) -> Candidate | None:
@@ -132,6 +134,7 @@ class Drafter(ABC):
         """
         if used:
             accepted = len(kept) - 1
+            self.proven = self.proven or accepted > 0
             for at in range(min(accepted + 1, len(request.tokens))):
                 self.belief.observe(request.buckets[at], at < accepted)
 
