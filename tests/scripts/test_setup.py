@@ -102,6 +102,7 @@ def test_a_finished_venv_is_left_alone(checkout: Checkout) -> None:
         pytest.param({"python": "3.11.0"}, id="another Python"),
         pytest.param({"cpu": "x86_64 00000000"}, id="another CPU"),
         pytest.param({"pyproject": "00000000"}, id="other dependencies"),
+        pytest.param({"build": "00000000"}, id="other flags"),
     ],
 )
 def test_a_venv_made_of_something_else_is_out_of_date(
