@@ -214,7 +214,7 @@ def write_vocabulary(
     n_vocab: int,
     tokens: Sequence[str] = (),
     code: bool = False,
-    template: str = CHAT_TEMPLATE,
+    template: str | None = None,
 ) -> None:
     """`tokens`, or those of `vocabulary`; code: of Shape."""
     merges = ["\u0120 w"]
@@ -235,7 +235,7 @@ def write_vocabulary(
         writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", tokens.index(token))
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
-    writer.add_chat_template(template)
+    writer.add_chat_template(template or CHAT_TEMPLATE)
 
 
 def write_sizes(writer: Any, shape: Shape, name: str, head: int = 0) -> None:
@@ -260,7 +260,7 @@ def write_model(
     seed: int = 0,
     name: str = "synthetic",
     tokens: Sequence[str] = (),
-    template: str = CHAT_TEMPLATE,
+    template: str | None = None,
 ) -> Path:
     """Write one GGUF that follows `cycle` greedily. `tokens`: its vocabulary, if not the usual one.
 

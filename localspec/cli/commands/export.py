@@ -27,7 +27,7 @@ _EVER = 10_000  # days
     "compose file, and the `localspec add` line that connects to it. Nothing is run or contacted.",
     epilog="Examples:\n\n\b\n  localspec export coder-32b --to vllm --host tower > serve.sh\n"
     "  localspec export llama33-70b --to vllm --host tower --nodes 2 --gpus 4\n"
-    "  localspec export coder-7b --to compose --engine llama-server > compose.yaml",
+    "  localspec export coder-7b --to compose > compose.yaml",
 )
 @click.argument("name", metavar="PAIR", shell_complete=suggest.pairs)
 @click.option(
