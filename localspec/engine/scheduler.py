@@ -10,18 +10,15 @@ import msgspec
 from localspec.engine.cache.shift import READ_ANEW
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.room import fits
+from localspec.engine.pair.room import drafts_beside, fits
 from localspec.engine.prompt.infill import after_cursor
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.controller import Drafting, SequenceStep
-from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
 from localspec.protocol.frames import ANYONE, Generate
-
-YIELD = 4  # drafts may take the place of one in so many tokens of a prompt that is read beside them
 
 
 class Scheduler:
@@ -249,15 +246,8 @@ class Scheduler:
         """How many drafts each that decodes may bring: rows of the pass, room, tokens that may come."""
         rows = sum(len(each.step.read) for each in sequences)
         spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
-        beside = lane.rows_beside(len(decoding))
-        if self._running > 1 or self._waiting:  # nobody waits long for what another copies
-            spare = min(spare, max(beside, MAX_DEPTH * len(decoding)))
-        if len(sequences) > len(decoding):  # drafts are not to make the pass longer than it may be
-            whole = beside + len(decoding)
-            growing = sum(len(each.step.read) for each in sequences if _reads_on(each))
-            if any(each.prefilling and each.request.priority == "editor" for each in sequences):
-                growing = 0
-            spare = min(spare, max(whole - rows, 0) + growing // YIELD)
+        if self._running > 1 or self._waiting:
+            spare = min(spare, drafts_beside(lane, sequences, len(decoding)))
         most = min(spare // len(decoding), MAX_LIMIT)
         if lane.max_depth is not None:
             most = min(most, lane.max_depth)
@@ -279,7 +269,7 @@ class Scheduler:
         whole = lane.rows_beside(decoding) + decoding
         over = sum(each.step.rows for each in sequences) - whole
         for sequence in reversed(sequences):
-            if over > 0 and _reads_on(sequence):
+            if over > 0 and sequence.reads_on:
                 step = sequence.step
                 before = len(step.read)
                 step.read = _chunk(lane, sequence, max(before - over, 1))
@@ -419,11 +409,6 @@ def _owner(request: Generate) -> str | None:
     if request.private or not request.cache_prompt or request.priority == "editor":
         return request.conversation
     return request.conversation or ANYONE
-
-
-def _reads_on(sequence: Sequence) -> bool:
-    """Is there more of its prompt than it reads in this pass?"""
-    return sequence.prefilling and len(sequence.step.read) < len(sequence.slot.unread)
 
 
 def _step(sequence: Sequence, read: list[int]) -> SequenceStep:

@@ -90,6 +90,11 @@ class Sequence:
         return len(self.tokens) - self.slot.n_past > 1
 
     @property
+    def reads_on(self) -> bool:
+        """Is there more of its prompt than it reads in this round?"""
+        return self.prefilling and len(self.step.read) < len(self.slot.unread)
+
+    @property
     def left(self) -> int:
         """Tokens that may still be generated."""
         return self.limit - self.generated

@@ -118,12 +118,16 @@ def _text(block: Block) -> str:
         case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as found):
             return f"{_name(found.uri)}:\n\n{found.text}"
         case schema.ResourceContentBlock(uri=uri) if uri.startswith("file:"):
-            return f"{_name(uri)}:\n\n{inputs.read_text(unquote(urlsplit(uri).path))}"
+            return f"{_name(uri)}:\n\n{inputs.read_text(_path(uri))}"
     return f"({block.type} without text)"
 
 
+def _path(uri: str) -> str:
+    return unquote(urlsplit(uri).path)
+
+
 def _name(uri: str) -> str:
-    return unquote(urlsplit(uri).path).rpartition("/")[2]
+    return _path(uri).rpartition("/")[2]
 
 
 def serve(model: str) -> None:

@@ -185,6 +185,7 @@ class Protocol(LanguageServerProtocol):
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
         self._server.desk.close(params.text_document.uri)
 
+    # pygls has a generator there that awaits its own commands; ours answer at once.
     @lsp_method(types.WORKSPACE_EXECUTE_COMMAND)
     def lsp_workspace__execute_command(  # type: ignore[override]
         self, params: types.ExecuteCommandParams

@@ -1,4 +1,4 @@
-"""Is there room in a lane for one more text, and for all to go on a while?"""
+"""What there is room for in a lane: one more text, and drafts in a pass that others wait for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from itertools import pairwise
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.pair.lane import Lane
 from localspec.engine.sequence import Sequence, TokenizedRequest
+from localspec.engine.speculation.depth import MAX_DEPTH
 
 # Tokens that each is left to write before one may have to give way to the others: giving way costs
 # reading a text again, so it is to bring some progress first.
 GROWTH = 64
+YIELD = 4  # drafts may take the place of one in so many tokens of a prompt that is read beside them
 
 
 def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
@@ -43,3 +45,19 @@ def cells(texts: list[list[int]]) -> int:
     ordered = sorted(texts)
     shared = sum(common_prefix(a, b) for a, b in pairwise(ordered))
     return sum(map(len, texts)) - shared
+
+
+def drafts_beside(lane: Lane, sequences: list[Sequence], decoding: int) -> int:
+    """Rows of drafts that others wait for: no more than they may wait for what another copies, and, where a
+    prompt is read in the same pass, none that makes that longer than it may be.
+    """
+    beside = lane.rows_beside(decoding)
+    most = max(beside, MAX_DEPTH * decoding)
+    prompts = [each for each in sequences if each.prefilling]
+    if not prompts:
+        return most
+    left = beside - sum(len(each.step.read) for each in prompts)
+    growing = sum(len(each.step.read) for each in prompts if each.reads_on)
+    if any(each.request.priority == "editor" for each in prompts):
+        growing = 0
+    return min(most, max(left, 0) + growing // YIELD)

@@ -176,12 +176,16 @@ class CostTable:
     def _forget(self) -> None:
         """What was worked out is to be worked out again."""
         if 0 < len(self._seen) < len(self._widths):
-            pairs = list(zip(self._widths, self._ms, self._measured, strict=True))
-            seen = [(width, ms / before) for width, ms, before in pairs if width in self._seen]
-            moved = np.interp(self._widths, *np.transpose(seen)).tolist()
-            self._ms = [before * by for before, by in zip(self._measured, moved, strict=True)]
+            self._move_unseen()
         self._table = None
         self._padded.clear()
+
+    def _move_unseen(self) -> None:
+        """Widths that no round had yet cost as much more than when they were measured as their neighbours."""
+        pairs = list(zip(self._widths, self._ms, self._measured, strict=True))
+        seen = [(width, ms / before) for width, ms, before in pairs if width in self._seen]
+        moved = np.interp(self._widths, *np.transpose(seen)).tolist()
+        self._ms = [before * by for before, by in zip(self._measured, moved, strict=True)]
 
     def as_dict(self) -> dict[int, float]:
         """Width → milliseconds as they stand now."""

@@ -9,6 +9,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.app import Limited
+from localspec.cli.commands.editors import pair_option
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
@@ -24,13 +25,7 @@ _TOKENS = 64  # an editor shows a few lines
     "  localspec complete src/cache.py:42:17 -m coder-7b -n 128",
 )
 @click.argument("place", metavar="FILE:LINE[:COL]", shell_complete=suggest.files)
-@click.option(
-    "-m",
-    "--model",
-    metavar="PAIR",
-    shell_complete=suggest.pairs,
-    help="Use this pair instead of the configured one.",
-)
+@pair_option
 @click.option(
     "-q",
     "--query",

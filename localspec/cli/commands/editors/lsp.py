@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from localspec.cli import inputs, suggest
+from localspec.cli import inputs
+from localspec.cli.commands.editors import pair_option
 from localspec.cli.editors import servers
 
 
@@ -13,13 +14,7 @@ from localspec.cli.editors import servers
     "(textDocument/inlineCompletion, or plain completion), and the code actions explain and edit.",
     epilog="Examples:\n\n\b\n  localspec editor config helix\n  localspec lsp -m coder-7b",
 )
-@click.option(
-    "-m",
-    "--model",
-    metavar="PAIR",
-    shell_complete=suggest.pairs,
-    help="Use this pair instead of the configured one.",
-)
+@pair_option
 def command(model: str | None) -> int:
     servers.require("lsp")
     from localspec.cli.lsp import server
