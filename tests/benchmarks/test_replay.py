@@ -146,3 +146,28 @@ def test_the_table_names_every_way() -> None:
     text = markdown(trace, regret(trace, cost_profile(LINEAR), [1, 2]))
     for name in ("plain", "fixed 1", "fixed 2", "auto", "clairvoyant"):
         assert f"| {name} |" in text
+
+
+# As on an H100, with a target of 8 B and one of 27 B: a draft of 0.5 B is dear beside the first.
+ON_GPU = {
+    "8 B": ({1: 3.2, 4: 3.4, 8: 4.6, 9: 6.5, 16: 6.9, 64: 9.0}, {1: 1.9, 2: 2.4, 16: 2.6, 64: 3.0}),
+    "27 B": ({1: 12.0, 4: 12.6, 8: 16.0, 9: 22.0, 64: 32.0}, {1: 1.9, 2: 2.4, 16: 2.6, 64: 3.0}),
+}
+
+
+@pytest.mark.parametrize("pair", ON_GPU)
+@pytest.mark.parametrize("rate", [0.95, 0.8, 0.4, 0.0])
+def test_auto_is_no_slower_than_plain_where_a_change_of_width_is_dear(
+    pair: str, rate: float
+) -> None:
+    target, draft = ON_GPU[pair]
+    profile = cost_profile({"target_ms": target, "draft_ms": draft, "overhead_ms": 0.2})
+    trace, learned = trace_of(random_hits(rate, 300)), Calibration()
+
+    def spent_ms(depth: int | None, known: Calibration) -> float:
+        return Replay(trace, profile, known, depth, change=(2.1, 2.4)).run()
+
+    auto = max(spent_ms(None, learned) for _ in range(2))  # in its first text, too
+    plain, fixed = (spent_ms(depth, Calibration()) for depth in (0, 4))
+    assert plain / auto >= 0.96
+    assert min(plain, fixed) / auto >= 0.8

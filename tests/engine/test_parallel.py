@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch
+from localspec.engine.pair import load as loading
 from localspec.engine.pair.reading import ReadingCost
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve
@@ -379,6 +380,26 @@ def test_depth_falls_as_load_rises(cycle_files: PairFiles, load: Load) -> None:
 
     drafted_per_round(1)  # the calibration learns that drafts are good
     assert drafted_per_round(4) < drafted_per_round(1)
+
+
+def test_on_a_gpu_a_pass_reads_several_parts_of_a_prompt_that_each_fit_in_its_buffers(
+    contextual: Running,
+    contextual_files: PairFiles,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loading, "gpus", lambda: ["A GPU"])
+    engine = load(contextual_files, n_batch=64, n_ctx=1024)
+    whole = 64 * loading.AT_ONCE
+    asked = prompts(3, whole - 3)
+    truth = [alone(contextual, prompt, 20) for prompt in asked]
+    reading = engine.start(asked[0], 20)
+    engine.engine.step()
+    assert engine.sequence(reading).slot.n_past == whole - 3  # all of it, in one pass
+    others = [engine.start(prompt, 20, GREEDY, drafting(3)) for prompt in asked[1:]]
+    engine.finish()
+    for request, prompt, text in zip([reading, *others], asked, truth, strict=True):
+        assert_own_text(contextual, prompt, engine.answers[request].tokens, text)
 
 
 @settings(max_examples=10)

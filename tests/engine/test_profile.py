@@ -20,6 +20,7 @@ from localspec.engine.pair.measuring import (
     FIRST_WIDTHS,
     MOST_REPEATS,
     REPEATS,
+    SETTLING,
     WIDE,
     Contention,
     Measured,
@@ -172,13 +173,13 @@ def test_every_width_is_measured_warm_even_without_time() -> None:
     calls: list[int] = []
     found = measure(calls.append, (1, 2, 4), deadline=0.0).ms
     assert list(found) == [1, 2, 4]
-    assert calls == [1, 2, 4, 1, 1, 2, 4]
+    assert calls == [1, 2, 4, *[1] * SETTLING, 1, 2, 4]
 
 
 def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
     calls: list[int] = []
     measure(calls.append, (1, 4), deadline=time.monotonic() + 30)
-    assert calls == [1, 4] + [1, 1, 4] * MOST_REPEATS
+    assert calls == [1, 4] + [*[1] * SETTLING, 1, 4] * MOST_REPEATS
 
 
 def test_what_takes_long_is_run_five_times() -> None:
@@ -189,7 +190,7 @@ def test_what_takes_long_is_run_five_times() -> None:
         time.sleep(0.03)
 
     measure(slow, (1, 4), time.monotonic() + 30)
-    assert calls == [1, 4] + [1, 1, 4] * REPEATS
+    assert calls == [1, 4] + [*[1] * SETTLING, 1, 4] * REPEATS
 
 
 def test_with_time_every_width_to_sixteen_is_measured_and_two_wide_ones() -> None:
@@ -234,6 +235,19 @@ def disturbed(runs: random.Random, share: float) -> Measured:
         now[0] += (0.009 + 0.001 * width) * slower
 
     return measure(run, range(1, 17), time.monotonic() + 60, lambda: now[0])
+
+
+def test_passes_of_one_row_cost_what_they_do_when_they_follow_each_other() -> None:
+    """As on CUDA: the first of a width is started kernel by kernel, the second recorded, then replayed."""
+    now, last, repeats = [0.0], 0, 0
+
+    def run(width: int) -> None:
+        nonlocal last, repeats
+        last, repeats = width, repeats + 1 if width == last else 0
+        now[0] += (5.4, 5.8, 3.2)[min(repeats, 2)] / 1e3
+
+    found = measure(run, range(1, 9), time.monotonic() + 60, lambda: now[0]).ms
+    assert found == pytest.approx({1: 3.2} | dict.fromkeys(range(2, 9), 5.4))
 
 
 def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

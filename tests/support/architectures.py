@@ -48,7 +48,8 @@ def shape(architecture: str) -> Shape:
         return Shape(heads=1, layers=layers)
     if architecture == "gemma3n":
         return Shape(64, 1, 96, layers)
-    if architecture in {"qwen3next", "qwen35", "qwen35moe", "gpt-oss"}:
+    # CUDA attends with a soft cap, as gemma2 does, in heads of 128 and more only.
+    if architecture in {"qwen3next", "qwen35", "qwen35moe", "gpt-oss", "gemma2"}:
         return Shape(256, layers=layers)
     return Shape(layers=layers)
 

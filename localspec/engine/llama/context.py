@@ -31,6 +31,7 @@ class NotFinite(LocalspecError):
 class ContextSettings:
     """One llama_context. n_ctx: cells shared by all sequences; n_outputs: logits rows of a pass.
 
+    n_batch: rows of a pass; n_ubatch: of those, how many llama.cpp computes at once, 0 for all.
     n_rollback: recurrent snapshots asked for (read `Context.n_rollback` for what was granted).
     chooses: sequences may have their greedy tokens chosen on the device (`choose_on_device`).
     heads: MTP heads, which read hidden states of their target: the model's own, with a cache of their
@@ -50,6 +51,7 @@ class ContextSettings:
     heads: bool = False
     target: Context | None = None
     pooling: Pooling | None = None
+    n_ubatch: int = 0
 
 
 _FLASH = {
@@ -354,7 +356,8 @@ def _parameters(settings: ContextSettings) -> Any:
     params.n_ctx = max(settings.n_ctx, FEWEST_CELLS)
     # llama.cpp ends the process where there are fewer rows of logits than sequences.
     n_batch = max(settings.n_batch, settings.n_seq)
-    params.n_batch = params.n_ubatch = n_batch
+    params.n_batch = n_batch
+    params.n_ubatch = max(min(settings.n_ubatch or n_batch, n_batch), settings.n_seq)
     params.n_seq_max = settings.n_seq
     params.n_outputs_max = max(min(settings.n_outputs, n_batch), settings.n_seq)
     params.n_threads = settings.n_threads

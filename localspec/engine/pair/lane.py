@@ -15,7 +15,7 @@ import numpy as np
 
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
-from localspec.engine.pair.measuring import WIDTHS
+from localspec.engine.pair.measuring import SETTLING, WIDTHS
 from localspec.engine.pair.reading import ReadingCost, deeper
 from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.acceptance import Floats
@@ -32,7 +32,8 @@ class Lane:
     """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
 
     pass_s: seconds that a pass should take at most; gap_s: one that reads prompts beside those that
-    decode, who wait for it. 0: any number. attention: what it had learned of that cost before.
+    decode, who wait for it. 0: any number. attention: what it had learned of that cost before. on_gpu: it
+    computes there, where a pass costs more whose width is not the last one's.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Lane:
         self.attention = AttentionCost(
             lambda: 1e3 * self.reading.expected.deeper_s, attention, on_gpu
         )
+        self._on_gpu = on_gpu
+        self._last_rows = self._repeats = 0  # of the last pass, and how many before it had as many
         self.width = width
         self.drafter: DraftModel | None = None  # of this lane alone, where it is not the pair's
         self.active: list[Sequence] = []
@@ -170,11 +173,21 @@ class Lane:
         spent = self._clock() - start
         self.busy_s += spent
         self.passes, self.busy = self.passes + 1, self.busy + sequences
-        if timed:
-            rows, costs = self.batch.rows, self.costs.of(sequences)
+        rows, costs = self.batch.rows, self.costs.of(sequences)
+        self._repeats = self._repeats + 1 if rows == self._last_rows else 0
+        self._last_rows = rows
+        if timed and self._tells(rows, costs.padded(sequences)):
             depth, width_ms = self.batch.mean_position, costs.ms(rows)
             own = self.attention.observe(rows, sequences, depth, spent * 1e3, width_ms)
             costs.observe(rows, own)
-        else:
+        elif not timed:
             self._learn_prefill(spent)
         return spent
+
+    def _tells(self, rows: int, plain: int) -> bool:
+        """Does a pass of so many rows tell what they cost? `plain`: rows of one without drafts.
+
+        On a GPU the first passes without drafts after some with are dearer by the change (an H100: 5.4 and
+        not 3.2 ms). Taken for what plain decoding costs, that would make drafts look good which are not.
+        """
+        return not self._on_gpu or rows > plain or self._repeats >= SETTLING

@@ -22,6 +22,9 @@ WIDE = (32, 64)  # of passes that copy text: a row costs less there than narrowe
 BUDGET_S = 2.0
 REPEATS, MOST_REPEATS = 5, 25
 ENOUGH_S = 0.25  # after which nothing is run more than REPEATS times
+# Passes of one row before one that tells what they cost: the second of a width is the first for which
+# llama.cpp has a graph, and on CUDA that one records it for the third.
+SETTLING = 2
 
 _STAT = Path("/proc/stat")
 _IDLE = slice(3, 5)  # of the fields of its first line: idle, and waiting for a disk
@@ -100,7 +103,7 @@ def measure(
     `turn`, the wait for which is no part of it.
 
     llama.cpp keeps the graph of a pass for the next one of its width. So passes of one row, which follow
-    each other, are timed after one of theirs, and the others, which come between those, after another.
+    each other, are timed after SETTLING of theirs, and the others, which come between those, after another.
     """
     widths = list(widths)
     contention = Contention()
@@ -116,7 +119,7 @@ def measure(
             if repeat and time.monotonic() > deadline:
                 break
             with turn():
-                if width == 1:
+                for _ in range(SETTLING if width == 1 else 0):
                     run(width)
                 start = clock()
                 run(width)

@@ -32,7 +32,8 @@ class Models:
     """Both models, opened and compared with each other, and what contexts are made with.
 
     compared: what their vocabularies share; None without a draft. opened: closes what was opened, in
-    the other order. n_ctx: tokens; parallel: sequences of the shared lane; threads: of a large model.
+    the other order. n_ctx: tokens; parallel: sequences of the shared lane; threads: of a large model;
+    rows: of a pass.
     """
 
     target: Model
@@ -42,6 +43,7 @@ class Models:
     n_ctx: int
     parallel: int
     threads: int
+    rows: int
     opened: ExitStack
 
     @property
@@ -69,7 +71,8 @@ class Models:
         odd = model is self.draft and takes_not(model, types)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
-            n_batch=self.settings.n_batch,
+            n_batch=self.rows,
+            n_ubatch=self.settings.n_batch,
             n_seq=sequences,
             n_outputs=outputs,
             n_threads=threads_for(model, self.threads),

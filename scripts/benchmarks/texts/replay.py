@@ -76,7 +76,7 @@ class _Writing(SimulatedContext):
 
 def _pair(context: _Writing, costs: CostProfile, table: CostTable, clock: SimulatedClock) -> Pair:
     settings, opened = EngineSettings(), ExitStack()
-    models = Models(context.model, None, None, settings, _ROOM, 1, 1, opened)
+    models = Models(context.model, None, None, settings, _ROOM, 1, 1, _N_BATCH, opened)
     prefixes = Prefixes(0, CopyCost(lambda: 0.0))
     return Pair(
         files=PairFiles("texts", ""),

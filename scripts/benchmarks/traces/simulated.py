@@ -114,7 +114,8 @@ class SimulatedContext(Context):
     """A context that says what a text has it say, and whose passes cost what a table says.
 
     passes: how many each sequence had a part in. dearer: how much more a pass costs for each sequence
-    beyond the first.
+    beyond the first. change: milliseconds that the first passes of another width than the last one's cost
+    beyond their width's, as on a GPU.
     """
 
     def __init__(
@@ -124,7 +125,9 @@ class SimulatedContext(Context):
         says: Said,
         n_seq: int,
         dearer: float = 0.0,
+        change: Sequence[float] = (),
     ) -> None:
+        self._change, self._rows, self._repeats = change, 0, 0
         self.model = _Model(_Vocab(says.vocabulary))
         self.n_ctx = says.places + n_seq * (MAX_LIMIT + 2)
         self.n_seq, self.n_vocab = n_seq, says.vocabulary
@@ -144,7 +147,10 @@ class SimulatedContext(Context):
             self._held[sequence] = int(rows.pos[row]) + 1
         self.passes.update(set(sequences))
         more = 1 + self._dearer * (len(set(sequences)) - 1)
-        self._clock.spend(self._costs.ms(batch.rows) * more)
+        self._repeats = self._repeats + 1 if batch.rows == self._rows else 0
+        self._rows = batch.rows
+        change = sum(self._change[self._repeats : self._repeats + 1])
+        self._clock.spend(self._costs.ms(batch.rows) * more + change)
 
     def synchronize(self) -> None:
         pass  # a simulated pass is over when decode returns
@@ -173,11 +179,17 @@ class SimulatedContext(Context):
         pass  # nothing of C's is held
 
 
+def _measured(costs: CostTable, change: Sequence[float]) -> CostTable:
+    """What a load measures: passes of one row behind others of theirs, and all others after another."""
+    first = sum(change[:1])
+    return CostTable({width: ms + (width > 1) * first for width, ms in costs.as_dict().items()})
+
+
 class SimulatedPair(Pair):
     """A loaded pair whose models play a trace, after a prompt of token 0.
 
     Several sequences play parts of it, each after a prompt of the token that stands before its own;
-    dearer: as SimulatedContext's.
+    dearer, change: as SimulatedContext's; `costs` are those of passes that follow one of their width.
     """
 
     def __init__(
@@ -188,6 +200,7 @@ class SimulatedPair(Pair):
         clock: SimulatedClock,
         sequences: int = 1,
         dearer: float = 0.0,
+        change: Sequence[float] = (),
     ) -> None:
         """Raises ValueError where the costs have no draft."""
         if costs.draft is None:
@@ -198,18 +211,22 @@ class SimulatedPair(Pair):
         ]
         sure = [confidence(at) for at in trace.buckets]
         said = Said(right, [0.99] * len(right))
-        target = SimulatedContext(clock, costs.target, said, sequences, dearer)
-        draft = SimulatedContext(clock, costs.draft, Said(guessed, sure), sequences + 1)
+        target = SimulatedContext(clock, costs.target, said, sequences, dearer, change)
+        draft = SimulatedContext(
+            clock, costs.draft, Said(guessed, sure), sequences + 1, change=change
+        )
         # Tables of its own, since the rounds correct them.
-        table, steps = CostTable(costs.target.as_dict()), CostTable(costs.draft.as_dict())
+        table, steps = (_measured(each, change) for each in (costs.target, costs.draft))
         settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
-        models = Models(target.model, draft.model, None, settings, n_ctx, sequences, 1, opened)
+        models = Models(
+            target.model, draft.model, None, settings, n_ctx, sequences, 1, _N_BATCH, opened
+        )
         prefixes = Prefixes(0, CopyCost(lambda: 0.0))
         slots = Slots(target, draft, 0, sequences)
         super().__init__(
             files=PairFiles("simulated", ""),
             models=models,
-            shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
+            shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock, on_gpu=bool(change)),
             exact=ExactMode(models, draft, table, prefixes, None),
             drafter=DraftModel(
                 draft, Batch(_N_BATCH), steps, lambda: False, sequences, SharedTokens(), clock
