@@ -26,6 +26,9 @@ from localspec.engine.speculation.drafters.model import DraftModel
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
 LEAST_LEARNED = 24  # rows of a pass that tells what a row of a prompt costs
 LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations reads at least
+# Of what others may wait for a pass that reads prompts, what is planned: the longest of hundreds takes a
+# fifth more than is expected of it.
+PLANNED = 0.8
 
 
 class Lane:
@@ -134,7 +137,7 @@ class Lane:
 
     def rows_beside(self, decoding: int) -> int:
         """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
-        rows = min(self._gap_s / self._row, self.batch.capacity) - decoding  # theirs cost as much
+        rows = min(PLANNED * self._gap_s / self._row, self.batch.capacity) - decoding  # as dear
         return min(self.most_rows, int(max(rows, LEAST_BESIDE)))
 
     @property
