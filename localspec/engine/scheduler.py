@@ -20,6 +20,8 @@ from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
 from localspec.protocol.frames import ANYONE, Generate
 
+USUAL = 64  # tokens that an answer is expected to have, unless it may have fewer
+
 
 class Scheduler:
     """The requests that wait, in their order, and the lanes with those that run."""
@@ -140,8 +142,9 @@ class Scheduler:
         # A conversation's state is kept, and what was moved in the cache is not what it says.
         move = request.n_cache_reuse if request.conversation is None else 0
         anew = READ_ANEW if request.priority == "editor" else 1
+        writes = USUAL if request.max_tokens is None else min(request.max_tokens, USUAL)
         slot = lane.slots.acquire(
-            tokenized.tokens, request.cache_prompt, align, tokenized.saved, move, anew
+            tokenized.tokens, request.cache_prompt, align, tokenized.saved, move, anew, writes
         )
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from localspec.engine.cache.borders import MIN_TOKENS
 from localspec.engine.cache.prefixes import (
     RESERVE,
+    SPLIT_CELLS,
     CopyCost,
     Prefix,
     Prefixes,
@@ -109,7 +110,7 @@ def test_an_idle_text_costs_at_most_twice_what_the_better_choice_would_have(
     beside = 0
     for at, count in enumerate(requests):
         rest = requests[at:]
-        if costs.leaving_pays(cells, beside + count, lambda: size):
+        if costs.leaving_pays(costs.idle_ms(cells, 0, beside + count, 0), lambda: size):
             spent = beside * cells * cell_ms + copies
         elif len(rest) == 1:
             spent = (beside + count) * cells * cell_ms
@@ -305,6 +306,34 @@ def test_idle_texts_leave_their_cells_where_those_cost_more_than_copies(
             assert answer.started.cache == (("memory" if dear else "slot") if turn else "")
     held = sum(slot.n_past > 0 for slot in engine.pair.shared.slots)
     assert held == (2 if dear else 4)
+
+
+@pytest.mark.parametrize("length", [300, 100])
+def test_a_text_that_is_written_alone_has_no_idle_ones_among_its_cells(
+    load: Callable[..., Running], contextual: Running, contextual_files: PairFiles, length: int
+) -> None:
+    """They leave as it comes, so that it is read where they were. Short ones disturb nobody."""
+    engine = load(contextual_files, parallel=4, n_ctx=2048, prefix_bytes=64 * MIB)
+    costs = engine.pair.prefixes.copy_cost
+    costs.prefill_ms, costs.cell_ms, costs.split_ms = (lambda: 1e6), 1e-9, 1e3
+    texts = [conversation(at, length) for at in range(4)]
+    fresh = [contextual.ask(text, 12, cache_prompt=False).tokens for text in texts]
+    left = 2 * length >= SPLIT_CELLS
+    for turn in range(2):
+        for text, truth in zip(texts[:3], fresh, strict=False):
+            answer = engine.ask(text, 12)
+            assert_alike(contextual_files.target, text, answer.tokens, truth)
+            assert answer.done.timings.cache_n == (length - 1 if turn else 0)
+            assert answer.started is not None
+            assert answer.started.cache == (("memory" if left else "slot") if turn else "")
+    slots = engine.pair.shared.slots
+    assert sum(slot.n_past > 0 for slot in slots) == (1 if left else 3)
+    beside = engine.start(texts[3], 60)
+    engine.engine.step()
+    alone = engine.start([*texts[3][:9], 7], 8)
+    engine.finish()
+    assert len(engine.answers[beside].tokens) == 60
+    assert len(engine.answers[alone].tokens) == 8
 
 
 def test_exact_answers_stay_exact_after_a_prefix_came_back(

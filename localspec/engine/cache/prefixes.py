@@ -21,6 +21,8 @@ REUSE_RATE = 0.25
 RESERVE = 512 << 20  # bytes of memory left to everybody else
 _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
 _LEAVING_MS = 1.0  # of a copy out and one back, besides their bytes
+# From so many cells on threads share them in a pass of one row, and not the heads of attention.
+SPLIT_CELLS = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -77,12 +79,15 @@ class CopyCost:
     """What a copied state costs against reading its text again, or leaving it where it is. Milliseconds.
 
     prefill_ms: of one token of a prompt. cell_ms: of an idle text's cell in one row of a pass, which goes
-    over all of them to skip them.
+    over all of them to skip them. split_ms: of one in a pass of a single row, whose threads have as many
+    cells each: beside idle ones those of the text that is written lie with one thread, and it computes
+    while the others skip.
     """
 
     prefill_ms: Callable[[], float]
     ms_per_mib: float = _FIRST_MS_PER_MIB
     cell_ms: float = 0.0
+    split_ms: float = 0.0
 
     def copied(self, size: int, spent_ms: float) -> None:
         """Learn from a copy of so many bytes."""
@@ -98,14 +103,21 @@ class CopyCost:
         saved = tokens * self.prefill_ms() * REUSE_RATE
         return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
 
-    def leaving_pays(self, cells: int, rows: int, size: Callable[[], int]) -> bool:
-        """Have so many idle cells cost passes of so many rows what a copy out and one back does?
+    def idle_ms(self, cells: int, own: int, read: int, written: int) -> float:
+        """What so many idle cells cost a text with `own` cells of which so many tokens are read, and so many
+        written with nobody beside.
+        """
+        uneven = min(cells, own) if cells + own >= SPLIT_CELLS else 0
+        return cells * (read + written) * self.cell_ms + uneven * written * self.split_ms
+
+    def leaving_pays(self, spent_ms: float, size: Callable[[], int]) -> bool:
+        """Have idle cells cost, or will they, what a copy out and one back does?
 
         Whether the text is asked for again nobody knows. So it stays until then, and costs at most twice
         what the better choice would have (Karlin et al. 1988, "Competitive snoopy caching").
         size: bytes of the copy.
         """
-        spent = cells * rows * self.cell_ms - _LEAVING_MS
+        spent = spent_ms - _LEAVING_MS
         return spent > 0 and spent > 2 * self._copy_ms(size())
 
     def _copy_ms(self, size: int) -> float:

@@ -56,11 +56,12 @@ class Slot:
     )
     busy: bool = False
     last_used: int = 0
-    beside: int = 0  # rows that passes have read for others since it was left
+    beside_ms: float = 0.0  # that its cells have cost others since it was left
     shared: int = 0  # tokens whose cells another sequence may have too: they are not moved
     exact: int | None = None  # tokens before the first that was moved; None: none was
     moves: int = 0  # since it was read
     reused: int = 0  # tokens that the present request does not read
+    asked: int = 0  # tokens of its prompt
     moved: int = 0  # of those, tokens that were moved
     passing: int | None = None  # where what an editor's next key replaces begins; None: nowhere
     conversation: str | None = None  # whose text it is, where that is to be saved

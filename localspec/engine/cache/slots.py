@@ -69,6 +69,7 @@ class Slots:
         saved: Prefix | None = None,
         move: int = 0,
         anew: int = 1,
+        writes: int = 0,
     ) -> Slot:
         """A free slot that holds as much of `prompt` as any slot does; its `n_past` says how much.
 
@@ -78,6 +79,7 @@ class Slots:
 
         move: the least tokens of a chunk that may be moved from another place, near as that is to what
         reading it would give; 0: nothing may. anew: tokens at the prompt's end that are read in any case.
+        writes: tokens that are likely to follow.
         """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.busy]
@@ -87,7 +89,7 @@ class Slots:
             slot, chunks = self._chunks(idle, prompt, shared, move, anew)
             if chunks:
                 self._take(slot, prompt, shared[slot.id], chunks)
-                self._send_off(slot)
+                self._send_off(prompt, shared[slot.id], writes, (slot,))
                 return slot
         best = max(idle, key=lambda s: (shared[s.id], -s.last_used))
         source = max(self._slots, key=lambda s: shared[s.id])
@@ -97,6 +99,8 @@ class Slots:
         if shared[source.id] > keep or wasteful:
             best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
             keep = shared[best.id]
+        # First: what is read or put back now gets the cells that become free.
+        self._send_off(prompt, shared[source.id], writes, (best, source))
         back = self._put_back(best, prompt, shared[source.id], align, saved) if reuse else 0
         if reuse and not back:  # trying may have cost a slot what it held
             keep, offered = (self._usable(s, prompt, align, move) for s in (best, source))
@@ -104,7 +108,7 @@ class Slots:
         self._take(best, prompt, back or keep)
         if not back:
             best.source = "slot" if best.n_past else ""
-        self._send_off(best)
+        self._send_off(prompt, best.n_past, writes, (best,))
         return best
 
     def _usable(self, slot: Slot, prompt: Sequence[int], align: int, move: int) -> int:
@@ -152,7 +156,7 @@ class Slots:
     def _take(self, slot: Slot, prompt: list[int], keep: int, chunks: Sequence[Chunk] = ()) -> None:
         self._clock += 1
         slot.busy, slot.last_used, moves = True, self._clock, slot.moves
-        slot.beside = 0
+        slot.beside_ms, slot.asked = 0.0, len(prompt)
         if chunks:
             self._parking.park(slot, list(chunks))
         else:
@@ -239,22 +243,30 @@ class Slots:
         kept.supersede(held)
         return kept.put(held)
 
-    def _send_off(self, coming: Slot) -> None:
-        """Idle texts leave for memory where passes over their cells have cost enough, or will.
+    def _send_off(self, prompt: list[int], held: int, writes: int, stay: Sequence[Slot]) -> None:
+        """Idle texts leave for memory where passes over their cells have cost enough, or will: those of a
+        request that comes with this prompt, of which `held` tokens are not read, and that is likely to
+        write so many more. stay: those that it needs.
 
         Not where that would take what a window has left, or what a recurrent state can be put back to.
         """
         kept, target = self._prefixes, self._target
         if kept is None or not kept.copy_cost.cell_ms or target.model.n_swa or not self.cuttable:
             return
-        rows = len(coming.unread)
+        read, own = len(prompt) - held, len(prompt)
+        written = writes if self._alone(stay) else 0
         for slot in self._slots:
             cells = slot.n_past - slot.shared
-            if slot.busy or cells <= 0:
+            if slot.busy or cells <= 0 or slot in stay:
                 continue
+            cost = slot.beside_ms + kept.copy_cost.idle_ms(cells, own, read, written)
             size = partial(target.state_size, slot.id)
-            if kept.copy_cost.leaving_pays(cells, slot.beside + rows, size) and self._keep(slot, 0):
+            if kept.copy_cost.leaving_pays(cost, size) and self._keep(slot, 0):
                 self.clear(slot)
+
+    def _alone(self, mine: Sequence[Slot]) -> bool:
+        """Is nothing written but in these slots?"""
+        return not any(slot.busy and slot not in mine for slot in self._slots)
 
     def _put_back(
         self, slot: Slot, prompt: list[int], offered: int, align: int, saved: Prefix | None
@@ -391,9 +403,13 @@ class Slots:
         slot.last_used = self._clock = self._clock + 1
         slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
         slot.busy = False
-        for each in self._slots:
-            if not each.busy and each is not slot:
-                each.beside += max(slot.n_past - slot.reused, 0)
+        if self._prefixes is not None:
+            read = max(min(slot.asked, slot.n_past) - slot.reused, 0)
+            written = max(slot.n_past - slot.asked, 0) if self._alone(()) else 0
+            for each in self._slots:
+                if not each.busy and each is not slot:
+                    cells, cost = each.n_past - each.shared, self._prefixes.copy_cost
+                    each.beside_ms += cost.idle_ms(cells, slot.n_past, read, written)
 
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""
