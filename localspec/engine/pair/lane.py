@@ -27,8 +27,8 @@ EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
 LEAST_LEARNED = 24  # rows of a pass that tells what a row of a prompt costs
 LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations reads at least
 # Of what others may wait for a pass that reads prompts, what is planned: the longest of hundreds takes a
-# fifth more than is expected of it.
-PLANNED = 0.8
+# third more than is expected of it.
+PLANNED = 0.75
 
 
 class Lane:
