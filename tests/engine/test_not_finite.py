@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from localspec.engine.llama import BadBatch, Context
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles, Sampling
 from tests.support.rescoring import NEAR_TIE, worst_gap
@@ -40,7 +41,7 @@ def test_a_target_that_gives_no_numbers_is_not_loaded(
 
 
 @pytest.mark.parametrize("attention", ["auto", "off"])
-@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("on_device", ["", "first", "none"])
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -55,13 +56,26 @@ def test_a_text_that_gives_no_numbers_ends_its_request_alone(
     load: Load,
     tmp_path: Path,
     sampling: Sampling,
-    on_device: bool,
+    on_device: str,
     attention: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without flash attention what a text spoils reaches all others in the context."""
+    """Without flash attention what a text spoils reaches all others in the context.
+
+    on_device: what a search for the highest of no numbers ends with there: the first token, or none (CUDA).
+    """
+    if on_device == "none":
+        chosen = Context.sampled_token
+
+        def found(context: Context, row: int) -> int:
+            if (token := chosen(context, row)) == 0:
+                raise BadBatch(f"No token was chosen for row {row}.")
+            return token
+
+        monkeypatch.setattr(Context, "sampled_token", found)
     file = spoiled(contextual_files.target, tmp_path, "token_embd.weight", BAD, np.nan)
     files = PairFiles("spoiled", file, contextual_files.draft)
-    engine = load(files, choose_on_device=on_device, flash_attention=attention)
+    engine = load(files, choose_on_device=bool(on_device), flash_attention=attention)
     truth = engine.ask(PROMPT, 30).tokens
     engine.forget()
     bystander = engine.start(PROMPT, 30, GREEDY, drafting(2))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.engine.llama import Context, Logits
+from localspec.engine.llama import BadBatch, Context, Logits
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
@@ -173,8 +173,13 @@ class Verifier:
 
 
 def _sampled(context: Context, row: int) -> int:
-    """The token sampled on the device, unless it is what a search for the highest NaN ends with."""
-    token = context.sampled_token(row)
+    """The token sampled on the device, unless it is what a search for the highest NaN ends with: the first
+    token on some, none on CUDA.
+    """
+    try:
+        token = context.sampled_token(row)
+    except BadBatch as error:
+        raise Doubtful from error
     if token == 0:
         raise Doubtful
     return token
