@@ -21,8 +21,9 @@ REUSE_RATE = 0.25
 RESERVE = 512 << 20  # bytes of memory left to everybody else
 _FIRST_MS_PER_MIB = 1.0  # until copies have been timed
 _LEAVING_MS = 1.0  # of a copy out and one back, besides their bytes
-# From so many cells on threads share them in a pass of one row, and not the heads of attention.
-SPLIT_CELLS = 512
+# Beyond so many cells (llama.cpp counts them by 256, and asks for 512) threads share them in a pass of one
+# row, and not the heads of attention.
+SPLIT_CELLS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -104,11 +105,11 @@ class CopyCost:
         return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
 
     def idle_ms(self, cells: int, own: int, read: int, written: int) -> float:
-        """What so many idle cells cost a text with `own` cells of which so many tokens are read, and so many
-        written with nobody beside.
+        """What so many idle cells cost a text of which so many tokens are read, and so many written with
+        nobody beside, where threads share `own` cells of it with them.
         """
-        uneven = min(cells, own) if cells + own >= SPLIT_CELLS else 0
-        return cells * (read + written) * self.cell_ms + uneven * written * self.split_ms
+        idle = cells * (read + written) * self.cell_ms
+        return idle + min(cells, own) * written * self.split_ms
 
     def leaving_pays(self, spent_ms: float, size: Callable[[], int]) -> bool:
         """Have idle cells cost, or will they, what a copy out and one back does?

@@ -8,7 +8,7 @@ from functools import partial
 
 from localspec.engine.cache.borders import places
 from localspec.engine.cache.hidden import Hidden
-from localspec.engine.cache.prefixes import Prefix, Prefixes, common_prefix
+from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, Prefixes, common_prefix
 from localspec.engine.cache.shift import MOST_MOVES, Chunk, Parking, find_chunks
 from localspec.engine.cache.slot import DraftMemory, Slot, TargetMemory, usable
 from localspec.engine.llama import Context
@@ -253,7 +253,7 @@ class Slots:
         kept, target = self._prefixes, self._target
         if kept is None or not kept.copy_cost.cell_ms or target.model.n_swa or not self.cuttable:
             return
-        read, own = len(prompt) - held, len(prompt)
+        read, own = len(prompt) - held, self._shared_out(len(prompt) + writes, stay)
         written = writes if self._alone(stay) else 0
         for slot in self._slots:
             cells = slot.n_past - slot.shared
@@ -263,6 +263,11 @@ class Slots:
             size = partial(target.state_size, slot.id)
             if kept.copy_cost.leaving_pays(cost, size) and self._keep(slot, 0):
                 self.clear(slot)
+
+    def _shared_out(self, own: int, mine: Sequence[Slot]) -> int:
+        """How many of a text's `own` cells threads share with those of idle ones."""
+        idle = sum(each.n_past - each.shared for each in self._slots if each not in mine)
+        return own if idle and own + idle > SPLIT_CELLS else 0
 
     def _alone(self, mine: Sequence[Slot]) -> bool:
         """Is nothing written but in these slots?"""
@@ -406,10 +411,11 @@ class Slots:
         if self._prefixes is not None:
             read = max(min(slot.asked, slot.n_past) - slot.reused, 0)
             written = max(slot.n_past - slot.asked, 0) if self._alone(()) else 0
+            own = self._shared_out(slot.n_past, (slot,))
             for each in self._slots:
                 if not each.busy and each is not slot:
                     cells, cost = each.n_past - each.shared, self._prefixes.copy_cost
-                    each.beside_ms += cost.idle_ms(cells, slot.n_past, read, written)
+                    each.beside_ms += cost.idle_ms(cells, own, read, written)
 
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""

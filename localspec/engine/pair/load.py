@@ -41,6 +41,7 @@ from localspec.engine.pair.models import (
     runner,
     some_text,
     takes_not,
+    threads_for,
     usable_cores,
 )
 from localspec.engine.pair.pair import NO_DRAFT, Pair
@@ -364,8 +365,9 @@ class _Load:
         settings, target = self._settings, models.target
         # What a GPU takes to skip cells was not measured.
         heads = 0 if self._on_gpu else target.n_layer * target.n_attention_heads
-        each = heads / models.threads / 1e6
-        splits = models.threads > 1 and settings.kv_types == ("f16", "f16")
+        threads = threads_for(target, models.threads)
+        each = heads / threads / 1e6
+        splits = threads > 1 and settings.kv_types == ("f16", "f16")
         copy_cost = CopyCost(
             partial(costs.per_token_ms, PREFILL_WIDTH),
             cell_ms=each * IDLE_CELL_NS,
