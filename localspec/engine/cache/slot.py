@@ -71,6 +71,11 @@ class Slot:
     def cached(self) -> list[int]:
         return self.tokens[: self.n_past]
 
+    @property
+    def own_cells(self) -> int:
+        """Those that no other sequence may have too."""
+        return self.n_past - self.shared
+
     def exact_part(self, count: int) -> int:
         """How many of the first `count` tokens are remembered as a fresh reading would."""
         return count if self.exact is None else min(count, self.exact)

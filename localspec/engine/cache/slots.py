@@ -256,7 +256,7 @@ class Slots:
         read, own = len(prompt) - held, self._shared_out(len(prompt) + writes, stay)
         written = writes if self._alone(stay) else 0
         for slot in self._slots:
-            cells = slot.n_past - slot.shared
+            cells = slot.own_cells
             if slot.busy or cells <= 0 or slot in stay:
                 continue
             cost = slot.beside_ms + kept.copy_cost.idle_ms(cells, own, read, written)
@@ -266,7 +266,7 @@ class Slots:
 
     def _shared_out(self, own: int, mine: Sequence[Slot]) -> int:
         """How many of a text's `own` cells threads share with those of idle ones."""
-        idle = sum(each.n_past - each.shared for each in self._slots if each not in mine)
+        idle = sum(each.own_cells for each in self._slots if each not in mine)
         return own if idle and own + idle > SPLIT_CELLS else 0
 
     def _alone(self, mine: Sequence[Slot]) -> bool:
@@ -408,14 +408,18 @@ class Slots:
         slot.last_used = self._clock = self._clock + 1
         slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
         slot.busy = False
-        if self._prefixes is not None:
-            read = max(min(slot.asked, slot.n_past) - slot.reused, 0)
-            written = max(slot.n_past - slot.asked, 0) if self._alone(()) else 0
-            own = self._shared_out(slot.n_past, (slot,))
-            for each in self._slots:
-                if not each.busy and each is not slot:
-                    cells, cost = each.n_past - each.shared, self._prefixes.copy_cost
-                    each.beside_ms += cost.idle_ms(cells, own, read, written)
+        self._charge(slot)
+
+    def _charge(self, left: Slot) -> None:
+        """What the request that has left this slot has paid for the cells of idle texts."""
+        if self._prefixes is None:
+            return
+        cost, own = self._prefixes.copy_cost, self._shared_out(left.n_past, (left,))
+        read = max(min(left.asked, left.n_past) - left.reused, 0)
+        written = max(left.n_past - left.asked, 0) if self._alone(()) else 0
+        for slot in self._slots:
+            if not slot.busy and slot is not left:
+                slot.beside_ms += cost.idle_ms(slot.own_cells, own, read, written)
 
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""
