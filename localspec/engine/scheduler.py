@@ -20,7 +20,7 @@ from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
 from localspec.protocol.frames import ANYONE, Generate
 
-USUAL = 64  # tokens that an answer is expected to have, unless it may have fewer
+USUAL = 256  # tokens that an answer is expected to have, unless it may have fewer
 
 
 class Scheduler:

@@ -308,24 +308,34 @@ def test_idle_texts_leave_their_cells_where_those_cost_more_than_copies(
     assert held == (2 if dear else 4)
 
 
-@pytest.mark.parametrize("length", [300, 70])
+@pytest.mark.parametrize(
+    ("length", "count", "left"), [(300, 12, True), (70, 12, False), (70, 120, True)]
+)
 def test_a_text_that_is_written_alone_has_no_idle_ones_among_its_cells(
-    load: Callable[..., Running], contextual: Running, contextual_files: PairFiles, length: int
+    load: Callable[..., Running],
+    contextual: Running,
+    contextual_files: PairFiles,
+    length: int,
+    count: int,
+    left: bool,
 ) -> None:
-    """They leave as it comes, so that it is read where they were. Short ones disturb nobody."""
+    """They leave as it comes, so that it is read where they were. Short ones disturb nobody, unless one
+    may grow long.
+    """
     engine = load(contextual_files, parallel=4, n_ctx=2048, prefix_bytes=64 * MIB)
     costs = engine.pair.prefixes.copy_cost
     costs.prefill_ms, costs.cell_ms, costs.split_ms = (lambda: 1e6), 1e-9, 1e3
     texts = [conversation(at, length) for at in range(4)]
-    fresh = [contextual.ask(text, 12, cache_prompt=False).tokens for text in texts]
-    left = 3 * length > SPLIT_CELLS
+    fresh = [contextual.ask(text, count, cache_prompt=False).tokens for text in texts]
+    assert left == (3 * (length + count) > SPLIT_CELLS)
     for turn in range(2):
         for text, truth in zip(texts[:3], fresh, strict=False):
-            answer = engine.ask(text, 12)
+            answer = engine.ask(text, count)
             assert_alike(contextual_files.target, text, answer.tokens, truth)
             assert answer.done.timings.cache_n == (length - 1 if turn else 0)
             assert answer.started is not None
-            assert answer.started.cache == (("memory" if left else "slot") if turn else "")
+            where = "memory" if left else "slot"
+            assert answer.started.cache == (where if turn else "")
     slots = engine.pair.shared.slots
     assert sum(slot.n_past > 0 for slot in slots) == (1 if left else 3)
     beside = engine.start(texts[3], 60)

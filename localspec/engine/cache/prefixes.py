@@ -104,12 +104,11 @@ class CopyCost:
         saved = tokens * self.prefill_ms() * REUSE_RATE
         return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
 
-    def idle_ms(self, cells: int, own: int, read: int, written: int) -> float:
-        """What so many idle cells cost a text of which so many tokens are read, and so many written with
-        nobody beside, where threads share `own` cells of it with them.
+    def idle_ms(self, cells: int, own: int, passes: int, shared: int) -> float:
+        """What so many idle cells cost a text of `own` cells: in so many rows of passes, of which `shared`
+        are passes of one row, whose threads share those cells with these.
         """
-        idle = cells * (read + written) * self.cell_ms
-        return idle + min(cells, own) * written * self.split_ms
+        return cells * passes * self.cell_ms + min(cells, own) * shared * self.split_ms
 
     def leaving_pays(self, spent_ms: float, size: Callable[[], int]) -> bool:
         """Have idle cells cost, or will they, what a copy out and one back does?

@@ -253,21 +253,23 @@ class Slots:
         kept, target = self._prefixes, self._target
         if kept is None or not kept.copy_cost.cell_ms or target.model.n_swa or not self.cuttable:
             return
-        read, own = len(prompt) - held, self._shared_out(len(prompt) + writes, stay)
-        written = writes if self._alone(stay) else 0
+        own, written = len(prompt) + writes, writes if self._alone(stay) else 0
+        passes, shared = len(prompt) - held + written, self._shared(own, written, stay)
         for slot in self._slots:
             cells = slot.own_cells
             if slot.busy or cells <= 0 or slot in stay:
                 continue
-            cost = slot.beside_ms + kept.copy_cost.idle_ms(cells, own, read, written)
+            cost = slot.beside_ms + kept.copy_cost.idle_ms(cells, own, passes, shared)
             size = partial(target.state_size, slot.id)
             if kept.copy_cost.leaving_pays(cost, size) and self._keep(slot, 0):
                 self.clear(slot)
 
-    def _shared_out(self, own: int, mine: Sequence[Slot]) -> int:
-        """How many of a text's `own` cells threads share with those of idle ones."""
+    def _shared(self, own: int, written: int, mine: Sequence[Slot]) -> int:
+        """Of the `written` tokens of a text that has `own` cells in the end, those for which threads share
+        these with the cells of idle texts.
+        """
         idle = sum(each.own_cells for each in self._slots if each not in mine)
-        return own if idle and own + idle > SPLIT_CELLS else 0
+        return min(written, max(own + idle - SPLIT_CELLS, 0)) if idle else 0
 
     def _alone(self, mine: Sequence[Slot]) -> bool:
         """Is nothing written but in these slots?"""
@@ -414,12 +416,13 @@ class Slots:
         """What the request that has left this slot has paid for the cells of idle texts."""
         if self._prefixes is None:
             return
-        cost, own = self._prefixes.copy_cost, self._shared_out(left.n_past, (left,))
-        read = max(min(left.asked, left.n_past) - left.reused, 0)
-        written = max(left.n_past - left.asked, 0) if self._alone(()) else 0
+        cost, own = self._prefixes.copy_cost, left.n_past
+        written = max(own - left.asked, 0) if self._alone(()) else 0
+        passes = max(min(left.asked, own) - left.reused, 0) + written
+        shared = self._shared(own, written, (left,))
         for slot in self._slots:
             if not slot.busy and slot is not left:
-                slot.beside_ms += cost.idle_ms(slot.own_cells, own, read, written)
+                slot.beside_ms += cost.idle_ms(slot.own_cells, own, passes, shared)
 
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""
