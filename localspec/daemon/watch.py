@@ -15,7 +15,9 @@ log = logging.getLogger("localspec.watch")
 
 _LATER = 0.5  # seconds: what started the daemon wants its answer first
 _LINKS = 40  # as many as Linux follows (MAXSYMLINKS)
-_STANDS = 100  # milliseconds after which the watch says for the first time that it stands
+# Milliseconds. Each look wakes a thread of a process that does nothing else most of the day.
+_STANDS = 1000  # until the watch says for the first time that it stands, and between looks at links
+_STEP = 200  # between two looks at what the system has told
 
 
 def start(state: State, configure: Callable[[], None]) -> threading.Event:
@@ -50,7 +52,8 @@ def _watch(state: State, stop: threading.Event, configure: Callable[[], None]) -
                 *(folder for folder in folders if folder.is_dir()),
                 watch_filter=partial(_among, steps),
                 recursive=False,
-                debounce=200,
+                debounce=_STEP,
+                step=_STEP,
                 stop_event=stop,
                 raise_interrupt=False,
                 rust_timeout=_STANDS,
