@@ -346,6 +346,31 @@ def test_a_text_that_is_written_alone_has_no_idle_ones_among_its_cells(
     assert len(engine.answers[alone].tokens) == 8
 
 
+@pytest.mark.parametrize(("most", "where"), [(200, "memory"), (60, "slot")])
+def test_an_idle_text_leaves_for_an_answer_that_may_reach_the_cells_they_would_share(
+    load: Callable[..., Running],
+    contextual: Running,
+    contextual_files: PairFiles,
+    most: int,
+    where: str,
+) -> None:
+    engine = load(contextual_files, parallel=4, n_ctx=2048, prefix_bytes=64 * MIB)
+    costs = engine.pair.prefixes.copy_cost
+    costs.prefill_ms, costs.cell_ms, costs.split_ms = (lambda: 1e6), 1e-9, 1e3
+    first, second = conversation(1, 145), conversation(2, 40)
+    fresh = contextual.ask(first, 4, cache_prompt=False).tokens
+    engine.ask(first, 4)
+    engine.start(second, most)
+    engine.engine.step()  # it has its slot, and has not written so much yet
+    held = [slot for slot in engine.pair.shared.slots if slot.n_past]
+    assert len(held) == (1 if where == "memory" else 2)
+    engine.finish()
+    again = engine.ask(first, 4)
+    assert again.started is not None
+    assert (again.started.cache, again.done.timings.cache_n) == (where, 144)
+    assert_alike(contextual_files.target, first, again.tokens, fresh)
+
+
 def test_exact_answers_stay_exact_after_a_prefix_came_back(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:

@@ -104,11 +104,11 @@ class CopyCost:
         saved = tokens * self.prefill_ms() * REUSE_RATE
         return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
 
-    def idle_ms(self, cells: int, own: int, passes: int, shared: int) -> float:
-        """What so many idle cells cost a text of `own` cells: in so many rows of passes, of which `shared`
-        are passes of one row, whose threads share those cells with these.
+    def idle_ms(self, cells: int, own: int, rows: int, split: int) -> float:
+        """What so many idle cells cost a text of `own` cells that has so many rows of passes, of which
+        `split` are alone in theirs, whose threads share those cells with these.
         """
-        return cells * passes * self.cell_ms + min(cells, own) * shared * self.split_ms
+        return cells * rows * self.cell_ms + min(cells, own) * split * self.split_ms
 
     def leaving_pays(self, spent_ms: float, size: Callable[[], int]) -> bool:
         """Have idle cells cost, or will they, what a copy out and one back does?

@@ -254,17 +254,17 @@ class Slots:
         if kept is None or not kept.copy_cost.cell_ms or target.model.n_swa or not self.cuttable:
             return
         own, written = len(prompt) + writes, writes if self._alone(stay) else 0
-        passes, shared = len(prompt) - held + written, self._shared(own, written, stay)
+        rows, split = len(prompt) - held + written, self._split(own, written, stay)
         for slot in self._slots:
             cells = slot.own_cells
             if slot.busy or cells <= 0 or slot in stay:
                 continue
-            cost = slot.beside_ms + kept.copy_cost.idle_ms(cells, own, passes, shared)
+            cost = slot.beside_ms + kept.copy_cost.idle_ms(cells, own, rows, split)
             size = partial(target.state_size, slot.id)
             if kept.copy_cost.leaving_pays(cost, size) and self._keep(slot, 0):
                 self.clear(slot)
 
-    def _shared(self, own: int, written: int, mine: Sequence[Slot]) -> int:
+    def _split(self, own: int, written: int, mine: Sequence[Slot]) -> int:
         """Of the `written` tokens of a text that has `own` cells in the end, those for which threads share
         these with the cells of idle texts.
         """
@@ -418,11 +418,11 @@ class Slots:
             return
         cost, own = self._prefixes.copy_cost, left.n_past
         written = max(own - left.asked, 0) if self._alone(()) else 0
-        passes = max(min(left.asked, own) - left.reused, 0) + written
-        shared = self._shared(own, written, (left,))
+        rows = max(min(left.asked, own) - left.reused, 0) + written
+        split = self._split(own, written, (left,))
         for slot in self._slots:
             if not slot.busy and slot is not left:
-                slot.beside_ms += cost.idle_ms(slot.own_cells, own, passes, shared)
+                slot.beside_ms += cost.idle_ms(slot.own_cells, own, rows, split)
 
     def forget(self, slot: Slot) -> None:
         """Empty both memories; the slot's text is to be read again."""
