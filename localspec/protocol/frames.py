@@ -384,7 +384,8 @@ class Started(Frame, omit_defaults=True):
     `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
     "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
     `reading`: what that costs, as far as it is known by now. `thoughts`: what opens and closes them.
-    `note`: what of the request cannot be had. `news`: what whoever asked must be told of who answers.
+    `note`: what of the request cannot be had. `news`: what whoever asked must be told of who answers, and
+    `stand_in`: the pair that does, where it is not the one that was asked.
     """
 
     id: int
@@ -397,6 +398,7 @@ class Started(Frame, omit_defaults=True):
     note: str = ""
     thoughts: list[tuple[str, str]] = []
     news: str = ""
+    stand_in: str = ""
 
 
 class Reading(Frame, omit_defaults=True):

@@ -62,6 +62,7 @@ class Choice:
     reading_ms: float = 0.0  # since it was begun
     note: str = ""  # what of the request could not be had
     news: str = ""  # who answered in the place of another
+    stand_in: str = ""  # that pair's name
     reasoning_tokens: int = 0
     begun: bool = False  # something of it, be it the end, has come
     over: bool = False
@@ -76,7 +77,7 @@ class Choice:
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
                 self.logit_bias = event.logit_bias
                 self.processed = event.cached_tokens
-                self.note, self.news = event.note, event.news
+                self.note, self.news, self.stand_in = event.note, event.news, event.stand_in
                 if self.parser is not None:
                     self.parser.begin(event.tail, event.thoughts)
             case frames.Reading():  # another engine may read it anew

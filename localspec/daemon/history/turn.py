@@ -105,7 +105,7 @@ def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
         "assistant",
         choice.content,
         time.time(),
-        model=model,
+        model=choice.stand_in or model,
         reasoning_content=choice.reasoning or None,
         tool_calls=[msgspec.to_builtins(call) for call in choice.calls] or None,
         kind=kind,

@@ -137,7 +137,7 @@ class Supervisor:
 
         async def noted(event: Event) -> None:
             if isinstance(event, frames.Started):
-                event.news = news
+                event.news, event.stand_in = news, other.name
             await take(event)
 
         job.placed = False

@@ -231,6 +231,9 @@ def test_another_pair_answers_while_the_server_does_not_and_a_conversation_goes_
         assert answer.text == "back again"
         contents = [each["content"] for each in there.seen[-1].body["messages"]]
         assert contents == ["say one", "from afar", "say from here", "from here", "say two"]
+    kept = here.request("GET", f"/localspec/conversations/{talk['conversation']}").json
+    wrote = [each["model"] for each in kept["messages"] if each["role"] == "assistant"]
+    assert wrote == ["big", here.status()["pair"]["name"], "big"]  # whose speed each figure is
 
 
 def test_a_client_that_leaves_closes_the_servers_connection(here: Home) -> None:
