@@ -30,10 +30,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> PairFiles:
 ASKED = EngineSettings(n_ctx=8192)
 
 
-def weights(pair: PairFiles, context: int = 8192) -> tuple[int, int]:
+def weights(pair: PairFiles, context: int = 8192, built: str = "cpu") -> tuple[int, int]:
     """Bytes each model needs in all with so much context."""
     assert pair.draft
-    load = replace(load_of(ASKED), context=context)
+    load = replace(load_of(ASKED, built), context=context)
     target, draft = (read_local_model(Path(each)) for each in (pair.target, pair.draft))
     return need.need_of_target(target, load).total, need.need_of_draft(draft, load).total
 
@@ -46,7 +46,7 @@ def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
 
 
 def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) -> None:
-    vram = sum(weights(pair)) - 30 * MIB
+    vram = sum(weights(pair, built="cuda")) - 30 * MIB
     planned = plan(pair, ASKED, fit.Memory(PLENTY, vram), "cuda")
     assert planned.settings.draft_gpu_layers == -1
     assert 0 < planned.settings.n_gpu_layers < 8

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import llama_cpp.llama_cpp as C
 import pytest
@@ -21,7 +21,7 @@ from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.models import ROLLBACK
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.protocol.settings import KvType
+from localspec.protocol.settings import SCORED_ROWS, KvType
 from localspec.registry.header import need
 from localspec.registry.header.model import read_local_model
 from tests.support import architectures
@@ -53,7 +53,7 @@ def buffers(lines: list[str], kinds: str) -> float:
     return sum(float(size) for _, size in found)
 
 
-def made(model: Model, kv_types: tuple[KvType, KvType] = need.F16) -> Context:
+def made(model: Model, kv_types: tuple[KvType, KvType] = need.F16, **other: Any) -> Context:
     settings = ContextSettings(
         n_ctx=CELLS,
         n_batch=need.PASS,
@@ -62,6 +62,7 @@ def made(model: Model, kv_types: tuple[KvType, KvType] = need.F16) -> Context:
         n_threads=1,
         kv_types=kv_types,
         n_rollback=0 if model.cuttable else ROLLBACK,
+        **other,
     )
     return Context(model, settings)
 
@@ -79,6 +80,21 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
             kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
     assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
     assert counted.compute / MIB >= pass_
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+@pytest.mark.parametrize("architecture", [*PLAIN[:4], *EXPERTS[:2]])
+def test_buffers_without_flash_attention(
+    architecture: str, chosen: bool, tmp_path: Path, told: list[str]
+) -> None:
+    """Where a CPU chooses that, fewer rows are computed at once."""
+    path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
+    load = need.Load(context=CELLS, attention="off", chosen=chosen)
+    counted = need._need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
+    with Model(str(path)) as model:
+        told.clear()
+        with made(model, flash_attention="off", n_ubatch=SCORED_ROWS if chosen else 0):
+            assert counted.compute / MIB >= buffers(told, "compute") > 0
 
 
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "step35"])

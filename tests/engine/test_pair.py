@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model
-from localspec.engine.llama import Context, Model
+from localspec.engine.llama import Context, ContextSettings, Model
 from localspec.engine.pair import exact
 from localspec.engine.pair import models as opening
 from localspec.engine.pair.measuring import Measured
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
+from localspec.protocol.settings import FEW, SCORED_ROWS
 from tests.support.pairs import BOS, expected, target_alone
 from tests.support.running import Running, drafting, running
 
@@ -207,3 +208,37 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
     assert load() == (2.0, 2.0)
     took[0], noise[0] = 3.0, 0.0
     assert load() == (2.0, 2.0)  # good enough
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared", "exact"),
+    [
+        ({}, ("off", SCORED_ROWS), ("auto", 256)),
+        ({"parallel": FEW + 1}, ("auto", 256), ("auto", 256)),
+        ({"type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
+        ({"flash_attention": "on"}, ("on", 256), ("on", 256)),
+        ({"flash_attention": "off"}, ("off", 256), ("off", 256)),
+    ],
+)
+def test_on_a_cpu_a_few_texts_are_attended_to_without_flash_attention(
+    settings: dict[str, Any],
+    shared: tuple[str, int],
+    exact: tuple[str, int],
+    contextual_files: PairFiles,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exact mode keeps what it was tried with, and a person what the configuration says."""
+    used: list[tuple[str, int]] = []
+
+    class NotedContext(Context):
+        def __init__(self, model: Model, settings: ContextSettings) -> None:
+            used.append((settings.flash_attention, settings.n_ubatch))
+            super().__init__(model, settings)
+
+    monkeypatch.setattr(opening, "Context", NotedContext)
+    with running(contextual_files, **settings) as engine:
+        assert used == [shared, shared]  # target and draft
+        plain = engine.ask([3, 1, 4], 8)
+        again = engine.ask([3, 1, 4], 8, exact=True)
+        assert used[2:] == [exact]
+        assert again.tokens == plain.tokens

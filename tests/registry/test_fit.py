@@ -164,7 +164,8 @@ LOADS = st.builds(
     context=st.just(0) | st.integers(256, 1 << 20),
     kv_types=st.tuples(st.sampled_from(TYPES), st.sampled_from(TYPES)),
     parallel=st.integers(1, 16),
-    flash_attention=st.booleans(),
+    attention=st.sampled_from(["auto", "on", "off"]),
+    chosen=st.booleans(),
     exact=st.booleans(),
     prefixes=st.integers(0, 8 * GIB),
 )

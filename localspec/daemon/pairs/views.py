@@ -149,6 +149,7 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
     Raises:
         ModelNotFound, BadGguf, StoreError
     """
+    from localspec import machine
     from localspec.registry.store import integrity, local
     from localspec.registry.store.details import describe
 
@@ -170,7 +171,9 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
     else:
         record = registry.pulled(name)
     settings = placement.settings(config, registry.paths)
-    load = replace(placement.load_of(settings), context=context or config.context)
+    load = replace(
+        placement.load_of(settings, machine.installed_backend()), context=context or config.context
+    )
     view = describe(registry.store, record, registry.memory(), load)
     if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY

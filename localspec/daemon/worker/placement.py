@@ -135,16 +135,19 @@ class Plans:
         counted = self._built in ("cuda", "vulkan") and settings.n_gpu_layers < 0 and free.vram > 0
         memory = free if counted else fit.Memory(free.ram)
         try:
-            chosen = fit.fit(target, draft, memory, load_of(settings))
+            chosen = fit.fit(target, draft, memory, self._load(settings))
         except errors.DoesNotFit as error:
             return Planned(pair, settings, beyond=error.message)
         exact = 0
         if not settings.exact:
             load = msgspec.structs.replace(settings, n_ctx=chosen.context, exact=True)
-            exact = need.need_of_target(target, load_of(load)).total - chosen.target.total
+            exact = need.need_of_target(target, self._load(load)).total - chosen.target.total
         lacks = exact if chosen.needed + exact > chosen.free else 0
         changed = msgspec.structs.replace(settings, exact_lacks=lacks)
         return _applied(pair, changed, chosen, counted)
+
+    def _load(self, settings: EngineSettings) -> Load:
+        return load_of(settings, self._built)
 
     def least(self) -> int:
         """Bytes that the smallest of all plans needs, in whatever memory."""
@@ -155,7 +158,7 @@ class Plans:
         target, _ = self._models
         asked = self.settings.n_ctx or target.context
         context = min(asked, target.context, fit.SMALLEST_CONTEXT)
-        return fit.needed(target, None, replace(load_of(self.settings), context=context))
+        return fit.needed(target, None, replace(self._load(self.settings), context=context))
 
 
 def file_sizes(pair: PairFiles) -> dict[str, int]:
@@ -169,15 +172,18 @@ def file_sizes(pair: PairFiles) -> dict[str, int]:
     return found
 
 
-def load_of(settings: EngineSettings) -> Load:
-    """What of the settings costs memory."""
+def load_of(settings: EngineSettings, built: str | None) -> Load:
+    """What of the settings costs memory. `built`: as of `plan`."""
     from localspec.registry.header.need import Load
 
+    on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
+    attention = settings.on_cpu if on_cpu else settings.flash_attention
     return Load(
         context=settings.n_ctx,
         kv_types=settings.kv_types,
         parallel=settings.parallel,
-        flash_attention=settings.flash_attention != "off",
+        attention=attention,
+        chosen=attention != settings.flash_attention,
         exact=settings.exact,
         prefixes=settings.prefix_bytes,
     )

@@ -74,6 +74,7 @@ class ExactMode:
             sequences=1,
             outputs=n_batch,
             chooses=True,
+            exact=True,
         )
         batch = Batch(n_batch)
         self.width = self.width or choose_width(context, batch, self._costs)
@@ -85,7 +86,9 @@ class ExactMode:
         if draft is not None and draft.heads:
             context.emit_states()
         if draft is not None and draft.borrows:
-            draft = models.context(draft.model, sequences=1, outputs=1, heads=True, target=context)
+            draft = models.context(
+                draft.model, sequences=1, outputs=1, heads=True, target=context, exact=True
+            )
         slots = Slots(context, draft, models.parallel, 1, self._prefixes, exact=True)
         lane = Lane(context, batch, slots, self._costs, self.width)
         if draft is not None and isinstance(self._drafter, Sidecar):

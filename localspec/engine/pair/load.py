@@ -71,6 +71,8 @@ IDLE_CELL_NS = 1.0
 # The same of a cell that is attended to: a text of 1 000 tokens is written at 34 ms each beside another as
 # long and at 27 without.
 CELL_NS = 30.0
+# Without flash attention nothing is skipped: every row attends to every cell, and to idle ones in vain.
+SCORED_CELL_NS = 25.0
 
 
 def _silent(_: str) -> None:
@@ -235,9 +237,11 @@ class _Load:
         parallel = settings.parallel if target.takes_company else 1
         stated = target.n_heads or (draft is not None and is_sidecar(draft.architecture))
         rows = settings.n_batch * (AT_ONCE if self._on_gpu and not stated else 1)
-        return Models(
-            target, draft, compared, settings, self.n_ctx, parallel, threads, rows, self.opened
-        )
+        attention = settings.flash_attention
+        if not self._on_gpu and not stated and target.cuttable:
+            attention = settings.on_cpu
+        made_with = self.n_ctx, parallel, threads, rows, self.opened, attention
+        return Models(target, draft, compared, settings, *made_with)
 
     def _model(self, stage: str, path: str, settings: EngineSettings, **kind: bool) -> Model:
         progress = partial(self._progress, stage)
@@ -367,11 +371,12 @@ class _Load:
         heads = 0 if self._on_gpu else target.n_layer * target.n_attention_heads
         threads = threads_for(target, models.threads)
         each = heads / threads / 1e6
-        splits = threads > 1 and settings.kv_types == ("f16", "f16")
+        flash = models.attention != "off"
+        splits = flash and threads > 1 and settings.kv_types == ("f16", "f16")
         copy_cost = CopyCost(
             partial(costs.per_token_ms, PREFILL_WIDTH),
-            cell_ms=each * IDLE_CELL_NS,
-            split_ms=each * CELL_NS if splits and settings.flash_attention != "off" else 0.0,
+            cell_ms=each * (IDLE_CELL_NS if flash else SCORED_CELL_NS),
+            split_ms=each * CELL_NS if splits else 0.0,
         )
         prefixes = Prefixes(settings.prefix_bytes, copy_cost)
         folder = Path(settings.states_dir) if settings.states_dir else None
@@ -402,7 +407,7 @@ def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None =
         "threads": models.threads,
         "gpus": gpus(),
         "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
-        "flash_attention": s.flash_attention,
+        "flash_attention": models.attention,
         "kv": "/".join(dict.fromkeys(s.kv_types)),
         "extra_buffers": s.extra_buffers,
     }

@@ -19,7 +19,7 @@ from localspec.engine.llama import (
 )
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings
-from localspec.protocol.settings import KV_BLOCK, KvType
+from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, FlashAttention, KvType
 from localspec.purpose import is_sidecar, no_writer, not_its_sidecar
 
 SMALL_MODEL = 4_000_000  # parameters
@@ -33,7 +33,7 @@ class Models:
 
     compared: what their vocabularies share; None without a draft. opened: closes what was opened, in
     the other order. n_ctx: tokens; parallel: sequences of the shared lane; threads: of a large model;
-    rows: of a pass.
+    rows: of a pass; attention: of the shared lane.
     """
 
     target: Model
@@ -45,6 +45,7 @@ class Models:
     threads: int
     rows: int
     opened: ExitStack
+    attention: FlashAttention = "auto"
 
     @property
     def sidecar(self) -> bool:
@@ -60,25 +61,30 @@ class Models:
         chooses: bool = False,
         heads: bool = False,
         target: Context | None = None,
+        exact: bool = False,
     ) -> Context:
         """A context of one of the two, or of the target's heads, in its file or beside it: then `target` is
-        whose cache they read. A draft that does not take the cache's type has f16.
+        whose cache they read. A draft that does not take the cache's type has f16. exact: for that lane.
 
         Raises:
             OutOfMemory, LoadFailed
         """
         types = self.settings.kv_types
         odd = model is self.draft and takes_not(model, types)
+        attention = self.settings.flash_attention if exact else self.attention
+        at_once = self.settings.n_batch
+        if attention != self.settings.flash_attention:
+            at_once = min(at_once, SCORED_ROWS)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
             n_batch=self.rows,
-            n_ubatch=self.settings.n_batch,
+            n_ubatch=at_once,
             n_seq=sequences,
             n_outputs=outputs,
             n_threads=threads_for(model, self.threads),
             kv_types=("f16", "f16") if odd else types,
             n_rollback=0 if model.cuttable or heads else ROLLBACK,
-            flash_attention=self.settings.flash_attention,
+            flash_attention=attention,
             chooses=chooses,
             heads=heads,
             target=target,

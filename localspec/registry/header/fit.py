@@ -122,9 +122,10 @@ def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
     others = []
     for kv_type in KV_BYTES:
         keys, values = load.kv_types
-        smaller = KV_BYTES[kv_type] < KV_BYTES[keys] and keys == values and load.flash_attention
+        smaller = KV_BYTES[kv_type] < KV_BYTES[keys] and keys == values and load.quantizes
         if smaller and takes(target, both := (kv_type, kv_type)):
-            other = _chosen(target, draft, free, replace(load, kv_types=both))
+            quantized = replace(load, kv_types=both, attention="auto", chosen=False)
+            other = _chosen(target, draft, free, quantized)
             if other and other.context > chosen.context:
                 others.append((kv_type, other.context))
     beyond = ""

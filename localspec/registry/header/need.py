@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localspec.protocol.settings import KV_BLOCK, KvType
+from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, FlashAttention, KvType
+from localspec.registry.header.architectures import is_hybrid
 from localspec.registry.header.model import Model
 
 # Bytes per cached number. A block of 32 has a scale of two bytes, of q5_1 an offset, too.
@@ -35,16 +36,23 @@ class Load:
     """How a pair is to be loaded, as far as it costs memory.
 
     context: tokens, 0 where it is to be chosen. kv_types: of the cache's keys, and of its values.
-    parallel: sequences. exact: with a lane for exact mode, which has a cache of its own. prefixes:
-    bytes for prompts that have no slot, at most.
+    parallel: sequences. attention: "auto" on a device, else as the settings' `on_cpu`, and then `chosen`
+    where the CPU chose it. exact: with a lane for exact mode, which has a cache of its own. prefixes: bytes
+    for prompts that have no slot, at most.
     """
 
     context: int = 0
     kv_types: tuple[KvType, KvType] = F16
     parallel: int = 5
-    flash_attention: bool = True
+    attention: FlashAttention = "auto"
+    chosen: bool = False
     exact: bool = False
     prefixes: int = 0
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether another type of cache can be had."""
+        return self.attention != "off" or self.chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ def need_of_target(model: Model, load: Load) -> Need:
     found = _need(model, load, load.parallel, rows)
     if not load.exact:
         return found
-    exact = _need(model, load, 1, PASS)
+    exact = _need(model, replace(load, attention="auto") if load.chosen else load, 1, PASS)
     return replace(found, cache=found.cache + exact.cache, compute=found.compute + exact.compute)
 
 
@@ -120,7 +128,8 @@ def _need_of_embedding(model: Model, load: Load) -> Need:
     rows = max(EMBEDDING_PASS // (1 + writes), load.context if model.reads_whole else 0)
     layer = rows * (8 * model.width + 3 * model.feed_forward) * 4
     cells = rows * max(rows, load.context)
-    attention = 2 * cells if load.flash_attention else 4 * cells * (model.heads + 1)
+    scored = load.attention == "off" and not load.chosen
+    attention = 4 * cells * (model.heads + 1) if scored else 2 * cells
     cache = cache_per_token(model) * max(rows, load.context) if writes else 0
     return Need(
         weights=model.weights,
@@ -133,10 +142,11 @@ def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:
     copies = 1 + _SNAPSHOTS * (model.rollback == "snapshots")
     logits = rows * model.vocabulary * 4
     layer = PASS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
-    cells = (
-        PASS * load.context * (2 if model.rollback == "short" or model.sidecar else 1)
-    )  # with and without a window
-    attention = 2 * cells if load.flash_attention else 4 * cells * (model.heads + 1)
+    # with and without a window
+    cells = load.context * (2 if model.rollback == "short" or model.sidecar else 1)
+    scored = load.attention == "off" and not (load.chosen and is_hybrid(model.architecture))
+    rows_scored = SCORED_ROWS if load.chosen else PASS
+    attention = 4 * cells * rows_scored * (model.heads + 1) if scored else 2 * cells * PASS
     return Need(
         weights=model.weights,
         cache=int(cache_per_token(model, load.kv_types) * load.context)
