@@ -26,6 +26,7 @@ MACHINE = (
     r"reads /proc|counts pages through /proc",
     r"root may write everywhere",
     r"AMX is x86-64|this compiler does not know AMX",
+    r"this llama.cpp was built without GGML_RPC",
     r"this Python's standard library has other lines ",
     r"\S* is another version than the recorded one",  # a model's own template, beside its stand-in
 )

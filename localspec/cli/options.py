@@ -66,6 +66,10 @@ COMMANDS = {
     "config": ("localspec.cli.commands.config", "Show and change the configuration."),
     "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
     "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),
+    "rpc-worker": (
+        "localspec.cli.commands.daemon.rpc_worker",
+        "Hold layers of a target for another machine.",
+    ),
     "token": ("localspec.cli.commands.daemon.token", "Print the token for TCP clients."),
     "stop": (
         "localspec.cli.commands.daemon.stop",

@@ -28,7 +28,8 @@ from localspec.machine.host import NO_AMX, Compiler, Host, cpu, install_hint, tr
 Backend = Literal["cpu", "cuda", "vulkan", "metal", "user"]
 
 # Nothing here answers a question about a picture, so the multimodal library is not built.
-COMMON_FLAGS = ("-DLLAVA_BUILD=OFF",)
+# RPC: layers on other machines (localspec rpc-worker).
+COMMON_FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_RPC=ON")
 
 # Variables that change what the compiler makes, and with it the key of the wheel.
 BUILD_VARIABLES = (

@@ -141,7 +141,8 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     nothing; it turns texts into numbers, and so makes one row of a text's (see purpose.py).
 
     `chat_template`, its text, and `sampling`, defaults by parameter, go before what the target's file says.
-    `upstream`: another server answers; there are no files then, and no worker is told of it.
+    `rpc`: other machines that have layers of the target. `upstream`: another server answers; there are no
+    files then, and no worker is told of it.
     """
 
     name: str
@@ -150,6 +151,7 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     chat_template: str = ""
     sampling: dict[str, float] = {}
     pooling: Pooling | None = None
+    rpc: tuple[str, ...] = ()
     upstream: Upstream | None = None
 
 

@@ -26,6 +26,8 @@ Layers = Annotated[int, Meta(ge=-1, le=10_000)]  # -1: all
 Gpu = Annotated[int, Meta(ge=0, le=15)]  # GGML_CUDA_MAX_DEVICES
 Drafted = Annotated[int, Meta(ge=0, le=MAX_DRAFTED)]  # tokens drafted at once
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 24)]
+# Where machines serve layers, as HOST:PORT; llama.cpp's RPC backend takes so many.
+Endpoints = Annotated[tuple[str, ...], Meta(max_length=16)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 SplitMode = Literal["layer", "row", "none"]
 KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
@@ -85,6 +87,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
 
     On a GPU: `n_gpu_layers` of the target and `draft_gpu_layers` of the draft, -1 all of them;
     `split_mode` is how several GPUs share the target, `main_gpu` the one that has the draft.
+    `rpc_needed`: the target does not fit here without the other machines that the pair names.
     `choose_on_device`: greedy tokens are chosen where the logits are; None: where that is a GPU.
     """
 
@@ -96,6 +99,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     draft_gpu_layers: Layers = -1
     split_mode: SplitMode = "layer"
     main_gpu: Gpu = 0
+    rpc_needed: bool = False
     flash_attention: FlashAttention = "auto"
     choose_on_device: bool | None = None
     type_kv: KvType = "f16"

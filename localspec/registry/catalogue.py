@@ -16,7 +16,7 @@ from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.sampling import parameters
-from localspec.protocol.settings import Context, Upstream
+from localspec.protocol.settings import Context, Endpoints, Upstream
 from localspec.registry import upstreams
 
 VERSION = 1
@@ -27,6 +27,7 @@ _LONGEST_NAME = 64
 REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])")
 FILE = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}:[1-9]\d{0,4}")
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
 _NAMED = "a name (lowercase letters, digits, '.', '_', '-')"
 _NO_DEFAULTS = ("seed", "dry_sequence_breakers")
@@ -67,18 +68,20 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     chat_template: a file, beside models.toml unless its path is absolute, and once it is read its text.
     sampling: defaults by parameter. keep: once loaded it leaves for no other pair. idle_unload: seconds
-    without a request before it is unloaded, 0: never; else as the configuration says.
+    without a request before it is unloaded, 0: never; else as the configuration says. rpc: machines that
+    have layers of the target.
     """
 
     chat_template: str = ""
     sampling: dict[str, float] = {}
     keep: bool = False
     idle_unload: Annotated[float, msgspec.Meta(ge=0, le=10_000_000)] | None = None
+    rpc: Endpoints = ()
 
     @property
     def says(self) -> bool:
         """Whether it says anything."""
-        told = self.chat_template or self.sampling or self.keep
+        told = self.chat_template or self.sampling or self.keep or self.rpc
         return bool(told) or self.idle_unload is not None
 
 
@@ -294,7 +297,12 @@ def _preset(place: _Place, name: str, entry: Preset) -> Preset:
             msgspec.convert(int(value) if value == int(value) else value, known[key], strict=False)
         except (msgspec.ValidationError, OverflowError, ValueError) as error:
             raise place.error((*keys, key), f"{value} is not allowed: {error}") from None
-    told = Preset(sampling=entry.sampling, keep=entry.keep, idle_unload=entry.idle_unload)
+    for endpoint in entry.rpc:
+        if not ENDPOINT.fullmatch(endpoint):
+            raise place.error(("pairs", name, "rpc"), f"'{endpoint[:80]}' is not HOST:PORT")
+    told = Preset(
+        sampling=entry.sampling, keep=entry.keep, idle_unload=entry.idle_unload, rpc=entry.rpc
+    )
     if not entry.chat_template:
         return told
     file = place.path.parent / Path(entry.chat_template).expanduser()

@@ -135,7 +135,7 @@ def test_what_pip_installed_is_built_anew_by_pip(
     monkeypatch.setattr("localspec.machine.build.CHECKOUT", False)
     gpu = replace(here, host=a_host(told=GPU, tools=TOOLS))
     cure = found(gpu, "GPU").cure
-    assert cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_CUDA=ON")
+    assert cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_RPC=ON -DGGML_CUDA=ON")
     assert f"{sys.executable} -m pip install --force-reinstall" in cure
     assert "--no-binary llama-cpp-python llama-cpp-python==" in cure
     tools = {name: tool for name, tool in TOOLS.items() if name != "nvcc"}
@@ -144,7 +144,7 @@ def test_what_pip_installed_is_built_anew_by_pip(
     for each in (gpu, replace(gpu, built=None), replace(here, status=lambda: SAFE_MODE)):
         assert not [each for each in doctor.findings(each) if "scripts/setup" in each.cure]
     safe = found(replace(here, status=lambda: SAFE_MODE), "engine")
-    assert safe.cure.startswith("CMAKE_ARGS=-DLLAVA_BUILD=OFF ")
+    assert safe.cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_RPC=ON")
 
 
 def test_a_gpu_without_its_compiler(here: Machine) -> None:

@@ -231,6 +231,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "status": ["", "--json"],
     "stop": [],  # ends by waiting for a lock; what it prints is ours alone
     "doctor": ["", "--json"],
+    "rpc-worker": ["--ssh ❮\x1b❯", "--listen-insecure ❮\x1b❯"],
     "token": ["", "--json"],
     "completion": ["bash", "❮\x1b❯"],
 }

@@ -42,12 +42,14 @@ WORDS = {
     "verify": ["builtin"],
     "rm": ["nothing"],
     "drafts": ["none.gguf"],
+    "export": ["builtin", "--to", "llama-server"],
     "pull": ["nothing-of-that-name"],
     "pulls cancel": ["nothing"],
     "service install": ["--help"],  # would be one of the machine the tests run on
     "service uninstall": ["--help"],
     "start": ["--help"],  # with the limits of this test the daemon would be another's
     "stop": ["--help"],
+    "rpc-worker": ["--help"],  # would run until it is ended
 }
 MORE = [
     ["ask", "--save", "brief", "x"], ["ask", "-x", "say ```\n1\n```"], ["ask", "--json", "say 1"], ["ask"],

@@ -253,6 +253,7 @@ def test_a_template_and_sampling_of_a_persons_own(user: Path) -> None:
     [
         ('chat_template = "none.jinja"', "chat_template", "cannot be read: No such file"),
         ('chat_template = "empty.jinja"', "chat_template", "is empty or too large"),
+        ('rpc = ["tower"]', "rpc", "'tower' is not HOST:PORT"),
         ("sampling = { temprature = 1 }", "sampling.temprature", "no sampling parameter"),
         ("sampling = { seed = 1 }", "sampling.seed", "no sampling parameter 'seed'"),
         ("sampling = { top_p = 2 }", "sampling.top_p", "2.0 is not allowed: Expected `float` <= 1"),

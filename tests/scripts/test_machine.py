@@ -180,7 +180,7 @@ def test_backend_follows_what_really_works(
 ) -> None:
     plan = plan_build(host, GCC)
     assert plan.backend == backend
-    assert plan.cmake_args == f"-DLLAVA_BUILD=OFF {flags}".strip()
+    assert plan.cmake_args == f"-DLLAVA_BUILD=OFF -DGGML_RPC=ON {flags}".strip()
     assert str(plan.reasons[0]).startswith(reason)
 
 

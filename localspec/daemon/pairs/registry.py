@@ -129,7 +129,8 @@ class Registry:
         """The pair with what models.toml says of it in place of its target's file."""
         found = self.catalogue.presets.get(pair.name)
         template, sampling = (found.chat_template, found.sampling) if found else ("", {})
-        return msgspec.structs.replace(pair, chat_template=template, sampling=sampling)
+        rpc = found.rpc if found else ()
+        return msgspec.structs.replace(pair, chat_template=template, sampling=sampling, rpc=rpc)
 
     def stay(self, name: str) -> Stay:
         """How long models.toml says that the pair stays in memory."""

@@ -191,6 +191,8 @@ def _said(preset: Preset) -> Iterator[str]:
     if preset.sampling:
         values = ", ".join(f"{key} {value:g}" for key, value in preset.sampling.items())
         yield f"Its sampling defaults are those of models.toml: {values}."
+    if preset.rpc:
+        yield f"Layers of its target are on other machines: {', '.join(preset.rpc)}."
     if preset.keep:
         yield "Once loaded it stays in memory (`keep` in models.toml)."
 

@@ -36,6 +36,7 @@ MAX_CAUSES = 64  # of crashes; more settings than anybody tries
 
 Ending = Literal["crash", "watchdog", "unload"]
 Mark = tuple[int, int] | None  # size in bytes, time of the last change in ns; None: not there
+_LOST = "Remote RPC server"  # llama.cpp's last words where another machine with layers is gone
 _NO_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "failed to allocate")
 
 
@@ -65,7 +66,8 @@ class Death:
     @property
     def by_text(self) -> bool:
         """Whether a text may have done it, if one was becoming tokens."""
-        return self.ending == "crash" and self.signal in TEXT_SIGNALS and not self.for_memory
+        lost = self.for_memory or self.lost_machine
+        return self.ending == "crash" and self.signal in TEXT_SIGNALS and not lost
 
     @property
     def for_memory(self) -> bool:
@@ -76,12 +78,19 @@ class Death:
         return self.signal is signal.SIGKILL and bool(self.oom_kill)
 
     @property
+    def lost_machine(self) -> bool:
+        """Whether another machine that had layers of the pair went away."""
+        return self.ending == "crash" and _LOST in self.last_words
+
+    @property
     def how(self) -> str:
         """The end in two words."""
         if self.ending == "watchdog":
             return "no answer"
         if self.for_memory:
             return "out of memory"
+        if self.lost_machine:
+            return "lost another machine"
         return f"signal {self.signal.name}" if self.signal else f"exit status {self.returncode}"
 
     @property
@@ -100,6 +109,11 @@ class Death:
             return WorkerOutOfMemory(
                 "The engine ran out of memory. Use a smaller pair or a smaller `context` in "
                 f"config.toml.{self._words()}"
+            )
+        if self.lost_machine:
+            return WorkerDied(
+                "A machine that has layers of this pair (`rpc` in models.toml) is gone. The next request "
+                "loads the pair without it, where it fits, else it says which one is missing."
             )
         return WorkerDied(
             f"The engine crashed ({self.how}); the next request starts a new one.{self._words()}"
@@ -147,7 +161,9 @@ class CrashHistory:
         self._aside: dict[bytes, tuple[frames.PairFiles, str]] = {}
 
     def record(self, pair: frames.PairFiles, cause: bytes, now: float, reason: str) -> None:
-        """Note a crash at monotonic time `now`."""
+        """Note a crash at monotonic time `now`; where another machine went away, it is nobody's fault."""
+        if _LOST in reason:
+            return
         while len(self._crashes) >= MAX_CAUSES:
             del self._crashes[next(iter(self._crashes))]
         recent = [at for at in self._crashes.pop(cause, []) if now - at < WINDOW] + [now]

@@ -137,6 +137,8 @@ class Plans:
         try:
             chosen = fit.fit(target, draft, memory, self._load(settings))
         except errors.DoesNotFit as error:
+            if pair.rpc:  # how much the other machines hold, the engine finds out
+                return Planned(pair, msgspec.structs.replace(settings, rpc_needed=True))
             return Planned(pair, settings, beyond=error.message)
         exact = 0
         if not settings.exact:

@@ -22,6 +22,7 @@ from localspec.engine.llama.library import (
     OutOfMemory,
     backend,
     beat,
+    devices,
     gpus,
     initialise,
     last_beat,
@@ -29,6 +30,7 @@ from localspec.engine.llama.library import (
     system_info,
 )
 from localspec.engine.llama.model import Model
+from localspec.engine.llama.rpc import reach
 from localspec.engine.llama.stop import Stop
 from localspec.engine.llama.vocab import FimTokens, Vocab, check_tokens
 
@@ -55,10 +57,12 @@ __all__ = [
     "backend",
     "beat",
     "check_tokens",
+    "devices",
     "gpus",
     "initialise",
     "last_beat",
     "llama_version",
+    "reach",
     "system_info",
     "why_no_heads",
 ]

@@ -97,27 +97,28 @@ def system_info() -> str:
     return text.decode("utf-8", "replace").strip()
 
 
-def gpus() -> list[str]:
-    """The GPUs this build can use, as their drivers call them."""
+def devices(*, gpus: bool) -> list[int]:
+    """This machine's GPUs that the build can use, or what else it has passes run on."""
     lib = ggml.libggml
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
     lib.ggml_backend_dev_get.restype = ctypes.c_void_p
     lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    lib.ggml_backend_dev_description.restype = ctypes.c_char_p
-    lib.ggml_backend_dev_description.argtypes = [ctypes.c_void_p]
-    devices = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
+    every = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
     # 1: a GPU with memory of its own, 2: one that shares the machine's (ggml-backend.h)
-    return [
-        lib.ggml_backend_dev_description(device).decode("utf-8", "replace")
-        for device in devices
-        if lib.ggml_backend_dev_type(device) in (1, 2)
-    ]
+    return [each for each in every if (lib.ggml_backend_dev_type(each) in (1, 2)) == gpus]
+
+
+def gpus() -> list[str]:
+    """This machine's GPUs, as their drivers call them."""
+    described = ggml.libggml.ggml_backend_dev_description
+    described.restype, described.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    return [described(each).decode("utf-8", "replace") for each in devices(gpus=True)]
 
 
 def backend() -> str:
     """What passes run on: "cuda", "metal", "vulkan", "gpu" for another, or "cpu"."""
-    if not C.llama_supports_gpu_offload():
+    if not devices(gpus=True):  # llama.cpp's own answer counts other machines' too
         return "cpu"
     info = system_info().lower()
     return next((name for name in ("cuda", "metal", "vulkan") if name in info), "gpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -55,9 +55,10 @@ class Model(Freed):
         main_gpu: int = 0,
         extra_buffers: bool = True,
         heads: bool = False,
+        devices: Sequence[int] = (),
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load `path`. heads: with its MTP heads, where it has some.
+        """Load `path`. heads: with its MTP heads, where it has some. devices: instead of this machine's GPUs.
 
         Raises:
             LoadFailed: the file is missing or llama.cpp cannot read it, with its own reason.
@@ -72,6 +73,8 @@ class Model(Freed):
         params.main_gpu = main_gpu
         params.use_extra_bufts = extra_buffers
         params.load_mtp = heads
+        self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices)  # a null ends them
+        params.devices = ctypes.addressof(self._devices) if devices else None
 
         @C.llama_progress_callback  # type: ignore[untyped-decorator] # the binding has no types
         def on_progress(fraction: float, _user: object) -> bool:
@@ -85,6 +88,10 @@ class Model(Freed):
         if not self.handle:
             raise failed(f"llama.cpp cannot load {path}")
         self.path = path
+        self._read(heads)
+
+    def _read(self, heads: bool) -> None:
+        """What the loaded file says of itself."""
         self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
         self.n_layer = int(C.llama_model_n_layer(self.handle))
         self.n_attention_heads = int(C.llama_model_n_head(self.handle))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -22,9 +23,10 @@ from localspec.engine.llama import (
     Model,
     OutOfMemory,
     StateBatch,
-    backend,
+    devices,
     gpus,
     llama_version,
+    reach,
     why_no_heads,
 )
 from localspec.engine.pair import measuring, placement
@@ -105,7 +107,7 @@ def load_pair(
             return load.pair(notice)
         except OutOfMemory as error:
             load.opened.close()
-            found = placement.smaller(settings, load.layers, load.n_ctx, backend() != "cpu")
+            found = placement.smaller(settings, load.layers, load.n_ctx, load.on_gpu)
             if found is None:
                 raise LoadFailed(
                     f"{error.message} Nothing smaller is left to try; close other programs, or choose "
@@ -143,6 +145,7 @@ class _Load:
         self._stored = Stored(None, None, 1.0)
         self._others = 0.0  # what share of the machine others use
         self._noise = 0.0  # of what is measured
+        self._elsewheres = 0  # devices of other machines
 
     def pair(self, notice: Notice) -> Pair:
         """All steps, in the order in which they depend on each other."""
@@ -199,7 +202,7 @@ class _Load:
             pass_s=self._settings.pass_s,
             gap_s=self._settings.gap_s,
             attention=self._stored.attention,
-            on_gpu=self._on_gpu,
+            on_gpu=self.on_gpu,
         )
 
     def _open(self) -> Models:
@@ -217,7 +220,8 @@ class _Load:
             )
             threads = cores
         heads = files.draft is None  # its own draft for it where no other model does
-        target = self._model("target", files.target, settings, heads=heads)
+        elsewhere = self._elsewhere()
+        target = self._model("target", files.target, settings, heads=heads, devices=elsewhere)
         self.layers = target.n_layer
         if reason := takes_not(target, settings.kv_types):
             key = "kv_type" if takes_not(target, (settings.type_kv, "f16")) else "kv_type_v"
@@ -236,14 +240,32 @@ class _Load:
         self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
         parallel = settings.parallel if target.takes_company else 1
         stated = target.n_heads or (draft is not None and is_sidecar(draft.architecture))
-        rows = settings.n_batch * (AT_ONCE if self._on_gpu and not stated else 1)
+        rows = settings.n_batch * (AT_ONCE if self.on_gpu and not stated else 1)
         attention = settings.flash_attention
-        if not self._on_gpu and not stated and target.cuttable:
+        if not self.on_gpu and not stated and target.cuttable:
             attention = settings.on_cpu
         made_with = self.n_ctx, parallel, threads, rows, self.opened, attention
         return Models(target, draft, compared, settings, *made_with)
 
-    def _model(self, stage: str, path: str, settings: EngineSettings, **kind: bool) -> Model:
+    def _elsewhere(self) -> list[int]:
+        """What the target's layers go to, where other machines have some; empty: to this one alone.
+
+        Raises:
+            LoadFailed: one is needed and missing.
+        """
+        if not self._files.rpc or not self._settings.n_gpu_layers:
+            return []
+        found, problems = reach(self._files.rpc)
+        if problems and self._settings.rpc_needed:
+            raise LoadFailed(
+                f"{'; '.join(problems)}. Without it the target does not fit into memory. To serve its "
+                "layers there: localspec rpc-worker"
+            )
+        self._notes += [f"{each}: its layers are on this machine." for each in problems]
+        self._elsewheres = len(found)
+        return [*found, *devices(gpus=True)] if found else []
+
+    def _model(self, stage: str, path: str, settings: EngineSettings, **kind: Any) -> Model:
         progress = partial(self._progress, stage)
         return self.opened.enter_context(open_model(path, settings, progress, **kind))
 
@@ -284,13 +306,13 @@ class _Load:
         )
 
     @property
-    def _on_gpu(self) -> bool:
-        return self._settings.n_gpu_layers != 0 and bool(gpus())
+    def on_gpu(self) -> bool:
+        return self._settings.n_gpu_layers != 0 and bool(gpus() or self._elsewheres)
 
     def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
         """Greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""
         asked = self._settings.choose_on_device
-        return (self._on_gpu if asked is None else asked) and chooses_rightly(context, batch)
+        return (self.on_gpu if asked is None else asked) and chooses_rightly(context, batch)
 
     def _profile(self, key: str) -> ProfileStore:
         """Where costs are kept, and what an earlier load has left there."""
@@ -368,7 +390,7 @@ class _Load:
         """What texts that lose their slot go into: memory, and from there the disk."""
         settings, target = self._settings, models.target
         # What a GPU takes to skip cells was not measured.
-        heads = 0 if self._on_gpu else target.n_layer * target.n_attention_heads
+        heads = 0 if self.on_gpu else target.n_layer * target.n_attention_heads
         threads = threads_for(target, models.threads)
         each = heads / threads / 1e6
         flash = models.attention != "off"
@@ -410,6 +432,7 @@ def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None =
         "flash_attention": models.attention,
         "kv": "/".join(dict.fromkeys(s.kv_types)),
         "extra_buffers": s.extra_buffers,
+        **({"rpc": files.rpc} if files.rpc else {}),
     }
     if measured is not None:
         settings |= {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,9 +122,10 @@ def open_model(
     *,
     heads: bool = False,
     drafts: bool = False,
+    devices: Sequence[int] = (),
 ) -> Model:
     """The model, its weights where the settings want them; `heads`: with its MTP heads. drafts: it is the
-    draft of a pair, and may be heads alone.
+    draft of a pair, and may be heads alone. devices: in place of this machine's GPUs.
 
     Raises LoadFailed if it generates no text.
     """
@@ -135,6 +136,7 @@ def open_model(
         main_gpu=settings.main_gpu,
         extra_buffers=settings.extra_buffers,
         heads=heads,
+        devices=devices,
         progress=progress,
     )
     if reason := "" if drafts and is_sidecar(model.architecture) else _why_no_writer(model):

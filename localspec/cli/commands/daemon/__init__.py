@@ -4,5 +4,6 @@ start, stop, status, logs  what it does and says
 token                      what TCP clients need
 unload                     give loaded pairs' memory back
 service                    let the system start it
+rpc_worker                 hold layers for another machine
 doctor                     what keeps it from working well
 """

@@ -1,0 +1,133 @@
+"""Layers on other machines: llama.cpp's RPC backend, on both ends.
+
+llama.cpp ends the process where a server cannot be reached, speaks another version, or goes away while
+it is used. So each is asked first, with the greeting of its protocol, and answers here as an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp._ggml as ggml
+
+from localspec.engine.llama.library import devices, initialise
+from localspec.errors import LoadFailed
+
+GREETING_S = 5.0  # a server that serves another client greets nobody
+VERSION = (7, 0)  # of the protocol in the llama.cpp that is pinned (ggml-rpc.h)
+_HELLO = 14  # RPC_CMD_HELLO, which stays (ggml-rpc.cpp)
+_CAPABILITIES = 24  # bytes; none is asked for
+
+reached: dict[str, list[int]] = {}  # the devices of each server this process has used
+
+
+def silent(endpoint: str) -> str:
+    """Why a server cannot be used, as a clause; empty where it greets."""
+    host, port = endpoint.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), GREETING_S) as connection:
+            asked = struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES)
+            connection.sendall(asked)
+            answer = connection.recv(11, socket.MSG_WAITALL)
+    except TimeoutError:
+        return "does not answer; one worker serves one pair at a time"
+    except OSError as error:
+        return f"cannot be reached ({error.strerror or error})"
+    if len(answer) < 11:
+        return "is no worker of this kind (localspec rpc-worker)"
+    _, *version = struct.unpack("<Q3B", answer)
+    if version[0] != VERSION[0] or version[1] > VERSION[1]:
+        theirs = ".".join(map(str, version))
+        return (
+            f"speaks version {theirs} of the protocol; install the same localspec on both machines"
+        )
+    return ""
+
+
+def reach(endpoints: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The devices of these servers, and of each that cannot be used a clause that says why.
+
+    Raises:
+        LoadFailed: this build has no RPC.
+    """
+    found: list[int] = []
+    problems: list[str] = []
+    add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    for endpoint in endpoints:
+        if why := silent(endpoint):
+            problems.append(f"{endpoint} {why}")
+            continue
+        if endpoint not in reached:
+            reached[endpoint] = _devices_of(add(endpoint.encode()))
+        found += reached[endpoint]
+    return found, problems
+
+
+def serve(host: str, port: int, threads: int) -> None:
+    """Serve this machine's GPUs, or its processor where it has none, until the process ends.
+
+    Raises:
+        LoadFailed: this build has no RPC, or the address cannot be used (its own words are on stderr).
+    """
+    start = _function(
+        "ggml_backend_rpc_start_server",
+        None,
+        *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p),
+    )
+    here = devices(gpus=True) or devices(gpus=False)[:1]
+    handles = (ctypes.c_void_p * len(here))(*here)
+    start(f"{host}:{port}".encode(), None, threads, len(here), ctypes.addressof(handles))
+    raise LoadFailed(f"{host}:{port} cannot be served on.")
+
+
+def main(host: str, port: int, threads: int) -> int:
+    """Serve as a process of its own; the exit status."""
+    initialise()
+    try:
+        serve(host, port, threads)
+    except LoadFailed as error:
+        sys.stderr.write(f"Error: {error.message}\n")
+    return 1
+
+
+def _devices_of(server: int | None) -> list[int]:
+    """Of a server that was added."""
+    if not server:
+        return []
+    lib = ggml.libggml
+    lib.ggml_backend_reg_dev_count.restype = ctypes.c_size_t
+    lib.ggml_backend_reg_dev_count.argtypes = [ctypes.c_void_p]
+    lib.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
+    lib.ggml_backend_reg_dev_get.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    count = lib.ggml_backend_reg_dev_count(server)
+    return [int(lib.ggml_backend_reg_dev_get(server, at)) for at in range(count)]
+
+
+def built() -> bool:
+    """Whether this build of llama.cpp has the backend."""
+    return bool(_backend())
+
+
+def _backend() -> int | None:
+    by_name = ggml.libggml.ggml_backend_reg_by_name
+    by_name.restype, by_name.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    found: int | None = by_name(b"RPC")
+    return found
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Any:
+    """One that only the backend knows. Raises LoadFailed: it was not built."""
+    backend = _backend()
+    if not backend:
+        raise LoadFailed(
+            "This build of llama.cpp cannot use other machines (GGML_RPC is off). To build it again: "
+            "scripts/setup --again"
+        )
+    get = ggml.libggml.ggml_backend_reg_get_proc_address
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_char_p]
+    return ctypes.CFUNCTYPE(result, *arguments)(get(backend, name.encode()))

@@ -1,0 +1,112 @@
+"""Layers on another machine, which is a process of this one: the same text, and one that is missing."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import llama_cpp
+import msgspec
+import pytest
+
+from localspec.engine.llama import gpus
+from localspec.engine.llama.rpc import VERSION, built, silent
+from localspec.engine.pair.load import load_pair
+from localspec.errors import LoadFailed
+from localspec.protocol.frames import EngineSettings, PairFiles, Speculative
+from tests.support.rpc import free_port, rpc_worker
+from tests.support.running import Running, running
+
+pytestmark = pytest.mark.skipif(not built(), reason="this llama.cpp was built without GGML_RPC")
+PLAIN, DRAFTED = Speculative(enabled=False), Speculative(depth=4)
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8])
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with rpc_worker() as (endpoint, _):
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def elsewhere(contextual_files: PairFiles, endpoint: str) -> Iterator[Running]:
+    with running(msgspec.structs.replace(contextual_files, rpc=(endpoint,))) as engine:
+        yield engine
+
+
+def test_layers_elsewhere_give_the_same_text(contextual: Running, elsewhere: Running) -> None:
+    for prompt in PROMPTS:
+        for asked in (PLAIN, DRAFTED):
+            here = contextual.ask(prompt, max_tokens=24, speculative=asked)
+            there = elsewhere.ask(prompt, max_tokens=24, speculative=asked)
+            assert there.tokens == here.tokens
+    assert there.done.speculation.drafted > 0  # the draft stays here
+
+
+def test_an_engine_with_layers_elsewhere_is_one_on_a_device(elsewhere: Running) -> None:
+    assert not gpus()  # of this machine
+    assert elsewhere.pair.chooses_on_device
+    assert not elsewhere.pair.notes
+
+
+def test_a_worker_that_serves_another_is_not_waited_for(
+    elsewhere: Running, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.engine.llama.rpc.GREETING_S", 0.2)
+    assert "one pair at a time" in silent(endpoint)
+
+
+def test_a_worker_serves_one_after_the_other(cycle_files: PairFiles) -> None:
+    with rpc_worker() as (endpoint, worker):
+        files = msgspec.structs.replace(cycle_files, rpc=(endpoint,))
+        for _ in range(2):
+            with running(files) as engine:
+                assert not engine.pair.notes
+        worker.kill()
+        worker.wait()
+        with running(files) as engine:  # in the same process, which llama.cpp would end
+            assert endpoint in engine.pair.notes[0]
+
+
+def test_a_machine_that_is_missing_is_needed_or_done_without(cycle_files: PairFiles) -> None:
+    missing = f"127.0.0.1:{free_port()}"
+    files = msgspec.structs.replace(cycle_files, rpc=(missing,))
+    with running(files) as engine:
+        assert [each for each in engine.pair.notes if missing in each]
+        assert engine.ask(PROMPTS[0], max_tokens=4).tokens
+    settings = EngineSettings(n_ctx=512, n_threads=1, rpc_needed=True)
+    with pytest.raises(LoadFailed, match=f"{missing} cannot be reached.*localspec rpc-worker"):
+        load_pair(files, settings, lambda _stage, _fraction: None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "is no worker of this kind"),
+        (struct.pack("<Q4B24x", 28, 8, 0, 0, 0), "speaks version 8.0.0 of the protocol"),
+        (struct.pack("<Q4B24x", 28, 7, 0, 1, 0), ""),
+    ],
+)
+def test_whoever_greets_otherwise_is_told_so(answer: bytes, why: str) -> None:
+    def greet() -> None:
+        with server.accept()[0] as client:
+            client.recv(33, socket.MSG_WAITALL)
+            client.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        found = silent(f"127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_the_protocol_is_that_of_this_llama_cpp() -> None:
+    header = Path(llama_cpp.__file__).parents[1] / "include" / "ggml-rpc.h"
+    said = dict(re.findall(r"define RPC_PROTO_(M\w+)_VERSION +(\d+)", header.read_text()))
+    assert (int(said["MAJOR"]), int(said["MINOR"])) == VERSION

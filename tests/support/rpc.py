@@ -1,0 +1,39 @@
+"""Another machine, as a process of this one: what `localspec rpc-worker` becomes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from tests.support.daemons import wait_for
+
+
+def free_port() -> int:
+    """One that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def rpc_worker() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Its address, once it listens, and the process."""
+    port = free_port()
+    command = [sys.executable, "-m", "localspec.engine", "--rpc-worker"]
+    command += ["127.0.0.1", str(port), "1"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
+
+        def listens() -> bool:
+            assert worker.poll() is None, "the worker ended"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                return True
+            return False
+
+        wait_for(listens, "a worker that listens")
+        try:
+            yield f"127.0.0.1:{port}", worker
+        finally:
+            worker.kill()
