@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from benchmarks.measuring.driven import Answer as Answer
 from benchmarks.measuring.driven import Driven
 from localspec.engine.pair.load import load_pair
@@ -24,6 +26,7 @@ from localspec.protocol.frames import (
     TextPrompt,
     TokenPrompt,
 )
+from tests.support.rpc import rpc_worker
 
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Speculative(enabled=False)
@@ -98,12 +101,20 @@ class Running(Driven):
 _ALWAYS: dict[str, Any] = json.loads(os.environ.get("LOCALSPEC_TEST_ENGINE", "{}"))
 
 
+# Where the targets are: "rpc", each on a worker of its own, which llama.cpp treats as a GPU.
+_DEVICE = os.environ.get("LOCALSPEC_TEST_DEVICE", "")
+
+
 @contextlib.contextmanager
 def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
     """A pair loaded on one thread, closed at the end."""
     chosen = {"n_threads": 1, "n_ctx": 512, "n_batch": 256, **settings, **_ALWAYS}
-    engine = Running(load_pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None))
-    try:
-        yield engine
-    finally:
-        engine.close()
+    with contextlib.ExitStack() as opened:
+        if _DEVICE == "rpc" and not files.rpc:
+            endpoint, _ = opened.enter_context(rpc_worker())
+            files = msgspec.structs.replace(files, rpc=(endpoint,))
+        engine = Running(load_pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None))
+        try:
+            yield engine
+        finally:
+            engine.close()
