@@ -49,6 +49,7 @@ REFUSED = {
     "localspec ask -x > dates.py": (2, "No question given"),  # only at a terminal
     "localspec commit": (1, "built-in demo pair"),
     "localspec status --watch": (130, ""),
+    "localspec rpc-worker": (130, "Serving layers on 127.0.0.1:50052"),
     'localspec ask -x "parse ISO dates" > dates.py': (
         1,
         "writes code only when asked for an example",
@@ -61,6 +62,7 @@ NOT_ALONE = {  # what comes before
     "localspec ask -c": 'localspec ask -n 3 "What does shutil.copytree do?"; ',
     "localspec start --listen 127.0.0.1:8012": "localspec stop; ",
     "localspec status --watch": "timeout --preserve-status -s INT 3 ",
+    "localspec rpc-worker": "timeout --preserve-status -s INT 3 ",
 }
 
 
@@ -73,6 +75,7 @@ def reader() -> Iterator[dict[str, str]]:
     program = root / "bin" / "localspec"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localspec "$@"\n')
     program.chmod(0o755)
+    (root / "bin" / "ssh").symlink_to("/bin/true")  # nobody else's machine
     work = root / "work"
     (work / "src" / "main.py").write_text("X = 1\n" * 45)
     shutil.copy(BUILTIN / "target.gguf", work / "a.gguf")

@@ -7,6 +7,7 @@ it is used. So each is asked first, with the greeting of its protocol, and answe
 from __future__ import annotations
 
 import ctypes
+import signal
 import socket
 import struct
 import sys
@@ -87,6 +88,8 @@ def serve(host: str, port: int, threads: int) -> None:
 
 def main(host: str, port: int, threads: int) -> int:
     """Serve as a process of its own; the exit status."""
+    # Python would only note a Ctrl-C, and llama.cpp never returns to it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     initialise()
     try:
         serve(host, port, threads)
