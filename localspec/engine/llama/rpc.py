@@ -23,6 +23,7 @@ GREETING_S = 5.0  # a server that serves another client greets nobody
 VERSION = (7, 0)  # of the protocol in the llama.cpp that is pinned (ggml-rpc.h)
 _HELLO = 14  # RPC_CMD_HELLO, which stays (ggml-rpc.cpp)
 _CAPABILITIES = 24  # bytes; none is asked for
+_ANSWER = 11  # bytes: the size of what follows, and the version
 
 reached: dict[str, list[int]] = {}  # the devices of each server this process has used
 
@@ -34,12 +35,12 @@ def silent(endpoint: str) -> str:
         with socket.create_connection((host, int(port)), GREETING_S) as connection:
             asked = struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES)
             connection.sendall(asked)
-            answer = connection.recv(11, socket.MSG_WAITALL)
+            answer = connection.makefile("rb").read(_ANSWER)  # it may come in parts
     except TimeoutError:
         return "does not answer; one worker serves one pair at a time"
     except OSError as error:
         return f"cannot be reached ({error.strerror or error})"
-    if len(answer) < 11:
+    if len(answer) < _ANSWER:
         return "is no worker of this kind (localspec rpc-worker)"
     _, *version = struct.unpack("<Q3B", answer)
     if version[0] != VERSION[0] or version[1] > VERSION[1]:
