@@ -30,6 +30,7 @@ def test_a_lost_machine_is_an_error_and_the_next_answer_comes_without_it() -> No
         there = home.request("POST", "/v1/chat/completions", body)
         assert there.status == 200, there.body
         assert endpoint in home.run("show", "builtin").stdout
+        assert home.status()["pair"]["backend"] == f"cpu + {endpoint}"
         worker.kill()
         worker.wait()
         lost = home.request("POST", "/v1/chat/completions", {**body, "max_tokens": 8})
@@ -39,6 +40,7 @@ def test_a_lost_machine_is_an_error_and_the_next_answer_comes_without_it() -> No
         assert here.status == 200, here.body
         assert here.text == there.text
         assert endpoint in home.status()["pair"]["note"]
+        assert home.status()["pair"]["backend"] == "cpu"
         daemon.stop()
 
 

@@ -51,13 +51,13 @@ def silent(endpoint: str) -> str:
     return ""
 
 
-def reach(endpoints: Sequence[str]) -> tuple[list[int], list[str]]:
-    """The devices of these servers, and of each that cannot be used a clause that says why.
+def reach(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
+    """The devices of these servers by address, and of each that cannot be used a clause that says why.
 
     Raises:
         LoadFailed: this build has no RPC.
     """
-    found: list[int] = []
+    found: dict[str, list[int]] = {}
     problems: list[str] = []
     add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     for endpoint in endpoints:
@@ -66,7 +66,7 @@ def reach(endpoints: Sequence[str]) -> tuple[list[int], list[str]]:
             continue
         if endpoint not in reached:
             reached[endpoint] = _devices_of(add(endpoint.encode()))
-        found += reached[endpoint]
+        found[endpoint] = reached[endpoint]
     return found, problems
 
 

@@ -145,7 +145,7 @@ class _Load:
         self._stored = Stored(None, None, 1.0)
         self._others = 0.0  # what share of the machine others use
         self._noise = 0.0  # of what is measured
-        self._elsewheres = 0  # devices of other machines
+        self._machines: tuple[str, ...] = ()  # others, with layers of the target
 
     def pair(self, notice: Notice) -> Pair:
         """All steps, in the order in which they depend on each other."""
@@ -244,7 +244,7 @@ class _Load:
         attention = settings.flash_attention
         if not self.on_gpu and not stated and target.cuttable:
             attention = settings.on_cpu
-        made_with = self.n_ctx, parallel, threads, rows, self.opened, attention
+        made_with = self.n_ctx, parallel, threads, rows, self.opened, attention, self._machines
         return Models(target, draft, compared, settings, *made_with)
 
     def _elsewhere(self) -> list[int]:
@@ -262,8 +262,9 @@ class _Load:
                 "layers there: localspec rpc-worker"
             )
         self._notes += [f"{each}: its layers are on this machine." for each in problems]
-        self._elsewheres = len(found)
-        return [*found, *devices(gpus=True)] if found else []
+        self._machines = tuple(found)
+        there = [each for theirs in found.values() for each in theirs]
+        return [*there, *devices(gpus=True)] if there else []
 
     def _model(self, stage: str, path: str, settings: EngineSettings, **kind: Any) -> Model:
         progress = partial(self._progress, stage)
@@ -307,7 +308,7 @@ class _Load:
 
     @property
     def on_gpu(self) -> bool:
-        return self._settings.n_gpu_layers != 0 and bool(gpus() or self._elsewheres)
+        return self._settings.n_gpu_layers != 0 and bool(gpus() or self._machines)
 
     def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
         """Greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""

@@ -33,7 +33,7 @@ class Models:
 
     compared: what their vocabularies share; None without a draft. opened: closes what was opened, in
     the other order. n_ctx: tokens; parallel: sequences of the shared lane; threads: of a large model;
-    rows: of a pass; attention: of the shared lane.
+    rows: of a pass; attention: of the shared lane. machines: others that have layers of the target.
     """
 
     target: Model
@@ -46,6 +46,7 @@ class Models:
     rows: int
     opened: ExitStack
     attention: FlashAttention = "auto"
+    machines: tuple[str, ...] = ()
 
     @property
     def sidecar(self) -> bool:

@@ -108,6 +108,7 @@ class Pair:
         vocab = self.vocab
         note = compared.note if compared else ""
         heads = self.drafter is not None and self.drafter.context.heads
+        own = backend() if self.settings.n_gpu_layers else "cpu"
         return Loaded(
             name=self.files.name,
             target_description=target.description,
@@ -123,7 +124,7 @@ class Pair:
             eos_token=vocab.text(vocab.eos),
             speculation=self.no_rollback or (None if self.drafter else self.no_draft),
             notes=self.notes + ([f"{note[:1].upper()}{note[1:]}."] if note else []),
-            backend=backend() if self.settings.n_gpu_layers else "cpu",
+            backend=" + ".join([own, *self.models.machines]),
             sampling_defaults=unasked(self.defaults),
             profile=self.learned.costs.as_dict(),
             reading=self.shared.reading.expected,
