@@ -58,7 +58,8 @@ def test_layers_elsewhere_give_the_same_text(alone: Running, elsewhere: Running)
 
 def test_an_engine_with_layers_elsewhere_is_one_on_a_device(elsewhere: Running) -> None:
     assert not gpus()  # of this machine
-    assert elsewhere.pair.chooses_on_device
+    assert elsewhere.pair.shared._on_gpu
+    assert not elsewhere.pair.chooses_on_device  # each row's token would take a journey of its own
     assert not elsewhere.pair.notes
 
 

@@ -6,7 +6,7 @@ Again, and smaller, where memory does not hold it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from localspec.engine.llama import (
     StateBatch,
     devices,
     gpus,
-    llama_version,
     reach,
     why_no_heads,
 )
@@ -38,6 +37,7 @@ from localspec.engine.pair.models import (
     check_numbers,
     check_pair,
     chooses_rightly,
+    key_of,
     open_model,
     physical_cores,
     runner,
@@ -47,7 +47,7 @@ from localspec.engine.pair.models import (
     usable_cores,
 )
 from localspec.engine.pair.pair import NO_DRAFT, Pair
-from localspec.engine.pair.profile import Learned, ProfileStore, Stored, identity
+from localspec.engine.pair.profile import Learned, ProfileStore, Stored
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
@@ -159,7 +159,7 @@ class _Load:
         no_rollback = _why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
         self._progress("profile", 0.0)
-        profile = self._profile(_key(self._files, models, measured={"choose_on_device": chooses}))
+        profile = self._profile(key_of(self._files, models, measured={"choose_on_device": chooses}))
         costs = self._target_costs(context, batch)
         prefixes, sessions = self._prefixes(costs, models, notice)
         spare = models.parallel if _can_move(models.target) else None
@@ -311,9 +311,13 @@ class _Load:
         return self._settings.n_gpu_layers != 0 and bool(gpus() or self._machines)
 
     def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
-        """Greedy tokens are chosen where the logits are, so that no row crosses from a GPU."""
+        """Greedy tokens are chosen where the logits are, so that no row crosses from a GPU. Over a network
+        the rows cross together, and each token would take journeys of its own: with 5 ms there and as many
+        back a pass of 8 rows took 228 ms, and one of 5 rows with its logits 56.
+        """
         asked = self._settings.choose_on_device
-        return (self.on_gpu if asked is None else asked) and chooses_rightly(context, batch)
+        here = self.on_gpu and not self._machines
+        return (here if asked is None else asked) and chooses_rightly(context, batch)
 
     def _profile(self, key: str) -> ProfileStore:
         """Where costs are kept, and what an earlier load has left there."""
@@ -403,7 +407,7 @@ class _Load:
         )
         prefixes = Prefixes(settings.prefix_bytes, copy_cost)
         folder = Path(settings.states_dir) if settings.states_dir else None
-        key = _key(self._files, models)
+        key = key_of(self._files, models)
         sessions = SessionStore(folder, key, settings.states_bytes, notice)
         prefixes.dropped = sessions.dropped
         return prefixes, sessions
@@ -421,27 +425,3 @@ def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
             description = context.model.description
             return f"the {name} ({description}) cannot roll back tokens"
     return None
-
-
-def _key(files: PairFiles, models: Models, measured: Mapping[str, bool] | None = None) -> str:
-    """A hash of what saved states depend on, or what is `measured`: files, settings, machine, build."""
-    s = models.settings
-    settings = {
-        "threads": models.threads,
-        "gpus": gpus(),
-        "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
-        "flash_attention": models.attention,
-        "kv": "/".join(dict.fromkeys(s.kv_types)),
-        "extra_buffers": s.extra_buffers,
-        **({"rpc": files.rpc} if files.rpc else {}),
-    }
-    if measured is not None:
-        settings |= {
-            "batch": s.n_batch,
-            "parallel": models.parallel,
-            **measured,
-        }
-    elif models.target.turns_by_context:
-        settings["n_ctx"] = models.n_ctx
-    paths = [files.target] + ([files.draft] if files.draft else [])
-    return identity(paths, settings, llama_version())

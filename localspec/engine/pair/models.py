@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,12 @@ from localspec.engine.llama import (
     DecodeError,
     Model,
     NotFinite,
+    gpus,
+    llama_version,
 )
+from localspec.engine.pair.profile import identity
 from localspec.errors import LoadFailed
-from localspec.protocol.frames import EngineSettings
+from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, FlashAttention, KvType
 from localspec.purpose import is_sidecar, no_writer, not_its_sidecar
 
@@ -265,3 +268,27 @@ def runner(
         context.remove(0, first)
 
     return run
+
+
+def key_of(files: PairFiles, models: Models, measured: Mapping[str, bool] | None = None) -> str:
+    """A hash of what saved states depend on, or what is `measured`: files, settings, machine, build."""
+    s = models.settings
+    settings = {
+        "threads": models.threads,
+        "gpus": gpus(),
+        "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
+        "flash_attention": models.attention,
+        "kv": "/".join(dict.fromkeys(s.kv_types)),
+        "extra_buffers": s.extra_buffers,
+        **({"machines": models.machines} if models.machines else {}),
+    }
+    if measured is not None:
+        settings |= {
+            "batch": s.n_batch,
+            "parallel": models.parallel,
+            **measured,
+        }
+    elif models.target.turns_by_context:
+        settings["n_ctx"] = models.n_ctx
+    paths = [files.target] + ([files.draft] if files.draft else [])
+    return identity(paths, settings, llama_version())
