@@ -36,6 +36,9 @@ KV_BLOCK = 32  # numbers of a cache that share a scale, but for f16
 FlashAttention = Literal["auto", "on", "off"]
 # Rows computed at once where a CPU chooses to be without flash attention: each has a score for every cell.
 SCORED_ROWS = 128
+SHORT = (
+    2048  # tokens of context, in which it is no faster for what short texts share the cache with
+)
 FEW = 5  # texts at once, most of which seldom write: 4 that do are as fast either way (facts.md)
 # How the rows of a text's tokens become one: their mean, the first, the last; "rank": a score, by a head
 # of the model's own, of how well a text answers a question.
@@ -121,14 +124,14 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
         """Of the cache's keys, and of its values."""
         return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
 
-    @property
-    def on_cpu(self) -> FlashAttention:
-        """Flash attention where "auto" is a CPU's to choose. One text is written faster without it, the
-        more the longer it is; many are together slower, for each attends to all. It needs less memory,
-        and only with it values can be quantized.
+    def on_cpu(self, context: int) -> FlashAttention:
+        """Flash attention where "auto" is a CPU's to choose, with so many tokens of context. One text is
+        written faster without it, the more the longer it is; many are together slower, for each attends
+        to all. It needs less memory, and only with it values can be quantized.
         """
         auto = self.flash_attention == "auto" and self.kv_types == ("f16", "f16")
-        return "off" if auto and self.parallel <= FEW else self.flash_attention
+        long = self.parallel <= FEW and context > SHORT
+        return "off" if auto and long else self.flash_attention
 
 
 class Limits(NamedTuple):

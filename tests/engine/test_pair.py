@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model
+from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model, write_pair
 from localspec.engine.llama import Context, ContextSettings, Model
 from localspec.engine.pair import exact
 from localspec.engine.pair import models as opening
 from localspec.engine.pair.measuring import Measured
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.settings import FEW, SCORED_ROWS
+from localspec.protocol.settings import FEW, SCORED_ROWS, SHORT
 from tests.support.pairs import BOS, expected, target_alone
 from tests.support.running import Running, drafting, running
 
@@ -213,22 +213,25 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
 @pytest.mark.parametrize(
     ("settings", "shared", "exact"),
     [
-        ({}, ("off", SCORED_ROWS), ("auto", 256)),
-        ({"parallel": FEW + 1}, ("auto", 256), ("auto", 256)),
-        ({"type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
-        ({"flash_attention": "on"}, ("on", 256), ("on", 256)),
+        ({"n_ctx": SHORT + 256}, ("off", SCORED_ROWS), ("auto", 256)),
+        ({"n_ctx": SHORT}, ("auto", 256), ("auto", 256)),
+        ({"n_ctx": SHORT + 256, "parallel": FEW + 1}, ("auto", 256), ("auto", 256)),
+        ({"n_ctx": SHORT + 256, "type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
+        ({"n_ctx": SHORT + 256, "flash_attention": "on"}, ("on", 256), ("on", 256)),
         ({"flash_attention": "off"}, ("off", 256), ("off", 256)),
     ],
 )
-def test_on_a_cpu_a_few_texts_are_attended_to_without_flash_attention(
+def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
     settings: dict[str, Any],
     shared: tuple[str, int],
     exact: tuple[str, int],
-    contextual_files: PairFiles,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Exact mode keeps what it was tried with, and a person what the configuration says."""
     used: list[tuple[str, int]] = []
+    shape = Shape(1, 64, 128, 2, 512, n_ctx=4096)
+    target, draft = map(str, write_pair(tmp_path, shape, shape))
 
     class NotedContext(Context):
         def __init__(self, model: Model, settings: ContextSettings) -> None:
@@ -236,7 +239,7 @@ def test_on_a_cpu_a_few_texts_are_attended_to_without_flash_attention(
             super().__init__(model, settings)
 
     monkeypatch.setattr(opening, "Context", NotedContext)
-    with running(contextual_files, **settings) as engine:
+    with running(PairFiles("long", target, draft), **settings) as engine:
         assert used == [shared, shared]  # target and draft
         plain = engine.ask([3, 1, 4], 8)
         again = engine.ask([3, 1, 4], 8, exact=True)

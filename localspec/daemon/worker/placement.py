@@ -21,6 +21,7 @@ from localspec.daemon.worker.queue.admission import EDITOR_PLACES
 from localspec.paths import Paths
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.pairs import FitView
+from localspec.protocol.settings import SHORT
 
 if TYPE_CHECKING:
     from localspec.machine import Host
@@ -179,7 +180,7 @@ def load_of(settings: EngineSettings, built: str | None) -> Load:
     from localspec.registry.header.need import Load
 
     on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
-    attention = settings.on_cpu if on_cpu else settings.flash_attention
+    attention = settings.on_cpu(SHORT + 1) if on_cpu else settings.flash_attention
     return Load(
         context=settings.n_ctx,
         kv_types=settings.kv_types,

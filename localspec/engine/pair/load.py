@@ -243,7 +243,7 @@ class _Load:
         rows = settings.n_batch * (AT_ONCE if self.on_gpu and not stated else 1)
         attention = settings.flash_attention
         if not self.on_gpu and not stated and target.cuttable:
-            attention = settings.on_cpu
+            attention = settings.on_cpu(self.n_ctx)
         made_with = self.n_ctx, parallel, threads, rows, self.opened, attention, self._machines
         return Models(target, draft, compared, settings, *made_with)
 

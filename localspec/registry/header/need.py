@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, FlashAttention, KvType
+from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, SHORT, FlashAttention, KvType
 from localspec.registry.header.architectures import is_hybrid
 from localspec.registry.header.model import Model
 
@@ -144,7 +144,8 @@ def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:
     layer = PASS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
     # with and without a window
     cells = load.context * (2 if model.rollback == "short" or model.sidecar else 1)
-    scored = load.attention == "off" and not (load.chosen and is_hybrid(model.architecture))
+    never = is_hybrid(model.architecture) or load.context <= SHORT
+    scored = load.attention == "off" and not (load.chosen and never)
     rows_scored = SCORED_ROWS if load.chosen else PASS
     attention = 4 * cells * rows_scored * (model.heads + 1) if scored else 2 * cells * PASS
     return Need(
