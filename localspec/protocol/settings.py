@@ -36,9 +36,8 @@ KV_BLOCK = 32  # numbers of a cache that share a scale, but for f16
 FlashAttention = Literal["auto", "on", "off"]
 # Rows computed at once where a CPU chooses to be without flash attention: each has a score for every cell.
 SCORED_ROWS = 128
-SHORT = (
-    2048  # tokens of context, in which it is no faster for what short texts share the cache with
-)
+# Tokens of context up to which it is no faster: short texts attend to each other's cells, too.
+SHORT = 2048
 FEW = 5  # texts at once, most of which seldom write: 4 that do are as fast either way (facts.md)
 # How the rows of a text's tokens become one: their mean, the first, the last; "rank": a score, by a head
 # of the model's own, of how well a text answers a question.
