@@ -11,6 +11,7 @@ import sys
 import click
 
 from localspec.cli.app import Limited
+from localspec.cli.settings import usable_cores
 from localspec.cli.terminal import render
 from localspec.errors import UsageError
 
@@ -67,7 +68,14 @@ def command(port: int, threads: int | None, ssh: str | None, listen_insecure: st
         render.note(f"DANGER: whoever reaches {host}:{port} can take over this account.")
     render.stderr(f"Serving layers on {host}:{port}; Ctrl-C ends it.\n")
     sys.stderr.flush()
-    words = ["-m", "localspec.engine", "--rpc-worker", host, str(port), str(threads or _cores())]
+    words = [
+        "-m",
+        "localspec.engine",
+        "--rpc-worker",
+        host,
+        str(port),
+        str(threads or usable_cores()),
+    ]
     _become(sys.executable, [sys.executable, *words])
     return 0
 
@@ -88,8 +96,3 @@ def _through_a_tunnel(host: str, port: int) -> int:
 def _become(program: str, words: list[str]) -> None:
     """What runs from here on has this process, and with it the terminal and every signal."""
     os.execv(program, words)
-
-
-def _cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return allowed or 1
