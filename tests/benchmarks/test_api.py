@@ -7,6 +7,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from benchmarks.api import (
     conversation,
     editor,
     gaps,
+    ghost,
     main,
     prefill,
     recorded,
@@ -52,7 +54,7 @@ def test_every_part_runs_and_every_answer_is_right(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    parts = "conversation clients prefill gaps editor reissue".split()
+    parts = "conversation clients prefill gaps editor ghost reissue".split()
     arguments = [*parts, *SMALL, "--repetitions", "1", "--acceptance", "0.7", "--clients", "2"]
     assert main([*arguments, "--work", str(tmp_path), "--json", str(out)]) == 0
     stored = json.loads(out.read_text())
@@ -72,6 +74,9 @@ def test_every_part_runs_and_every_answer_is_right(
     kinds = [key["kind"] for key in stored["editor"]["ours"]["keys"]]
     assert kinds[0] == "first"
     assert len(kinds) == 7
+    typed = stored["ghost"].get("ours", [])
+    assert len(typed) == (5 if shutil.which("vim") else 0)  # the first key is nobody's figure
+    assert all(0 < key["ms"] < 30_000 for key in typed if key["what"] == "shown")
     assert "outputs that left the right text: 0" in capsys.readouterr().out
 
 
@@ -185,6 +190,17 @@ def replayed(first_ms: Sequence[float], read: int) -> editor.Replayed:
     keys = [editor.Key(at, recorded.KEY, ms, read, 0, True, "x") for at, ms in enumerate(first_ms)]
     cold = editor.Key(0, recorded.FIRST, 9999.0, 9999, 0, True, "x")  # nobody waits for it twice
     return editor.Replayed([cold, *keys], (), 0)
+
+
+def test_suggestions_on_the_screen_are_judged_where_both_had_to_be_asked() -> None:
+    ours = [ghost.Key(ghost.SHOWN, ms, "x") for ms in (10.0, 20.0, 60.0)]
+    ours += [ghost.Key(ghost.KEPT, 0.1, "x"), ghost.Key(ghost.NOTHING, 500.0, "")]
+    theirs = [ghost.Key(ghost.SHOWN, ms, "x") for ms in (40.0, 40.0, 50.0)]
+    assert held(ghost.verdicts(ours, theirs)) == {
+        "key to suggestion p50 in an editor / llama-server's": (0.5, True),
+        "key to suggestion p95 in an editor / llama-server's": (1.2, False),
+    }
+    assert ghost.verdicts(ours, []) == []
 
 
 def test_an_editor_is_judged_beside_the_peer() -> None:

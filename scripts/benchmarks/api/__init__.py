@@ -7,6 +7,7 @@ Each part is a module with `NAME`, `add_options(parser)` and `measure(bench) -> 
     prefill       prompt tokens per second
     gaps          a stream while a long prompt arrives
     editor        a recorded editing session, key by key
+    ghost         from a key to the suggestion on the screen of a real editor
     reissue       an editor that drops a request at every keystroke
 
     shared   what the parts are given and give back; turns, percentiles, worst cells

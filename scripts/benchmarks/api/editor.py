@@ -117,12 +117,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(bench: Bench) -> Section:
     options = bench.options
-    models = _models(bench)
+    models = models_of(bench)
     shipped = models.target.parent == SHIPPED
     context = options.context or (SHIPPED_CONTEXT if shipped else CONTEXT)
-    flags = ["--cache-reuse", "256", "-b", str(options.batch), "-ub", str(options.batch)]
-    # Without it chunks of context fill its prompt up to its last token, and it refuses that.
-    flags += ["-n", str(max(options.predict, 8))]
+    # Without -n chunks of context fill its prompt up to its last token, and it refuses that.
+    flags = [*server_flags(options), "-n", str(max(options.predict, 8))]
     depth = 3 if models.draft is not None else 0
     rng = bench.rng(NAME)
     steps = session(options.keystrokes, options.ring, rng, not options.no_warm_ups)
@@ -148,7 +147,13 @@ def measure(bench: Bench) -> Section:
     )
 
 
-def _models(bench: Bench) -> Models:
+def server_flags(options: argparse.Namespace) -> list[str]:
+    """Of llama-server, as llama.vim recommends them."""
+    return ["--cache-reuse", "256", "-b", str(options.batch), "-ub", str(options.batch)]
+
+
+def models_of(bench: Bench) -> Models:
+    """What it types with."""
     options = bench.options
     if options.model is not None or options.on_size:
         return bench.models(options.acceptance[0])

@@ -56,6 +56,11 @@ def session(keystrokes: int, ring: int, rng: random.Random, warm_ups: bool = Tru
     return steps
 
 
+def typed(count: int) -> str:
+    """So many characters as somebody types them."""
+    return (_TYPED * -(-count // len(_TYPED)))[:count]
+
+
 def typing(count: int, rng: random.Random) -> list[Step]:
     """The requests of one who opens a file and types so many characters, nothing else."""
     editor = _Editor(rng)

@@ -97,8 +97,12 @@ class Bench:
         depth: int = 0,
         parallel: int = 1,
         extra: Sequence[str] = (),
+        socket: str = "",
     ) -> AbstractContextManager[Running | None]:
-        """llama-server on the same files with `parallel` times `context`; None where it is not asked for."""
+        """llama-server on the same files with `parallel` times `context`; None where it is not asked for.
+
+        socket: the Unix socket where it listens; else a port.
+        """
         program: Path | None = self.options.llama_server
         if program is None:
             return contextlib.nullcontext()
@@ -110,6 +114,7 @@ class Bench:
             self.threads,
             parallel=parallel,
             extra=extra,
+            socket=socket,
         )
         return Running(plan, Setting(depth, server=True))
 

@@ -29,7 +29,8 @@ class Server:
     """How to start llama-server. The files, sizes and threads are those of our engine.
 
     context: tokens in all; each of `parallel` places has its share of them.
-    gpu_layers negative: as llama-server decides, which is all that fit.
+    gpu_layers negative: as llama-server decides, which is all that fit. socket: a path that ends with .sock,
+    where it listens instead of at a port.
     """
 
     program: Path
@@ -41,10 +42,12 @@ class Server:
     type_kv: str = "f16"
     parallel: int = 1
     extra: Sequence[str] = ()
+    socket: str = ""
 
     def command(self, depth: int, port: int) -> list[str]:
         """The command line; depth 0 is plain decoding."""
-        line = [str(self.program), "--host", "127.0.0.1", "--port", str(port), "--no-webui"]
+        line = [str(self.program), "--host", self.socket or "127.0.0.1", "--port", str(port)]
+        line += ["--no-webui"]
         line += ["-m", str(self.target), "-c", str(self.context), "-np", str(self.parallel)]
         line += ["--cache-ram", "0"]
         line += ["-t", str(self.threads), "-ctk", self.type_kv, "-ctv", self.type_kv]
@@ -69,6 +72,7 @@ class Running(Started):
 
     def __init__(self, server: Server, setting: Setting) -> None:
         self._setting = setting
+        self._socket = server.socket
         self._port = _free_port()
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed in _tidy)
         self._process = subprocess.Popen(
@@ -104,7 +108,7 @@ class Running(Started):
     def _request(
         self, method: str, path: str, body: object, timeout: float
     ) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout)
+        connection = self._connection(timeout)
         try:
             content = None if body is None else json.dumps(body)
             connection.request(method, path, content, {"Content-Type": "application/json"})
@@ -116,7 +120,18 @@ class Running(Started):
 
     def dial(self) -> socket.socket:
         """A connection of one's own."""
-        return socket.create_connection(("127.0.0.1", self._port))
+        if not self._socket:
+            return socket.create_connection(("127.0.0.1", self._port))
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(self._socket)
+        return connection
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=timeout)
+        if self._socket:
+            connection.sock = self.dial()
+            connection.sock.settimeout(timeout)
+        return connection
 
     def warm_up(self, text: Text) -> None:
         """A short answer first: the first passes of every width are slow."""
@@ -158,7 +173,7 @@ class Running(Started):
     ) -> Streamed:
         """One streamed native completion, as `timed` reads it. Raises BenchError."""
         start = time.perf_counter()
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
+        connection = self._connection(ANSWER_S)
         try:
             content = json.dumps({**body, "stream": True})
             connection.request("POST", target, content, {"Content-Type": "application/json"})
