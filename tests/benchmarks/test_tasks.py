@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 import localspec
 from benchmarks.tasks import main
 from benchmarks.texts.answers import Answered, saved
-from benchmarks.texts.replay import Replay, calibration
+from benchmarks.texts.replay import COSTS, Replay, calibration
 from benchmarks.texts.tasks import LEARNED_FROM, TASKS
 from localspec.engine.speculation.acceptance import Calibration
+from localspec.engine.speculation.cost import CostProfile, CostTable
 
 TARGET = Path(localspec.__file__).parent / "builtin" / "target.gguf"
 COPY = Answered("copy", "copy", list(range(100, 400)), list(range(100, 400)))
@@ -47,6 +50,47 @@ def test_a_copy_is_wide_from_the_first_text_on_and_free_text_costs_nothing() -> 
     assert copied.ms < 0.4 * plain.ms
     free = Answered("free", "free", list(range(300)), list(range(1000, 1300)))
     assert Replay().write(free).ms == Replay().write(free, plain=True).ms
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(sorted(COSTS)), st.floats(0.4, 3), st.integers(0, 99))
+def test_a_copy_is_wide_whatever_was_measured_while_the_pair_was_loaded(
+    least: int, factor: float, seed: int
+) -> None:
+    """Passes from a width on seemed that much dearer than they are, or cheaper: an editor was starting."""
+    rng = random.Random(seed)
+    copies = [copied(rng) for _ in range(3)]
+    replay = Replay(measured={w: ms * (factor if w >= least else 1) for w, ms in COSTS.items()})
+    right = Replay()
+    first, _, third = [(replay.write(each), right.write(each)) for each in copies]
+    assert first[0].speed >= 0.8 * first[1].speed
+    assert third[0].speed >= 0.84 * third[1].speed
+
+
+@pytest.mark.parametrize("factor", [1.3, 2])
+def test_to_see_what_wide_passes_cost_costs_little_where_they_are_dear(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(0)
+    copies = [copied(rng) for _ in range(4)]
+
+    def speeds() -> list[float]:
+        dear = CostTable({w: ms * (factor if w > 16 else 1) for w, ms in COSTS.items()})
+        replay = Replay(CostProfile(dear, None, 0.3))
+        return [replay.write(each).speed for each in copies]
+
+    found = speeds()
+    monkeypatch.setattr("localspec.engine.speculation.controller.NARROW", math.inf)
+    ratios = [one / other for one, other in zip(found, speeds(), strict=True)]
+    assert ratios[0] >= 0.96
+    assert min(ratios[1:]) >= 0.98
+
+
+def copied(rng: random.Random) -> Answered:
+    """A long text with a word changed here and there."""
+    text = [rng.randrange(30_000) for _ in range(2600)]
+    changed = [rng.randrange(30_000, 32_000) if rng.random() < 1 / 300 else each for each in text]
+    return Answered("copy", "copy", text, changed)
 
 
 def test_what_was_answered_before_is_remembered() -> None:

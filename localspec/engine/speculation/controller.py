@@ -36,6 +36,10 @@ MOST_REST = 8  # rounds in which no drafts are asked for, after many that did no
 LATE = 1 / 200
 FIRST = 3  # drafts in a text at most, until one of their kind was kept in it
 _KEPT = 0.95  # of what a look was believed to take, with each look
+# Wide passes are measured once, while a pair is loaded and whatever else goes on. Were they too dear then,
+# nobody would see it: after so many rounds (four times as many each time) in which more would likely have
+# been kept than seems to pay, all of that is verified.
+NARROW, MOST_NARROW, LIKELY = 8, 512, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,7 @@ class Controller:
         self._look_ms = 0.0  # of a sequence, where nothing is drafted after it
         self._sequences = 1  # of the present pass
         self._rest, self._declined = 0, 0
+        self._narrow, self._patience = 0, NARROW
 
     def next(self, steps: list[SequenceStep], passes: PassCosts) -> None:
         """Give each step the drafts that are worth verifying, if any, up to its limit.
@@ -295,6 +300,8 @@ class Controller:
         else:
             decision = steps[0].drafting.policy.decide(candidates, costs, other, others)
             depths, rate = decision.depths, decision.rate
+            if len(candidates) == 1 and candidates[0].tokens and depths[0]:
+                depths = [self._widened(candidates[0], depths[0])]
         rows = other + len(steps) + sum(depths)
         for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             step.base = rows - depth
@@ -303,6 +310,17 @@ class Controller:
                 step.drafter = None
             step.drafts.cut(depth)
         return rate
+
+    def _widened(self, candidate: Candidate, depth: int) -> int:
+        """How many tokens to verify of those that were looked up, where `depth` of them seem to pay."""
+        survival = candidate.belief.survival(candidate.known, candidate.limit)
+        likely = int((survival >= LIKELY).sum()) - 1
+        if likely > depth:
+            self._narrow += 1
+            if self._narrow >= self._patience:
+                self._narrow, self._patience = 0, min(4 * self._patience, MOST_NARROW)
+                return likely
+        return depth
 
     # ------------------------------------------------------------------------ the drafts
 

@@ -26,6 +26,9 @@ LEAST_WEIGHT = 0.08
 RETRY = 32
 # How much such a pass changes what it is expected to cost where it was faster: others only slow passes down.
 SEEN_FASTER = 0.25
+# Of wider passes one of each is measured, when a pair is loaded: what the first round says of them counts
+# as much as that, and so does each that was faster, for others only slow passes down.
+OFTEN, ONCE = 16, 0.5
 # Rounds that a measured table is worth, and one that was measured for something else.
 MEASURED, GUESSED = 12, 3
 
@@ -159,15 +162,19 @@ class CostTable:
         clipped = min(max(ratio, 1 / OUTLIER), OUTLIER)
         news = clipped**weight
         self._drift *= news
+        first = width not in self._seen
         self._seen.add(width)
         if known:
             retried = ratio < 1 and self.padded(width) > width
-            self._ms[at] *= clipped**SEEN_FASTER if retried else news**0.5
+            if width > OFTEN and (first or ratio < 1):
+                self._ms[at] *= min(max(ratio, 1 / 3), OUTLIER) ** ONCE
+            else:
+                self._ms[at] *= clipped ** (SEEN_FASTER if retried else weight / 2)
         else:  # what is not news for all widths is this one's
-            own = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
+            new = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
             self._widths.insert(at, width)
-            self._ms.insert(at, own)
-            self._measured.insert(at, own)
+            self._ms.insert(at, new)
+            self._measured.insert(at, new)
             self._forget()
         self._observed += 1
         if self._observed % 16 == 0 or self._observed < self._rounds:

@@ -7,7 +7,7 @@ a policy is scored on real texts without the model that wrote them, in a second.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -119,12 +119,17 @@ class Written:
 
 
 class Replay(Driven):
-    """One loaded pair that writes known answers one after another, and learns from them."""
+    """One loaded pair that writes known answers one after another, and learns from them.
 
-    def __init__(self, costs: CostProfile | None = None) -> None:
+    measured: what was measured of passes when it was loaded, by width, where that is not what they cost.
+    """
+
+    def __init__(
+        self, costs: CostProfile | None = None, measured: Mapping[int, float] | None = None
+    ) -> None:
         costs = costs or CostProfile(CostTable(COSTS), None, OVERHEAD_MS)
         self._time = SimulatedClock()
-        table = CostTable(costs.target.as_dict())
+        table = CostTable(measured or costs.target.as_dict())
         self._context = _Writing(self._time, costs.target)
         super().__init__(_pair(self._context, costs, table, self._time), self._time)
         self._overhead_ms = costs.overhead_ms
