@@ -19,7 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.files import write_whole
 
 LABEL = "org.localspec.daemon"
-_COMMAND = (sys.executable, "-m", "localspec.daemon")
+_COMMAND = (sys.executable, "-P", "-m", "localspec.daemon")
 # Where things are: the manager does not know what a login shell was told.
 _PLACES = (
     "LOCALSPEC_HOME",

@@ -193,12 +193,12 @@ def _spawn(
     said, theirs = os.pipe()
     os.set_blocking(said, False)
     process = subprocess.Popen(
-        [sys.executable, "-m", "localspec.daemon", *arguments],
+        [sys.executable, "-P", "-m", "localspec.daemon", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,  # a Ctrl-C in this terminal is not for the daemon
-        cwd="/",  # no file system kept busy; and `-m` would import from the caller's folder
+        cwd="/",  # no file system kept busy
         env=environment,
     )
     os.close(theirs)

@@ -48,7 +48,7 @@ def _absolute(path: str | None) -> Path | None:
 def text(editor: str) -> str:
     """What is written there."""
     folder = Path(localspec.__file__).resolve().parent / "editors"
-    command = [sys.executable, "-m", "localspec"]
+    command = [sys.executable, "-P", "-m", "localspec"]
     return _TEXT.format(
         first=_FIRST,
         editor=editor,

@@ -25,7 +25,13 @@ class Machine(NamedTuple):
     token: str
     pair: str
     listens: bool  # TCP is served as it is configured
-    command: tuple[str, ...] = (sys.executable, "-m", "localspec", "lsp")  # what an editor starts
+    command: tuple[str, ...] = (
+        sys.executable,
+        "-P",
+        "-m",
+        "localspec",
+        "lsp",
+    )  # what an editor starts
 
 
 def machine(paths: Paths) -> Machine:
@@ -178,7 +184,7 @@ def _emacs(here: Machine) -> str:
 
 def _agent() -> dict[str, object]:
     """How an editor starts the agent."""
-    return {"command": sys.executable, "args": ["-m", "localspec", "acp"]}
+    return {"command": sys.executable, "args": ["-P", "-m", "localspec", "acp"]}
 
 
 def _zed(here: Machine) -> str:

@@ -26,7 +26,7 @@ from localspec.protocol import frames
 log = logging.getLogger("localspec.worker")
 
 # `--fd N` is appended: the worker's end of the socketpair.
-DEFAULT_COMMAND = (sys.executable, "-m", "localspec.engine")
+DEFAULT_COMMAND = (sys.executable, "-P", "-m", "localspec.engine")
 
 _STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
 _GRACE = 2.0  # seconds between asking a worker to end and ending it

@@ -303,7 +303,7 @@ class _Process:
         self._buffer = b""
         self._ready = False
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "localspec.engine.prompt.template_child"],
+            [sys.executable, "-P", "-m", "localspec.engine.prompt.template_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

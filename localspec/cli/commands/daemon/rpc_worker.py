@@ -69,6 +69,7 @@ def command(port: int, threads: int | None, ssh: str | None, listen_insecure: st
     render.stderr(f"Serving layers on {host}:{port}; Ctrl-C ends it.\n")
     sys.stderr.flush()
     words = [
+        "-P",
         "-m",
         "localspec.engine",
         "--rpc-worker",

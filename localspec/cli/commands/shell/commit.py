@@ -99,7 +99,7 @@ def _commit(message: str, *, everything: bool) -> int:
 def _print_hook() -> int:
     program = "localspec"
     if not shutil.which(program):
-        program = f"{shlex.quote(sys.executable)} -m localspec"
+        program = f"{shlex.quote(sys.executable)} -P -m localspec"
     render.text(_HOOK.format(program=program, patience=_PATIENCE))
     where = '"$(git rev-parse --git-path hooks)/prepare-commit-msg"'
     render.dim(f"To install it here:\n  localspec commit --hook > {where} && chmod +x {where}")

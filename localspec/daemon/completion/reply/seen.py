@@ -101,7 +101,7 @@ def _rendered(template: str) -> list[str]:
         for wording in _WORDINGS
         for calls in _CALLS
     )
-    command = [sys.executable, "-m", "localspec.engine.prompt.template_child"]
+    command = [sys.executable, "-P", "-m", "localspec.engine.prompt.template_child"]
     done = subprocess.run(
         command,
         input=asked.encode(),
