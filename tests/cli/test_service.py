@@ -83,7 +83,7 @@ def test_install_writes_two_units_and_enables_the_socket(linux: Machine) -> None
     assert f"\nListenStream={linux.home.socket}\n" in unit
     assert "\nSocketMode=0600\n" in unit
     service = (linux.units / "localspec.service").read_text()
-    assert f'\nExecStart="{sys.executable}" "-m" "localspec.daemon"\n' in service
+    assert f'\nExecStart="{sys.executable}" "-P" "-m" "localspec.daemon"\n' in service
     assert f'\nEnvironment="LOCALSPEC_HOME={linux.home.root}"\n' in service
     assert "\nType=notify\n" in service
     assert "\nKillMode=mixed\n" in service
@@ -165,7 +165,7 @@ def test_on_macos_an_agent_is_loaded_replaced_and_removed(home: Home) -> None:
     assert run.stdout == f"Installed as {file}: loaded.\n"
     assert f"launchctl bootstrap {domain} {file}" in machine.told()
     agent = plistlib.loads(file.read_bytes())
-    assert agent["ProgramArguments"] == [sys.executable, "-m", "localspec.daemon"]
+    assert agent["ProgramArguments"] == [sys.executable, "-P", "-m", "localspec.daemon"]
     assert agent["EnvironmentVariables"]["LOCALSPEC_HOME"] == str(home.root)
     assert agent["WorkingDirectory"] == "/"
 
