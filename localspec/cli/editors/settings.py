@@ -25,13 +25,8 @@ class Machine(NamedTuple):
     token: str
     pair: str
     listens: bool  # TCP is served as it is configured
-    command: tuple[str, ...] = (
-        sys.executable,
-        "-P",
-        "-m",
-        "localspec",
-        "lsp",
-    )  # what an editor starts
+    # what an editor starts
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "localspec", "lsp")
 
 
 def machine(paths: Paths) -> Machine:
