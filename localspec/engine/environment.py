@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 
+# How GNU OpenMP's threads wait awake for each other: 3 ms, its own default, and 10 µs while it has more
+# threads than there are processors (`engine/llama/waiting.py` sees to that), where 1 µs is the default.
+WAITING = {"GOMP_SPINCOUNT": "300000", "OMP_WAIT_POLICY": "ACTIVE"}
+
 
 def prepare() -> None:
-    """Set OpenMP's waiting, unless the user has, and no debugger at an abort.
-
-    llama.cpp's own last line then says what was wrong, and not gdb's that it has left.
-
-    Threads that spin at a barrier collapse when anything else wants a core (measured: one pass 0.2 ms →
-    460 ms beside a busy process; with this 3 ms). A short spin keeps the speed of a quiet machine
-    (27.8 ms against 27.7 at 760 MB of weights; sleeping at once costs 6 %), but for 1.3 % after 1 000
-    tokens, where threads end apart. Ten times as long a spin has that back, and makes passes of 60 ms
-    beside a busy process ones of 97 to 146.
+    """Set how threads wait, unless the user has, and no debugger at an abort: llama.cpp's own last line
+    then says what was wrong, and not gdb's.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if not any(name in os.environ for name in WAITING):
+        os.environ.update(WAITING)
+
+
+def prepared() -> bool:
+    """Whether threads wait as is set here."""
+    return all(os.environ.get(name) == value for name, value in WAITING.items())

@@ -11,6 +11,7 @@ import llama_cpp.llama_cpp as C
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.llama import waiting
 from localspec.engine.llama.batch import Aborted, BadBatch, Batch, DecodeFatal, NoKvSlot
 from localspec.engine.llama.heads import States, emit_states, states
 from localspec.engine.llama.library import beat, cause, expect_stop, failed, forget_errors
@@ -109,6 +110,7 @@ class Context(Freed):
             raise failed(
                 f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}"
             )
+        waiting.expect(settings.n_threads)
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
         self.n_seq = settings.n_seq
@@ -143,6 +145,7 @@ class Context(Freed):
         self._heed(None if self._shifted else self.stop)  # keys that are half turned are of no use
         if self._heeded:
             raise Aborted("The pass was stopped before it began.")
+        waiting.look()
         beat()
         code = int(C.llama_decode(self.handle, batch.struct))
         beat()

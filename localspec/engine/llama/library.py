@@ -10,6 +10,7 @@ import time
 import llama_cpp._ggml as ggml
 import llama_cpp.llama_cpp as C
 
+from localspec.engine.llama import waiting
 from localspec.engine.llama.stop import Stop
 from localspec.errors import LoadFailed
 
@@ -59,6 +60,7 @@ def initialise() -> None:
     """Start llama.cpp once per process; its errors go to stderr, the rest nowhere."""
     C.llama_log_set(_on_log, ctypes.c_void_p(0))
     C.llama_backend_init()
+    waiting.begin()
 
 
 def expect_stop(stop: Stop | None) -> None:

@@ -19,6 +19,7 @@ from benchmarks.measuring.workloads import Text
 from benchmarks.servers.daemon import Heard, Streamed, timed
 from benchmarks.servers.process import Started
 from localspec.client.transport import events
+from localspec.engine import environment
 
 LOAD_S = 300.0  # a cold 8 B model from a slow disk
 ANSWER_S = 900.0
@@ -64,7 +65,7 @@ class Server:
 
 def _environment() -> dict[str, str]:
     """Our environment without what we set for our own OpenMP: llama-server keeps its defaults."""
-    return {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    return {name: value for name, value in os.environ.items() if name not in environment.WAITING}
 
 
 class Running(Started):

@@ -1,0 +1,154 @@
+"""Threads of a pass wait awake for each other while their cores are theirs, and shortly if they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.engine import environment
+from localspec.engine.llama import waiting
+from localspec.engine.llama.waiting import FREE, LOOK_S, WANTED, Waiting
+from localspec.protocol.frames import PairFiles
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux builds llama.cpp with GNU OpenMP"
+)
+ROOT = Path(__file__).parents[2]
+# A process of its own: what is switched is the whole process's. Passes of a small matrix in threads that
+# libgomp leads, with and without others.
+PASSES = """
+import json, os, sys, time
+sys.path.insert(0, sys.argv[1])
+from localspec.engine import environment
+environment.prepare()
+from localspec.engine import llama
+from localspec.engine.llama import waiting
+llama.initialise()
+from localspec.engine.llama import Batch, Context, ContextSettings, Model
+model = Model(sys.argv[2], n_gpu_layers=0)
+context = Context(model, ContextSettings(n_ctx=256, n_batch=64, n_seq=1, n_outputs=1, n_threads=2))
+[ours] = waiting._ours
+taken = [0.0]
+ours._others = lambda: taken[0]
+ours._clock = lambda: clock[0]
+clock = [0.0]
+ours._looked = ours._seen = 0.0
+def threads():
+    return len(os.listdir("/proc/self/task"))
+said = []
+for busy in (0.0, 9.0, 9.0, 0.0):
+    clock[0] += 1.0
+    taken[0] += busy
+    context.clear()
+    batch = Batch(64)
+    for at in range(8):
+        batch.add(7 + at, at, 0, logits=at == 7)
+    context.decode(batch)
+    end = time.monotonic() + 20
+    while said and not ours.short and threads() != said[0][1] and time.monotonic() < end:
+        time.sleep(0.01)  # those that end are gone a little later
+    said.append([ours.short, threads(), context.logits(7)[:50].tolist()])
+print(json.dumps(said))
+"""
+
+
+class Machine:
+    """A machine of so many cores, of which others take what `taken` says."""
+
+    def __init__(self, cores: int, threads: int) -> None:
+        self.now = self.spent = 0.0
+        self.waiting = Waiting(cores, lambda: self.spent, lambda: self.now)
+        self.waiting.expect(threads)
+
+    def passes(self, seconds: float, taken: float) -> bool:
+        self.now += seconds
+        self.spent += seconds * taken
+        self.waiting.look()
+        return self.waiting.short
+
+
+@pytest.fixture
+def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of teams that are there."""
+    there: list[int] = []
+
+    class Team:
+        def __init__(self, threads: int) -> None:
+            there.append(threads)
+            self._threads = threads
+
+        def end(self) -> None:
+            there.remove(self._threads)
+
+    monkeypatch.setattr(waiting, "_Team", Team)
+    return there
+
+
+def test_cores_that_nobody_needs_are_no_reason(teams: list[int]) -> None:
+    machine = Machine(cores=16, threads=8)
+    assert not machine.passes(1.0, taken=8.2)
+    assert machine.passes(1.0, taken=9.0)
+    assert teams == [17]
+    assert machine.passes(1.0, taken=8.0 + (WANTED + FREE) / 2)  # neither: as it was
+    assert not machine.passes(1.0, taken=4.0)
+    assert teams == []
+
+
+@given(
+    looks=st.lists(st.tuples(st.floats(0.001, 3.0), st.floats(0.0, 2.0)), min_size=1, max_size=40)
+)
+def test_it_follows_what_others_took_since_the_last_look(
+    looks: list[tuple[float, float]],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "_Team", lambda threads: type("Team", (), {"end": lambda _: None})())
+        machine, short = Machine(cores=2, threads=2), False
+        looked = seen = 0.0
+        for seconds, taken in looks:
+            now_short = machine.passes(seconds, taken)
+            if machine.now - looked >= LOOK_S:
+                share = (machine.spent - seen) / (machine.now - looked)
+                looked, seen = machine.now, machine.spent
+                short = share > WANTED or (short and share >= FREE)
+            assert now_short == short
+
+
+def test_what_others_take_is_told_by_this_machine() -> None:
+    """A process of another's computes for a while; its time is among that of others, ours is not."""
+    before, own = waiting.others_s(), os.times()
+    subprocess.run([sys.executable, "-c", "for _ in range(8_000_000): pass"], check=True)
+    after, child = waiting.others_s(), os.times()
+    spent = child.children_user - own.children_user
+    assert spent > 0.05
+    assert after - before >= spent - 0.05
+
+
+def test_passes_are_the_same_and_idle_threads_come_and_go(cycle_files: PairFiles) -> None:
+    command = [sys.executable, "-c", PASSES, str(ROOT), cycle_files.target]
+    quiet = {k: v for k, v in os.environ.items() if k not in environment.WAITING}
+    run = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout)
+    assert [short for short, _, _ in said] == [False, True, True, False]
+    alone, with_team = said[0][1], said[1][1]
+    assert with_team > alone + len(os.sched_getaffinity(0))
+    assert said[3][1] == alone
+    assert all(logits == said[0][2] for _, _, logits in said)
+
+
+@pytest.mark.parametrize("name", ["", *environment.WAITING])
+def test_whoever_has_chosen_keeps_his_choice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_ours", [])
+    monkeypatch.setattr(waiting, "_library", lambda: "libgomp.so.1")
+    kept = {k: v for k, v in os.environ.items() if k not in environment.WAITING}
+    monkeypatch.setattr(os, "environ", kept | ({name: "1"} if name else {}))
+    environment.prepare()
+    waiting.begin()
+    assert bool(waiting._ours) is not bool(name)
