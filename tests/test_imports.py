@@ -36,7 +36,7 @@ def is_ours(place: str) -> bool:
 
 # --- our own parts
 
-LEAVES = {"errors", "files", "paths", "config", "ended"}
+LEAVES = {"errors", "files", "paths", "config", "ended", "links"}
 
 # What each part may import of ours beside itself, and why no more. A new part needs a line here.
 PARTS: dict[str, tuple[set[str], str]] = {
@@ -45,6 +45,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "errors": (set(), "everything may raise them, so they must drag nothing along"),
     "files": (set(), "whoever keeps a file writes it so"),
     "ended": ({"files", "paths"}, "a daemon writes it, and a client that finds none reads it"),
+    "links": (set(), "daemon and engine both reach other machines, and neither knows the other"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "purpose": ({"protocol"}, "as compatibility; what a model is for stands in frames, too"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
@@ -69,7 +70,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
-        {"compatibility", "protocol", "errors", "files", "paths", "purpose"},
+        {"compatibility", "protocol", "errors", "files", "links", "paths", "purpose"},
         "it must be testable, and replaceable, without a daemon",
     ),
 }

@@ -92,6 +92,18 @@ def test_a_generation_is_counted_once_however_it_ends() -> None:
     assert (counts.tokens, metrics.figures().prompt_tokens) == (9, 10)
 
 
+def test_a_prompt_counts_whose_length_comes_with_its_end() -> None:
+    """As of another server."""
+    metrics = Metrics()
+    ended = done([2], [2])
+    ended.prompt_tokens, ended.timings.cache_n = 30, 12
+    with metrics.watched() as watch:
+        watch.sees(frames.Started(1, 0, 0))
+        watch.sees(ended)
+    figures = metrics.figures()
+    assert (figures.prompt_tokens, figures.cached_tokens) == (30, 12)
+
+
 def test_a_daemon_that_answered_nothing_has_no_figures() -> None:
     figures = Metrics().figures()
     assert (figures.first_text_ms, figures.mean_depth, figures.speed_up) == (None, None, None)

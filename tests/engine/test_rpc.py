@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import socket
 import struct
@@ -20,11 +21,14 @@ from localspec.engine.llama.rpc import VERSION, built, silent
 from localspec.engine.pair.load import load_pair
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles, Speculative
+from tests.support.heads import cycle_heads
+from tests.support.pairs import expected
 from tests.support.rpc import free_port, rpc_worker
-from tests.support.running import Running, running
+from tests.support.running import Running, drafting, running
 
 pytestmark = pytest.mark.skipif(not built(), reason="this llama.cpp was built without GGML_RPC")
 PLAIN, DRAFTED = Speculative(enabled=False), Speculative(depth=4)
+TIMEOUT = socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", 0)
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8])
 
 
@@ -72,6 +76,26 @@ def test_a_worker_that_serves_another_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("localspec.engine.llama.rpc.GREETING_S", 0.2)
     assert "one pair at a time" in silent(endpoint)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
+def test_a_link_that_is_cut_ends_the_connection_and_with_it_the_wait(
+    elsewhere: Running, endpoint: str
+) -> None:
+    """As far as that can be seen without cutting one: by what its socket was told."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        if entry.is_socket():
+            with (
+                socket.socket(fileno=os.dup(int(entry.name))) as each,
+                contextlib.suppress(OSError),
+            ):
+                if each.getpeername() == ("127.0.0.1", int(endpoint.rsplit(":", 1)[1])):
+                    options = (socket.SOL_SOCKET, socket.SO_KEEPALIVE), TIMEOUT
+                    found.append([each.getsockopt(*option) for option in options])
+    assert found
+    assert all(kept and 0 < ends <= 30_000 for kept, ends in found), found
+    assert not elsewhere.pair.notes
 
 
 def test_a_worker_serves_one_after_the_other(cycle_files: PairFiles) -> None:
@@ -127,3 +151,14 @@ def test_the_protocol_is_that_of_this_llama_cpp() -> None:
     header = Path(llama_cpp.__file__).parents[1] / "include" / "ggml-rpc.h"
     said = dict(re.findall(r"define RPC_PROTO_(M\w+)_VERSION +(\d+)", header.read_text()))
     assert (int(said["MAJOR"]), int(said["MINOR"])) == VERSION
+
+
+def test_a_sidecar_that_reads_the_targets_cache_is_where_its_layers_are(
+    models: Path, endpoint: str
+) -> None:
+    """Anywhere else llama.cpp ends the process."""
+    files = cycle_heads(models / "heads", 0.8, "gemma4")
+    with running(msgspec.structs.replace(files, rpc=(endpoint,))) as engine:
+        answer = engine.ask([5], 60, speculative=drafting(3, "mtp"))
+    assert answer.tokens == expected(5, 60)
+    assert answer.done.speculation.accepted > 0

@@ -19,9 +19,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def rpc_worker() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Its address, once it listens, and the process."""
-    port = free_port()
+def rpc_worker(port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Its address, once it listens, and the process. port: 0 for any."""
+    port = port or free_port()
     command = [sys.executable, "-m", "localspec.engine", "--rpc-worker"]
     command += ["127.0.0.1", str(port), "1"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:

@@ -31,10 +31,14 @@ Answering = Callable[[Seen, socket.socket], None]
 
 @dataclass
 class ScriptedServer:
-    """`answer` writes whatever it likes; without it models are listed and a chat says hello."""
+    """`answer` writes whatever it likes; without it models are listed and a chat says hello.
+
+    `silent`: nothing more is answered, as when a link is cut and nothing says so.
+    """
 
     url: str = ""
     owner: str = "vllm"
+    silent: bool = False
     models: list[str] = field(default_factory=lambda: ["tiny"])
     answer: Answering | None = None
     metrics: Callable[[], str] | None = None
@@ -47,6 +51,9 @@ class ScriptedServer:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(30)
             while (seen := _request(connection)) is not None:
+                if self.silent:
+                    self.watch(seen, connection)
+                    return
                 if seen.path == "/metrics":
                     text = self.metrics() if self.metrics else None
                     connection.sendall(whole(text, "200 OK" if text else "404 None", plain=text))

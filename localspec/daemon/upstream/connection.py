@@ -29,6 +29,7 @@ from localspec.errors import (
     UpstreamUnreachable,
     visible,
 )
+from localspec.links import noticing_cuts
 from localspec.paths import read_file
 from localspec.protocol.settings import Upstream
 
@@ -82,9 +83,10 @@ class Connection:
         """
         deadline = time.monotonic() + self.upstream.first_token_timeout
         async with self._sent("POST", path, body, deadline) as response:
-            kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "text/event-stream":
-                raise self.nonsense(f"it sent '{kind[:80]}' in place of an event stream")
+            said = response.headers.get("content-type", "")
+            if said.partition(";")[0].strip().lower() != "text/event-stream":
+                kind = self.clean(said)[:80]
+                raise self.nonsense(f"it sent '{kind}' in place of an event stream")
             yield Lines(self, response, deadline)
 
     @contextlib.asynccontextmanager
@@ -137,12 +139,16 @@ class Connection:
 
     def _led_to(self, url: str, response: httpx2.Response) -> str:
         """Where a redirect leads, on this very server. Raises UpstreamError: elsewhere."""
-        there = urljoin(url, response.headers.get("location", ""))
-        parts = urlsplit(there)
+        try:
+            there = urljoin(url, response.headers.get("location", ""))
+            parts = urlsplit(there)
+        except ValueError:
+            raise self.nonsense("it redirects to what is no address") from None
         same = f"{parts.scheme}://{parts.netloc}" == self.place
         if not same or response.status_code not in (307, 308):
+            named = self.clean(there).partition("//")[2].partition("/")[0][:120]
             raise UpstreamError(
-                f"{self._who} redirects to {visible(parts.netloc[:120], lines=False)}, which is not "
+                f"{self._who} redirects to {named}, which is not "
                 "followed: the request and its key are for this server alone. If that is the one you "
                 f"mean: localspec add {self.name} --upstream … --replace"
                 if not same
@@ -226,6 +232,11 @@ class Connection:
         with contextlib.suppress(LocalspecError):
             data = await self._read(response, min(deadline, time.monotonic() + 5), _MAX_SAID)
         said, error = self._said(data, key)
+        if status in (401, 403) and not key:
+            return UpstreamError(
+                f"{self._who} wants a key ({status}), and none is named for it: localspec add "
+                f"{self.name} --upstream … --key-file FILE --replace"
+            )
         if status in (401, 403):
             return UpstreamError(
                 f"{self._who} refuses the key ({status}). It is named by `key_env` or `key_file` in "
@@ -235,7 +246,9 @@ class Connection:
             return UpstreamUnreachable(f"{self._who} is not ready ({status}): {said}")
         if status in (400, 404, 413, 422, 429, 501):
             code, kind = str(error.get("code")), str(error.get("type"))
-            if code == "context_length_exceeded" or kind == "exceed_context_size_error":
+            # vLLM has OpenAI's words for it and no code.
+            long = status == 400 and "maximum context length" in said
+            if long or code == "context_length_exceeded" or kind == "exceed_context_size_error":
                 return ContextExceeded(f"{self._who} refuses the request: {said}")
             if status in (400, 413, 422):
                 param = error.get("param")
@@ -318,8 +331,11 @@ class Connection:
         # Reads have limits of their own, see Lines.
         times = httpx2.Timeout(None, connect=connect, write=60.0)
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=8)
+        transport = httpx2.AsyncHTTPTransport(
+            verify=trust, limits=limits, trust_env=False, socket_options=noticing_cuts()
+        )
         return httpx2.AsyncClient(
-            verify=trust, timeout=times, limits=limits, trust_env=False, follow_redirects=False
+            transport=transport, timeout=times, trust_env=False, follow_redirects=False
         )
 
     async def close(self) -> None:

@@ -274,6 +274,7 @@ def _token(entry: dict[str, Any]) -> tuple[int, bytes, float]:
 
 
 def _old_logprobs(said: Mapping[str, Any]) -> Iterator[frames.TokenLogprob]:
+    """With the likeliest first, which the order of an object's keys does not tell."""
     tops = said.get("top_logprobs") or []
     for at, (token, value) in enumerate(
         zip(said.get("tokens") or [], said.get("token_logprobs") or [], strict=True)
@@ -282,4 +283,5 @@ def _old_logprobs(said: Mapping[str, Any]) -> Iterator[frames.TokenLogprob]:
         named = [
             (-1, str(text).encode(errors="replace"), float(each)) for text, each in top.items()
         ]
+        named.sort(key=lambda each: -each[2])
         yield frames.TokenLogprob(-1, str(token).encode(errors="replace"), float(value), named)

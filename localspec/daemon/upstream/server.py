@@ -159,8 +159,9 @@ class Server:
                 async with contextlib.aclosing(self._once(request)) as events:
                     async for event in events:
                         came = came or isinstance(event, frames.Delta)
+                        if isinstance(event, frames.Done):
+                            self.problem = ""  # here, for nobody reads on behind it
                         yield event
-                self.problem = ""
                 return
             except UpstreamUnreachable as error:
                 self.problem = error.message
@@ -231,6 +232,7 @@ class Server:
             case frames.Tokenize() if dialect.infill:
                 body = {"content": request.text, "add_special": request.add_special}
                 body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
+                body["model"] = known.model  # another localspec has several
                 return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
             case frames.Tokenize() if dialect.kind == "vllm":
                 body = {"prompt": request.text, "add_special_tokens": request.add_special}
@@ -246,6 +248,7 @@ class Server:
             case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.infill:
                 text = await self._templated(prompt, known)
                 body = {"content": text, "add_special": True, "parse_special": True}
+                body["model"] = known.model
                 tokens = _tokens(self.connection, await ask("/tokenize", body, _SMALL))
                 return {"tokens": len(tokens["tokens"])}
         raise refusal(_FIELDS.get(type(request), "model"), dialect, "it offers nothing for it")

@@ -21,8 +21,10 @@ from localspec.errors import LocalspecError, UpstreamTimeout, UpstreamUnreachabl
 from localspec.protocol import frames
 from localspec.protocol.answers import UpstreamStatus
 
-_FRESH = 10.0  # seconds for which one that has answered is taken to be there
-_PATIENCE = 0.8  # for a sign of life, where another pair would answer
+# Where another pair would answer: what comes of an answer within the first of these says enough, else a sign
+# of life must come within the second.
+_BEGINS = 0.1  # seconds
+_PATIENCE = 0.8
 _AGAIN = (
     1.0,
     2.0,
@@ -42,7 +44,7 @@ class Upstreams:
         self._servers: dict[str, Server] = {}
         self._away: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, float] = {}  # when a pair was asked last
-        self._heard: dict[str, float] = {}  # when its server was there last
+        self._heard: dict[str, float] = {}  # when anything of an answer of its server came last
         self._running: set[Streamed] = set()
 
     def of(self, pair: frames.PairFiles) -> Server:
@@ -76,36 +78,51 @@ class Upstreams:
         counted.requests += 1
         counted.running += 1
         self._asked[pair.name] = time.monotonic()
-        running = Streamed(request, job, server.events(request))
+        running = Streamed(request, job, self._heard_of(server, request))
         self._running.add(running)
+        watching: asyncio.Task[None] | None = None
         try:
-            await self._is_there(server)
+            if server.upstream.fallback:
+                if server.name in self._away:
+                    raise UpstreamUnreachable(server.problem)
+                watching = asyncio.create_task(self._watch(server, running))
             yield running
-            self._heard[pair.name] = time.monotonic()
         except LocalspecError:
             counted.failed += 1
             raise
         finally:
+            if watching:
+                watching.cancel()
             counted.running -= 1
             self._running.discard(running)
             await running.close()
             if running.done:
                 counted.done(running.done)
 
-    async def _is_there(self, server: Server) -> None:
-        """Where another pair would answer: a sign of life, unless it has just given one.
+    async def _heard_of(
+        self, server: Server, request: frames.Generate
+    ) -> AsyncGenerator[Event, None]:
+        async with contextlib.aclosing(server.events(request)) as events:
+            async for event in events:
+                self._heard[server.name] = time.monotonic()
+                yield event
 
-        Raises:
-            UpstreamUnreachable: there is none.
+    async def _watch(self, server: Server, running: Streamed) -> None:
+        """Where another pair would answer: end a request whose server is not there, as far as can be seen.
+
+        It is asked for a sign of life beside the request, which waits for no journey more. However lately
+        it answered, the link may be cut since, and then nothing says so.
         """
-        if not server.upstream.fallback:
+        began = time.monotonic()
+        await asyncio.sleep(_BEGINS)
+        if running.begun:
             return
-        if server.name in self._away:
-            raise UpstreamUnreachable(server.problem)
-        if time.monotonic() - self._heard.get(server.name, -_FRESH) < _FRESH:
-            return
-        await self._sign_of_life(server)
-        self._heard[server.name] = time.monotonic()
+        try:
+            await self._sign_of_life(server)
+        except UpstreamUnreachable as error:
+            # One that is busy may be slow to give a sign while its other answers go on.
+            if not running.begun and self._heard.get(server.name, 0.0) < began:
+                running.abort(error)
 
     async def _sign_of_life(self, server: Server) -> None:
         try:
@@ -152,7 +169,6 @@ class Upstreams:
     def _try_again(self, server: Server) -> None:
         """In the background, until it answers or nobody asks any more."""
         if server.name not in self._away:
-            self._heard.pop(server.name, None)
             self._away[server.name] = asyncio.create_task(self._trying(server))
 
     async def _trying(self, server: Server) -> None:
@@ -192,6 +208,7 @@ class Streamed(Running):
         self, request: frames.Generate, job: Job, events: AsyncGenerator[Event, None]
     ) -> None:
         super().__init__(request, job)
+        self.begun = False  # something of its answer has come
         self.done: frames.Done | None = None
         self._events = events
         self._waiting: asyncio.Task[object] | None = None
@@ -210,6 +227,7 @@ class Streamed(Running):
             raise
         finally:
             self._waiting = None
+        self.begun = True
         self.job.sees(event)
         if isinstance(event, frames.Done):
             self.done = event

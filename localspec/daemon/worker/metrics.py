@@ -131,11 +131,14 @@ class Metrics:
 
 @dataclass(slots=True)
 class Watch:
-    """One generation. `shown` once there is text, `over` once it has ended."""
+    """One generation. `shown` once there is text, `over` once it has ended. `untold`: how long its prompt is
+    comes with its end, as of another server.
+    """
 
     metrics: Metrics
     began: float = field(default_factory=time.monotonic)
     started: bool = False
+    untold: bool = False
     shown: bool = False
     over: bool = False
 
@@ -146,20 +149,25 @@ class Watch:
                 return False
             case frames.Started():
                 self.started = True
-                totals = self.metrics.totals
-                totals.prompt_tokens += event.prompt_tokens
-                totals.cached_tokens += event.cached_tokens
+                self.untold = not event.prompt_tokens
+                self._prompted(event.prompt_tokens, event.cached_tokens)
                 if event.cache:
-                    totals.cache_hits[event.cache] += 1
+                    self.metrics.totals.cache_hits[event.cache] += 1
             case frames.Delta() if not self.shown:
                 self.shown = True
                 self.metrics.time_to_first_token.add(time.monotonic() - self.began)
             case frames.Done():
                 self.over = True
+                if self.untold:
+                    self._prompted(event.prompt_tokens, event.timings.cache_n)
                 self._done(event)
             case _:
                 pass
         return True
+
+    def _prompted(self, tokens: int, cached: int) -> None:
+        self.metrics.totals.prompt_tokens += tokens
+        self.metrics.totals.cached_tokens += cached
 
     def _done(self, event: frames.Done) -> None:
         metrics, counts, done = self.metrics, self.metrics.counts, event.speculation

@@ -30,7 +30,7 @@ from localspec.engine.llama.library import (
     system_info,
 )
 from localspec.engine.llama.model import Model
-from localspec.engine.llama.rpc import reach
+from localspec.engine.llama.rpc import notice_cuts, reach
 from localspec.engine.llama.stop import Stop
 from localspec.engine.llama.vocab import FimTokens, Vocab, check_tokens
 
@@ -62,6 +62,7 @@ __all__ = [
     "initialise",
     "last_beat",
     "llama_version",
+    "notice_cuts",
     "reach",
     "system_info",
     "why_no_heads",

@@ -6,18 +6,24 @@ it is used. So each is asked first, with the greeting of its protocol, and answe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import signal
 import socket
+import stat
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp._ggml as ggml
 
+from localspec.engine.llama import waiting
 from localspec.engine.llama.library import devices, initialise
 from localspec.errors import LoadFailed
+from localspec.links import noticing_cuts
 
 GREETING_S = 5.0  # a server that serves another client greets nobody
 VERSION = (7, 0)  # of the protocol in the llama.cpp that is pinned (ggml-rpc.h)
@@ -70,6 +76,21 @@ def reach(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
     return found, problems
 
 
+def notice_cuts(endpoints: Iterable[str]) -> None:
+    """Have the connections to these servers end where their link was cut: llama.cpp waits for ever."""
+    ports = {int(each.rsplit(":", 1)[1]) for each in endpoints}
+    internet = socket.AF_INET, socket.AF_INET6
+    for entry in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed since, or not connected
+            number = int(entry.name)
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as each:
+                if each.family in internet and each.getpeername()[1] in ports:
+                    for option in noticing_cuts():
+                        each.setsockopt(*option)
+
+
 def serve(host: str, port: int, threads: int) -> None:
     """Serve this machine's GPUs, or its processor where it has none, until the process ends.
 
@@ -92,6 +113,7 @@ def main(host: str, port: int, threads: int) -> int:
     # Python would only note a Ctrl-C, and llama.cpp never returns to it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     initialise()
+    waiting.keep_looking(threads)
     try:
         serve(host, port, threads)
     except LoadFailed as error:

@@ -25,6 +25,7 @@ from localspec.engine.llama import (
     StateBatch,
     devices,
     gpus,
+    notice_cuts,
     reach,
     why_no_heads,
 )
@@ -38,6 +39,7 @@ from localspec.engine.pair.models import (
     check_pair,
     chooses_rightly,
     key_of,
+    open_draft,
     open_model,
     physical_cores,
     runner,
@@ -222,6 +224,8 @@ class _Load:
         heads = files.draft is None  # its own draft for it where no other model does
         elsewhere = self._elsewhere()
         target = self._model("target", files.target, settings, heads=heads, devices=elsewhere)
+        if self._machines:
+            notice_cuts(self._machines)
         self.layers = target.n_layer
         if reason := takes_not(target, settings.kv_types):
             key = "kv_type" if takes_not(target, (settings.type_kv, "f16")) else "kv_type_v"
@@ -231,11 +235,9 @@ class _Load:
                 f"{files.target} does not take `{key}` {kind}: {reason}. To use f16: "
                 f"localspec config set {key} f16"
             )
-        # The draft on one GPU, whole: its steps are too short to be shared.
-        placed = msgspec.structs.replace(
-            settings, n_gpu_layers=settings.draft_gpu_layers, split_mode="none"
-        )
-        draft = self._model("draft", files.draft, placed, drafts=True) if files.draft else None
+        draft = None
+        if files.draft:
+            draft = open_draft(partial(self._model, "draft", files.draft), settings, elsewhere)
         compared = check_pair(target, draft) if draft else None
         self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
         parallel = settings.parallel if target.takes_company else 1

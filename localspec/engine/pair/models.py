@@ -8,6 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from localspec.compatibility import Compatibility, compare
 from localspec.engine.llama import (
     Batch,
@@ -66,9 +68,11 @@ class Models:
         heads: bool = False,
         target: Context | None = None,
         exact: bool = False,
+        rows: int = 0,
     ) -> Context:
         """A context of one of the two, or of the target's heads, in its file or beside it: then `target` is
         whose cache they read. A draft that does not take the cache's type has f16. exact: for that lane.
+        rows: of its passes, where not as many as all others have.
 
         Raises:
             OutOfMemory, LoadFailed
@@ -81,7 +85,7 @@ class Models:
             at_once = min(at_once, SCORED_ROWS)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
-            n_batch=self.rows,
+            n_batch=rows or self.rows,
             n_ubatch=at_once,
             n_seq=sequences,
             n_outputs=outputs,
@@ -147,6 +151,22 @@ def open_model(
         model.close()
         raise LoadFailed(f"{path} cannot generate text: {reason}.")
     return model
+
+
+def open_draft(
+    opened: Callable[..., Model], settings: EngineSettings, elsewhere: Sequence[int]
+) -> Model:
+    """The draft on one GPU of this machine, whole: its steps are too short to be shared. A sidecar reads the
+    target's cache, so it goes wherever the target's layers have: llama.cpp ends the process else.
+
+    opened: opens it as `open_model` does, with such settings. elsewhere: the target's devices, if not ours.
+    """
+    there = msgspec.structs.replace(settings, n_gpu_layers=settings.draft_gpu_layers)
+    draft = opened(msgspec.structs.replace(there, split_mode="none"), drafts=True)
+    if is_sidecar(draft.architecture) and (elsewhere or len(gpus()) > 1):
+        draft.close()
+        draft = opened(there, drafts=True, devices=elsewhere)
+    return draft
 
 
 def _why_no_writer(model: Model) -> str:

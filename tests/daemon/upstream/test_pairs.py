@@ -119,6 +119,8 @@ def test_what_there_is_shows_the_pair_and_its_figures_and_never_its_key(both: Bo
     ]  # fmt: skip
     assert "elsewhere" in said_[0].stdout
     assert both.there.status()["listen"] in said_[1].stdout
+    template = here.run("show", "big", "--template")
+    assert (template.returncode, "'big' is on its server" in template.stderr) == (1, True)
     (status,) = here.status()["upstreams"]
     assert (status["name"], status["kind"], status["model"]) == ("big", "localspec", "builtin")
     assert status["requests"] > 0
@@ -234,6 +236,19 @@ def test_another_pair_answers_while_the_server_does_not_and_a_conversation_goes_
     kept = here.request("GET", f"/localspec/conversations/{talk['conversation']}").json
     wrote = [each["model"] for each in kept["messages"] if each["role"] == "assistant"]
     assert wrote == ["big", here.status()["pair"]["name"], "big"]  # whose speed each figure is
+
+
+def test_a_server_that_has_just_answered_and_falls_silent_is_not_waited_for(here: Home) -> None:
+    with scripted_server(stream=said("from afar")) as there:
+        add(here, there, fallback=str(here.model))
+        assert here.chat("say one", model="big").text == "from afar"
+        there.silent = True
+        answer = here.chat("say from here", model="big")
+        assert answer.text == "from here"
+        assert answer.json["localspec"]["news"].endswith("answers in its place.")
+        there.silent = False
+        wait_for(lambda: not here.status()["upstreams"][0]["away"], "it to be tried again")
+        assert here.chat("say two", model="big").text == "from afar"
 
 
 def test_a_client_that_leaves_closes_the_servers_connection(here: Home) -> None:

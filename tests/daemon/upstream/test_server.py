@@ -10,6 +10,7 @@ import ssl
 import string
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from localspec.daemon.upstream.connection import Connection
 from localspec.daemon.upstream.dialects import KINDS
 from localspec.daemon.upstream.request import asked
 from localspec.daemon.upstream.server import Server
@@ -122,6 +124,29 @@ def test_what_is_stated_is_not_asked_for_and_one_of_several_models_must_be_named
 # ------------------------------------------------------------------------ what is asked
 
 
+def test_tokens_are_those_of_the_model_that_is_named() -> None:
+    """Another localspec has several, and the one that answers where none is named has another vocabulary."""
+
+    def answer(seen: Seen, connection: socket.socket) -> None:
+        both = {"prompt": "hi", "content": "hi", "tokens": [1]}
+        connection.sendall(whole(both, headers="connection: close\r\n"))
+
+    async def main(upstream: Upstream) -> None:
+        server = Server("big", upstream)
+        await server.ask(frames.Tokenize(0, "hi"))
+        await server.ask(frames.Detokenize(0, [1]))
+        await server.ask(frames.CountTokens(0, CHAT))
+        await server.close()
+
+    with scripted_server(answer=answer) as there:
+        asyncio.run(
+            main(Upstream(upstream=there.url, upstream_model="two", upstream_kind="localspec"))
+        )
+        asked_ = [(each.path, each.body["model"]) for each in there.seen]
+    tokens = ("/tokenize", "two")
+    assert asked_ == [tokens, ("/detokenize", "two"), ("/apply-template", "two"), tokens]
+
+
 def test_what_a_server_does_not_know_is_refused_or_left_out_by_its_name() -> None:
     grammar = frames.Constraint("grammar", "root ::= x", param="grammar")
     refused: list[tuple[str, str, dict[str, Any]]] = [
@@ -211,6 +236,16 @@ def test_thoughts_and_calls_come_apart() -> None:
         frames.CallPart(0, "", "", ":1}"),
     ]
     assert done(events).finish_reason == "stop"
+
+
+def test_the_likeliest_token_comes_first_in_whatever_order_a_server_names_them() -> None:
+    told = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -2.0, "a": -1.0}]}
+    text_ = {"index": 0, "text": "a", "logprobs": told, "finish_reason": "stop"}
+    with scripted_server(stream=event({"choices": [text_]}) + event(b"[DONE]")) as there:
+        request = frames.Generate(0, frames.TextPrompt("x"), top_logprobs=2)
+        events = run(Upstream(upstream=there.url), request)
+    delta = next(each for each in events if isinstance(each, frames.Delta))
+    assert [piece for _, piece, _ in delta.logprobs[0].top] == [b"a", b"b"]
 
 
 # As a vLLM 0.32 and llama-server said it.
@@ -382,6 +417,30 @@ def test_a_request_is_sent_once_more_where_nothing_came_and_never_after_that() -
         assert len(tries) == 3
 
 
+def test_a_problem_is_over_with_the_next_answer() -> None:
+    """Whoever asks reads no further than its end."""
+
+    def answer(seen: Seen, connection: socket.socket) -> None:
+        late = whole({"error": "loading"}, "503 Later", "connection: close\r\n")
+        connection.sendall(late if len(there.seen) <= 2 else streamed(said("hello")))
+
+    async def main() -> None:
+        upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
+        server = Server("big", upstream)
+        with pytest.raises(UpstreamUnreachable):
+            await _events(server, frames.Generate(0, CHAT))
+        assert "not ready" in server.problem
+        events = server.events(frames.Generate(0, CHAT))
+        while not isinstance(await anext(events), frames.Done):
+            pass
+        await events.aclose()
+        assert server.problem == ""
+        await server.close()
+
+    with scripted_server(answer=answer) as there:
+        asyncio.run(main())
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_silence_is_not_waited_for(begun: bool) -> None:
     def answer(seen: Seen, connection: socket.socket) -> None:
@@ -394,6 +453,30 @@ def test_silence_is_not_waited_for(begun: bool) -> None:
         with pytest.raises(UpstreamTimeout, match="sent nothing for too long"):
             run(msgspec.structs.replace(stated, **times))
         wait_for(lambda: there.seen[0].left, "the connection's end")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
+def test_a_link_that_is_cut_ends_a_connection_within_half_a_minute() -> None:
+    """As far as that can be seen without cutting one: by what its socket was told."""
+
+    async def main() -> None:
+        connection = Connection("big", Upstream(upstream=there.url))
+        async with connection._sent("GET", "models", None, time.monotonic() + PATIENCE) as response:
+            used = response.extensions["network_stream"].get_extra_info("socket")
+
+            def told(name: str) -> int:
+                value: int = used.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+                return value
+
+            assert used.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            asked = told("TCP_KEEPIDLE") + told("TCP_KEEPINTVL") * told("TCP_KEEPCNT")
+            assert asked <= 30
+            assert told("TCP_USER_TIMEOUT") <= 30_000
+            assert told("TCP_NODELAY")
+        await connection.close()
+
+    with scripted_server() as there:
+        asyncio.run(main())
 
 
 def test_whoever_leaves_closes_the_connection_at_once() -> None:
@@ -420,14 +503,21 @@ def test_nobody_there_and_refusals_are_said_in_plain_words() -> None:
     with pytest.raises(UpstreamUnreachable, match=rf"'big' \({address}\) does not answer"):
         run(Upstream(upstream=address))
     long = {"error": {"message": "too long", "code": "context_length_exceeded"}}
+    # As vLLM 0.32 says it.
+    longer = (
+        "This model's maximum context length is 2048 tokens. However, your prompt contains at least"
+    )
+    worded = {"message": longer, "type": "BadRequestError", "param": "input_tokens", "code": 400}
     refusals: list[tuple[bytes, type[LocalspecError], str]] = [
+        (whole({"error": worded}, "400 Bad Request"), ContextExceeded, "context length is 2048"),
         (whole(long, "400 Bad Request"), ContextExceeded, "too long"),
         (whole({"detail": "no such field"}, "422 What"), InvalidRequest, "no such field"),
-        (whole({}, "401 No"), UpstreamError, "refuses the key"),
+        (whole({}, "403 No"), UpstreamError, "wants a key .403."),
         (whole({"error": "loading"}, "503 Later"), UpstreamUnreachable, "not ready.*loading"),
         (whole({"message": "\x1b[31mred"}, "500 Oh"), UpstreamError, "␛"),
         (b"SSH-2.0-OpenSSH_9\r\n", UpstreamError, "broke the connection|speaks no HTTP"),
         (whole({"choices": []}), UpstreamError, "in place of an event stream"),
+        (whole({}, "307 There", "location: http://[\r\n"), UpstreamError, "what is no address"),
     ]
     for data, kind, words in refusals:
         with scripted_server(answer=sending(data)) as there, pytest.raises(kind, match=words):
@@ -435,6 +525,17 @@ def test_nobody_there_and_refusals_are_said_in_plain_words() -> None:
 
 
 # ------------------------------------------------------------------------ keys
+
+
+def test_a_key_that_is_refused_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-1")
+    with scripted_server(answer=sending(whole({}, "401 No"))) as there:
+        upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
+        with pytest.raises(UpstreamError, match=r"wants a key \(401\).*--key-file"):
+            run(upstream)
+        with pytest.raises(UpstreamError, match=r"refuses the key \(401\)"):
+            run(msgspec.structs.replace(upstream, key_file=str(file)))
 
 
 def test_a_key_goes_to_its_server_alone_and_into_no_error(
@@ -456,6 +557,8 @@ def test_a_key_goes_to_its_server_alone_and_into_no_error(
                 whole({"message": f"x{key}x"}, "503 Later"),
                 whole({}, "307 There", f"location: {other.url}/chat/completions?{key}\r\n"),
                 whole({}, "302 There", "location: /elsewhere\r\n"),
+                whole({}, "307 There", f"location: http://{key}.example/\r\n"),
+                HEAD.replace(b"event-stream", key.encode()),
                 streamed(event({"error": {"message": f"no {key}"}})),
                 key.encode(),
             ]
@@ -465,7 +568,7 @@ def test_a_key_goes_to_its_server_alone_and_into_no_error(
             with pytest.raises(LocalspecError) as caught:
                 run(upstream)
             shown = f"{caught.value!r} {caught.value.message} {caught.value.param} {upstream}"
-            assert key not in shown
+            assert key.lower() not in shown.lower()
             assert there.seen[-1].headers["authorization"] == f"Bearer {key}"
             assert key not in caplog.text
         assert other.seen == []

@@ -30,6 +30,9 @@ def command(name: str, context: int, template: bool, as_json: bool) -> int:
     view = PairsClient().pair(inputs.pair(name), context)
     if template:
         found = view["target"]["template"]
+        if found is None and view["kind"] == "upstream":
+            render.error(f"The chat template of '{view['name']}' is on its server.")
+            return 1
         if found is None:
             render.error(f"{view['target']['file']} has no chat template.")
             return 1
