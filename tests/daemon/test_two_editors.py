@@ -36,7 +36,15 @@ class Asked:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         headers = {"authorization": f"Bearer {token}", "user-agent": "curl/7.88.1"}
         fields = {"id_slot": 0, "n_predict": 64, "response_fields": ["content"], **fields}
-        self._connection.request("POST", "/infill", json.dumps(fields), headers)
+        self._body = json.dumps(fields).encode()
+        self._connection.putrequest("POST", "/infill")
+        for name, value in {**headers, "content-length": str(len(self._body))}.items():
+            self._connection.putheader(name, value)
+        self._connection.endheaders()
+        self.go()
+
+    def go(self) -> None:
+        self._connection.send(self._body)
 
     def read(self) -> Answer:
         answer = Answer(self._connection.getresponse())
@@ -45,6 +53,16 @@ class Asked:
 
     def leave(self) -> None:
         self._connection.close()
+
+
+class Slow(Asked):
+    """One of which only the head is sent at first."""
+
+    def go(self) -> None:
+        """Not yet."""
+
+    def send(self) -> None:
+        super().go()
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +134,22 @@ def test_an_editors_own_older_completion_is_ended_soon_over_tcp_and_at_once_by_i
         assert home.status()["running"] == 1
         elsewhere.leave()
         daemon.stop()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_request_that_came_last_is_answered_in_whatever_order_the_bodies_come(
+    served: Home, seed: int
+) -> None:
+    """An editor that types fast closes a request and sends the next: the daemon may read that one first."""
+    hole = {"input_prefix": "p", "prompt": "!forever", "n_predict": -1, "user": "me"}
+    bystander = Asked(served, input_prefix="q", prompt="!forever", n_predict=-1, user="you")
+    asked = [Slow(served, **hole) for _ in range(5)]
+    for each in random.Random(seed).sample(asked, len(asked)):
+        each.send()
+    for older in asked[:-1]:
+        answer = older.read()
+        assert (answer.status, answer.error["code"]) == (499, "cancelled")
+    assert served.status()["running"] == 2
+    for left in (asked[-1], bystander):
+        left.leave()
+    wait_for(lambda: served.status()["running"] == 0, "the end of both")

@@ -25,9 +25,10 @@ async def complete(request: Request) -> Response:
 
 
 async def infill(request: Request) -> Response:
+    arrival = state_of(request).editors.arrived()
     body = await read(request, InfillRequest)
     # A warm-up takes over from nobody, and a completion waits behind no warm-up.
-    editor = None if body.n_predict == 0 else place_of(request, body)
+    editor = None if body.n_predict == 0 else place_of(request, body, arrival)
     return await _respond(request, body, llama_server.infill(body), "fim", editor)
 
 
