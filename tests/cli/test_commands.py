@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import localspec
 from localspec.cli.app import app
+from localspec.cli.terminal import figures
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
@@ -170,6 +171,15 @@ def test_status_for_people_and_for_programs(warm: Home) -> None:
     assert f"localspec {localspec.__version__}" in shown
     assert "ready, context 4096" in shown
     assert json.loads(warm.run("status", "--json").stdout)["pair"]["state"] == "ready"
+
+
+def test_a_pairs_note_stands_before_the_other_pairs(warm: Home) -> None:
+    warm.run("ask", "say hello")
+    status = json.loads(warm.run("status", "--json").stdout)
+    status["pair"]["note"] = "this pair has no draft model"
+    status["pairs"].append({**status["pair"], "name": "another"})
+    names = [name for name, _ in figures.rows(status)]
+    assert names.index("pair") < names.index("note") < names.index("also")
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--debug", "--version"]])

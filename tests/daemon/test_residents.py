@@ -18,13 +18,19 @@ from typing import Any
 import pytest
 
 from localspec.config import Config
+from localspec.daemon.pairs.names import builtin
 from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.worker import placement
+from localspec.daemon.worker.death import Mapped
 from localspec.daemon.worker.queue.forecast import Job
 from localspec.daemon.worker.residents import Residents, Stay
+from localspec.daemon.worker.room import Seen
+from localspec.daemon.worker.states import Engine, Ready, Unloaded
 from localspec.errors import LoadFailed, QueueFull
 from localspec.paths import Paths
 from localspec.protocol.answers import Counts
-from localspec.protocol.frames import PairFiles
+from localspec.protocol.frames import Loaded, PairFiles, Tokenize
+from localspec.registry.header.fit import Memory
 from tests.support.daemons import FAKE_WORKER, Home, RunningDaemon, scripted_home, wait_for
 
 Start = Callable[..., RunningDaemon]
@@ -95,10 +101,14 @@ def test_a_pair_is_unloaded_by_its_name_and_all_without_one(home_of_all: Home) -
         stream.readline()
         busy = home.request("POST", "/localspec/unload", {})
         assert (busy.status, busy.error["code"]) == (409, "conflict")
-        assert one in busy.error["message"]
+        assert f"The pair {one} is busy" in busy.error["message"]
         assert loaded(home) == [one]
+        with home.streaming("forever", model=two) as other:
+            other.readline()
+            busy = home.request("POST", "/localspec/unload", {})
+            assert f"These pairs are busy: {one}, {two};" in busy.error["message"]
     wait_for(lambda: home.status()["running"] == 0, "the end of the answer")
-    assert home.request("POST", "/localspec/unload").json == {"unloaded": True, "pairs": [one]}
+    assert home.request("POST", "/localspec/unload").json == {"unloaded": True, "pairs": [one, two]}
 
 
 def test_what_is_in_memory_is_told_everywhere(home_of_all: Home) -> None:
@@ -264,6 +274,71 @@ def test_a_smaller_budget_and_another_setting_count_at_once(
     assert home.chat("say y", model=two).text == "y"
     assert of(home, two)["pid"] != pid
     assert home.status()["counts"]["worker_deaths"] == 0
+
+
+def test_a_smaller_budget_counts_for_those_that_answer_once_they_are_done(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        residents = Residents(
+            Config(),
+            Paths(*[tmp_path] * 5),
+            Counts(),
+            worker_command=(sys.executable, str(FAKE_WORKER)),
+        )
+        try:
+            first, second = [
+                (await residents.of(name).ready(PairFiles(name, f"/{name}.gguf"))).engine.worker
+                for name in ("one", "two")
+            ]
+            with second.running(Tokenize(0, "a")):
+                with first.running(Tokenize(0, "a")):
+                    residents.configure(Config(memory=200))
+                    assert [each.name for each in residents.loaded] == ["two", "one"]
+                assert [each.name for each in residents.loaded] == ["two"]
+            assert [each.name for each in residents.loaded] == ["two"]
+        finally:
+            await residents.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_room_is_given_back_to_the_others_though_a_pair_ends_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, paths = Config(), Paths(*[tmp_path] * 5)
+    residents = Residents(config, paths, Counts(), worker_command=())
+    plenty = Memory(1 << 36)
+    planned = placement.plan(builtin(), placement.settings(config, paths), plenty, "cpu")
+    told = list[tuple[str, int]]()
+
+    class Told:
+        """A worker that is only told how much room it has."""
+
+        busy, pid = False, 0
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def spare(self, most: int) -> int:
+            told.append((self.name, most))
+            return most
+
+    def looked(_: object) -> Seen:
+        residents.of("one").state = Unloaded()
+        return Seen(plenty)
+
+    async def scenario() -> None:
+        for name in ("one", "two"):
+            worker: Any = Told(name)
+            engine = Engine(worker, planned.pair, config, Mapped(planned.pair), planned, 0.0)
+            info = Loaded(name, "fake", None, 1, 1, None, "", "")
+            residents.of(name).state = Ready(engine.with_room(0), info)
+        residents.has_left()
+        while not told:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(Seen, "here", looked)
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert told == [("two", config.prefix_memory << 20)]
 
 
 # ------------------------------------------------------------------------ one queue for all

@@ -102,12 +102,12 @@ def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
         ("target", pair.get("target")),
         ("draft", pair.get("draft")),
         ("memory", _memory(pair.get("plan"))),
+        ("note", pair.get("note")),
         *(
             ("also", _beside(each))
             for each in value.get("pairs") or ()
             if each["name"] != pair["name"]
         ),
-        ("note", pair.get("note")),
         *(("upstream", _upstream(each)) for each in value.get("upstreams") or ()),
         ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
         ("embeddings", _embeddings(counts)),

@@ -63,6 +63,7 @@ class Residents:
         self._driven_out: dict[str, tuple[Holding, float]] = {}  # and when it was asked last
         self._watching: list[asyncio.Future[None]] = []
         self._giving: asyncio.Task[None] | None = None  # room back to those that gave it up
+        self._beyond = False  # a smaller budget is kept once those who answer are done
         self._draining = False
 
     # ------------------------------------------------------------------ who is here
@@ -161,6 +162,8 @@ class Residents:
             self._watching.remove(change)
 
     def changed(self) -> None:
+        if self._beyond:
+            self._keep_within(self.config.memory * MIB)
         for change in self._watching:
             if not change.done():
                 change.set_result(None)
@@ -293,16 +296,24 @@ class Residents:
         async with self._one_load:
             self._giving = None
             for each in self.loaded:
-                if isinstance(each.state, Ready) and (lacks := each.state.engine.lacks):
-                    left = await asyncio.to_thread(self._left_over)
-                    plan = each.state.engine.planned.plan
+                engine = each.state.engine
+                if engine and engine.lacks:
+                    left = await self._left_over()
+                    # By what was there before: it may have ended meanwhile, and then is told nothing.
+                    plan = engine.planned.plan
                     assert plan is not None
-                    await each.spare(plan.prefixes + min(lacks, left // 2))
+                    await each.spare(plan.prefixes + min(engine.lacks, left // 2))
 
-    def _left_over(self) -> int:
+    async def _left_over(self) -> int:
         """Bytes that nobody's load has planned."""
-        held = _holdings(each.state.engine for each in self.loaded if each.state.engine)
-        return room.Seen.here(held).left({}, held).reserving((), self.config.memory * MIB).free.ram
+        budget = self.config.memory * MIB
+        engines = [each.state.engine for each in self.loaded if each.state.engine]
+
+        def look() -> int:
+            held = _holdings(engines)
+            return room.Seen.here(held).left({}, held).reserving((), budget).free.ram
+
+        return await asyncio.to_thread(look)
 
     async def _until_one_is_quiet(self, newcomer: LoadedPair) -> None:
         while all(
@@ -322,13 +333,15 @@ class Residents:
         self.changed()
 
     def _keep_within(self, budget: int) -> None:
-        """Those that rest leave until the others are within the budget; 0: any."""
-        for each in reversed(self.loaded) if budget else ():
-            engines = [e.state.engine for e in self.loaded if isinstance(e.state, Ready)]
+        """Those that rest leave until the others are within the budget, 0: any; those that answer later."""
+        self._beyond = False  # whoever leaves is a change, too
+        for each in reversed(self.present) if budget else ():
+            engines = [e.state.engine for e in self.present if e.state.engine]
             if room.taken(_holdings(engines)) <= budget:
                 return
             if not each.answering and not self.keeps(each.name):
                 self._drive_out(each)
+        self._beyond = bool(budget) and any(each.answering for each in self.present)
 
     async def unload(self, names: Iterable[str] | None = None) -> list[str]:
         """End the workers of these pairs, else all; their memory has gone back when this returns. The

@@ -263,8 +263,12 @@ class Supervisor:
         released = await self.residents.unload(
             {each.name for each in named if each.name not in busy}
         )
+        if len(busy) > 1:
+            raise errors.Conflict(
+                f"These pairs are busy: {', '.join(busy)}; wait for their answers, then try again."
+            )
         if busy:
             raise errors.Conflict(
-                f"The pair {', '.join(busy)} is busy; wait for its answer, then try again."
+                f"The pair {busy[0]} is busy; wait for its answer, then try again."
             )
         return released
