@@ -25,6 +25,7 @@ MACHINE = (
     r"this machine has no \w* among its (shells|editors)",
     r"reads /proc|counts pages through /proc",
     r"root may write everywhere",
+    r"the targets of this run are on a device",
     r"AMX is x86-64|this compiler does not know AMX",
     r"this llama.cpp was built without GGML_RPC",
     r"this Python's standard library has other lines ",

@@ -172,7 +172,7 @@ class Engine:
                 lane.decode(decoding_only, len(sequences))
                 return True
             except Aborted:
-                self._scheduler.stopped(lane, sequences)
+                self._scheduler.stopped(lane, sequences, self.interruption.made_room)
                 return False
             except NoKvSlot:
                 if not lane.slots.evict():

@@ -55,5 +55,11 @@ class Interruption:
             self._look()
         return self.stop if by or yields else None
 
+    @property
+    def made_room(self) -> bool:
+        """Did the pass that has been ended end for one that comes?"""
+        with self._lock:
+            return self._came and self._yields and not self._left & self._by
+
     def _look(self) -> None:
         self.stop.set(bool(self._left & self._by) or (self._came and self._yields))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -80,6 +81,11 @@ class Scheduler:
     @property
     def _running(self) -> int:
         return sum(len(lane.active) for lane in self.lanes)
+
+    @property
+    def _writing(self) -> int:
+        """How many wait for every pass, for it may give them a token."""
+        return sum(not each.prefilling for lane in self.lanes for each in lane.active)
 
     @property
     def hurries(self) -> bool:
@@ -221,21 +227,26 @@ class Scheduler:
     def _prefill(self, lane: Lane, decoding: int) -> list[Sequence]:
         """Those whose prompts are read beside so many that decode."""
         prompts = [each for each in lane.active if each.prefilling]
-        prompts.sort(key=lambda s: (s.request.priority != "editor", len(s.slot.unread)))
+        prompts.sort(key=lambda s: s.turn)
         budget = lane.batch.capacity - (MAX_LIMIT + 1) * decoding
-        if decoding or len(prompts) > 1:
+        if decoding:
             budget = min(budget, lane.batch.capacity // 2)
-        alone = self._running == 1 and not prompts[0].yields
-        budget = min(budget, lane.most_rows if alone else lane.rows_beside(decoding))
+        beside = lane.rows_beside(decoding)
+        wide = not self._writing and not prompts[0].yields
+        wide = wide and (self._running == 1 or lane.ends_early)
+        budget = min(budget, lane.most_rows if wide else beside)
         chosen: list[Sequence] = []
         rows = 0
         # Those that one pass could hold, were nobody to wait for it, end together: each that ends before
         # has the others wait for what it writes. Longer ones would only all end as late as the last.
         together = sum(len(each.slot.unread) for each in prompts) <= lane.batch.capacity
+        ordered = not together or prompts[0].request.priority == "editor"
         for left, sequence in zip(range(len(prompts), 0, -1), prompts, strict=True):
             whole = not together or sequence.request.priority == "editor"
+            if chosen and ordered:  # who is first does not wait for much of the others'
+                budget = min(budget, beside)
             most = budget - rows if whole else max((budget - rows) // left, 1)
-            read = _chunk(lane, sequence, min(most, budget - rows))
+            read = _chunk(lane, sequence, min(most, budget - rows)) if rows < budget else []
             if not read:
                 break
             rows += len(read)
@@ -332,22 +343,25 @@ class Scheduler:
     def ends_for(self, lane: Lane, sequences: list[Sequence]) -> tuple[list[int], bool]:
         """Whose leaving ends the pass on its way, and whether it ends for one that comes.
 
-        The one's who has most of it: what is left for the others is sooner done. And it ends, once, for
-        one that comes where a single prompt is read, in passes as wide as can be.
+        The one's who has most of it: what is left for the others is sooner done. And it ends for one that
+        comes where nobody writes, and prompts are read in passes as wide as can be; none of them just after
+        it has lost one so.
         """
         own = sequences[0].slot
         if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own):
             return [], False  # llama.cpp moves all their states in a pass
         rows = lane.batch.rows
         by = [each.id for each in sequences if each.prefilling and 2 * len(each.step.read) > rows]
-        alone = self._running == 1 and lane.slots.cuttable and not lane.exact
-        return by, alone and not sequences[0].yields and lane.slots.free and lane.is_long
+        if self._writing or lane.exact or any(each.yields for each in sequences):
+            return by, False
+        return by, lane.slots.cuttable and lane.slots.free and lane.is_long
 
-    def stopped(self, lane: Lane, sequences: list[Sequence]) -> None:
-        """A pass was ended on its way: nobody has read anything."""
+    def stopped(self, lane: Lane, sequences: list[Sequence], made_room: bool) -> None:
+        """A pass was ended on its way: nobody has read anything. made_room: for one that comes."""
         for sequence in sequences:
             lane.slots.stopped(sequence.slot)
-            sequence.yields = len(sequences) == 1
+            if made_room:
+                sequence.has_lost(time.perf_counter() - lane.began)
 
     # ------------------------------------------------------------------------ leaving a slot
 

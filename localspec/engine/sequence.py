@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, field
 
 from localspec.engine.cache.prefixes import Prefix
@@ -16,6 +18,8 @@ from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import Tally, listed
 from localspec.protocol.frames import Delta, Done, Generate, TokenLogprob
+
+SHORT_S = 1.0  # who types has asked again by then
 
 
 @dataclass(slots=True, eq=False)
@@ -77,8 +81,28 @@ class Sequence:
         self._ids: list[int] = []  # of tokens whose text was not shown yet
         self.number = 0  # its place in the order of first starts
         self.alone = False  # it is to run without company
-        self.yields = False  # one that came has ended its pass: it is read in short ones now
+        self._short_until = -math.inf  # it is read in short passes (perf_counter)
         self.gave_way = -1  # how many had left its lane when it gave up its slot
+
+    @property
+    def yields(self) -> bool:
+        """Is it read in short passes, after a long one that was ended for one that came?"""
+        return time.perf_counter() < self._short_until
+
+    def has_lost(self, seconds: float) -> None:
+        """A pass was ended, after so long, for one that came: short ones for at least four times as long.
+
+        So whoever comes again and again costs it a fifth of its time at most.
+        """
+        self._short_until = time.perf_counter() + max(4 * seconds, SHORT_S)
+
+    @property
+    def turn(self) -> tuple[bool, bool, int]:
+        """When its prompt is read among several: an editor's first, of them one that is only to be read last,
+        then the short ones.
+        """
+        request = self.request
+        return request.priority != "editor", request.max_tokens == 0, len(self.slot.unread)
 
     @property
     def generated(self) -> int:

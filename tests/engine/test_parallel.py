@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,9 @@ from localspec.engine.sampling.settings import resolve
 from localspec.engine.speculation.cost import CostTable
 from localspec.protocol.frames import Constraint, PairFiles, PromptCost, Sampling, Speculative
 from tests.support.pairs import BOS, N_VOCAB, expected
+from tests.support.recurrent import lfm2_pair
 from tests.support.rescoring import NEAR_TIE, first_strange, worst_gap
-from tests.support.running import GREEDY, PLAIN, Running, drafting, running
+from tests.support.running import GREEDY, HERE_ALONE, PLAIN, Running, drafting, running
 
 Load = Callable[..., Running]
 
@@ -354,8 +356,8 @@ def test_idle_caches_make_room_for_a_long_prompt(contextual_files: PairFiles, lo
     for prompt in prompts(4, 50):
         engine.ask(prompt, 8)
     held = [slot.n_past for slot in engine.pair.shared.slots]
-    assert sum(held) > 200
     long = [(3 * at) % 500 for at in range(200)]
+    assert sum(held) + len(long) > 256
     answer = engine.ask(long, 20, speculative=drafting(4))
     assert_own_text(engine, long, answer.tokens, alone(engine, long, 20))
 
@@ -479,6 +481,62 @@ def test_a_pass_that_reads_a_prompt_is_no_longer_for_the_drafts_of_others(
         assert any(wrote > own for _, wrote, own in beside)
 
 
+@HERE_ALONE
+@pytest.mark.parametrize("seed", range(8))
+def test_prompts_are_read_in_wide_passes_while_nobody_writes(
+    cycle: Running, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whole where they fit into one together; else the first in turn, with little of the others."""
+    cycle.forget()
+    rng, lane = np.random.default_rng(seed), cycle.pair.shared
+    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    lengths = [int(rng.integers(10, 200)) for _ in range(rng.integers(2, 5))]
+    editor = int(rng.integers(-1, len(lengths)))
+    for at, length in enumerate(lengths):
+        priority = "editor" if at == editor else "user"
+        cycle.start([BOS, *rng.integers(0, 400, length - 1).tolist()], 4, priority=priority)
+    cycle.engine.step()
+    read = [each.slot.n_past for each in lane.active]
+    wanted = [len(each.tokens) - each.generated for each in lane.active]
+    first = next(
+        (at for at, each in enumerate(lane.active) if each.request.priority == "editor"), None
+    )
+    if first is None and sum(wanted) <= lane.batch.capacity:
+        assert read == wanted
+    else:
+        first = wanted.index(min(wanted)) if first is None else first
+        assert read[first] == wanted[first]
+        assert sum(read) <= max(wanted[first], 20)
+    cycle.finish()
+
+
+def test_who_waits_for_a_text_is_read_before_a_shorter_warm_up(
+    cycle: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cycle.forget()
+    lane = cycle.pair.shared
+    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    warm = cycle.start([BOS, *range(60)], 0, priority="editor")
+    asked = cycle.start([BOS, *range(100, 250)], 4, priority="editor")
+    while cycle.answers[asked].ending is None:
+        cycle.engine.step()
+        assert cycle.answers[warm].ending is None or cycle.answers[asked].deltas
+    cycle.finish()
+
+
+def test_prompts_are_read_in_short_passes_where_none_can_be_ended_for_who_comes(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(lfm2_pair(tmp_path))
+    lane = engine.pair.shared
+    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    for number in range(2):
+        engine.start([BOS, *range(number, 100)], 4)
+    engine.engine.step()
+    assert 0 < sum(each.slot.n_past for each in lane.active) <= 20
+    engine.finish()
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_text_is_copied_in_wide_passes_only_while_nobody_else_waits_for_them(
     cycle: Running, monkeypatch: pytest.MonkeyPatch, others: int
@@ -492,6 +550,7 @@ def test_a_text_is_copied_in_wide_passes_only_while_nobody_else_waits_for_them(
         return decode(timed, sequences)
 
     monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    monkeypatch.setattr(lane, "pad_to", lambda rows, sequences=1: rows)  # whatever it costs today
     monkeypatch.setattr(lane, "decode", counted)
     for _ in range(others):
         cycle.start([BOS, 9], 400)
@@ -543,8 +602,9 @@ def test_each_pass_over_a_prompt_says_how_much_is_read(
     contextual_files: PairFiles, load: Load, progress: bool
 ) -> None:
     engine = load(contextual_files, n_batch=64)
-    prompt = [(13 * at) % 500 for at in range(200)]
-    for cached, passes in ((0, [64, 128, 192, 200]), (64, [128, 192, 200]), (199, [200])):
+    prompt, rows = [(13 * at) % 500 for at in range(200)], engine.pair.models.rows
+    for cached in (0, 64, 199):
+        passes = [*range(cached + rows, 200, rows), 200]
         text = [*prompt[:cached], *(499 - token for token in prompt[cached:])]
         answer = engine.ask(text if cached < 199 else prompt, 3, progress=progress)
         assert [each.processed for each in answer.readings] == passes[: None if progress else -1]

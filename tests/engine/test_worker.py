@@ -305,12 +305,17 @@ def test_a_running_answer_is_cancelled(loaded: Child) -> None:
 
 @pytest.fixture(scope="module")
 def unhurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """A pass over 512 tokens takes long beside what a frame does, on any machine."""
+    """A pass over 512 tokens takes long beside what a frame does, and others are to wait less for it, on any
+    machine.
+    """
     path = tmp_path_factory.mktemp("unhurried") / "target.gguf"
     shape = Shape(n_layer=8, n_embd=512, n_ff=1536, n_head=8, n_vocab=N_VOCAB, n_ctx=2048)
     write_model(path, shape, target_cycle(N_VOCAB))
     made = Child()
-    made.load(PairFiles("slow", str(path)), EngineSettings(n_ctx=2048, n_batch=512, n_threads=1))
+    made.load(
+        PairFiles("slow", str(path)),
+        EngineSettings(n_ctx=2048, n_batch=512, n_threads=1, gap_s=0.02),
+    )
     yield made
     made.close()
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
 from benchmarks.measuring.driven import Answer as Answer
 from benchmarks.measuring.driven import Driven
-from localspec.engine.pair.load import load_pair
+from localspec.engine.pair.load import AT_ONCE, load_pair
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
@@ -26,7 +27,7 @@ from localspec.protocol.frames import (
     TextPrompt,
     TokenPrompt,
 )
-from tests.support.rpc import rpc_worker
+from tests.support.rpc import free_port, rpc_worker
 
 GREEDY = Sampling(temperature=0.0)
 PLAIN = Speculative(enabled=False)
@@ -102,7 +103,11 @@ _ALWAYS: dict[str, Any] = json.loads(os.environ.get("LOCALSPEC_TEST_ENGINE", "{}
 
 
 # Where the targets are: "rpc", each on a worker of its own, which llama.cpp treats as a GPU.
-_DEVICE = os.environ.get("LOCALSPEC_TEST_DEVICE", "")
+ON_DEVICE = os.environ.get("LOCALSPEC_TEST_DEVICE", "") == "rpc"
+HERE_ALONE = pytest.mark.skipif(ON_DEVICE, reason="the targets of this run are on a device")
+# Where workers have been: what is kept of a pair is for the machines that it was on, so that a second engine
+# beside the first, on a worker of its own, finds nothing.
+_PORTS: list[int] = []
 
 
 @contextlib.contextmanager
@@ -110,8 +115,12 @@ def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
     """A pair loaded on one thread, closed at the end."""
     chosen = {"n_threads": 1, "n_ctx": 512, "n_batch": 256, **settings, **_ALWAYS}
     with contextlib.ExitStack() as opened:
-        if _DEVICE == "rpc" and not files.rpc:
-            endpoint, _ = opened.enter_context(rpc_worker())
+        if ON_DEVICE and not files.rpc:
+            # So that a pass reads as much of a prompt as anywhere.
+            chosen["n_batch"] = max(chosen["n_batch"] // AT_ONCE, 64)
+            port = _PORTS.pop() if _PORTS else free_port()
+            opened.callback(_PORTS.append, port)
+            endpoint, _ = opened.enter_context(rpc_worker(port))
             files = msgspec.structs.replace(files, rpc=(endpoint,))
         engine = Running(load_pair(files, EngineSettings(**chosen), lambda _stage, _fraction: None))
         try:

@@ -10,7 +10,7 @@ import numpy as np
 from localspec.engine.cache.prefixes import Prefixes
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Logits
-from localspec.engine.pair.lane import Lane
+from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.models import Models
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.drafters.model import DraftModel
@@ -69,14 +69,16 @@ class ExactMode:
 
     def _make(self) -> Lane | None:
         models, n_batch = self._models, self._models.settings.n_batch
+        rows = max(n_batch, EXACT_CHUNK)
         context = models.context(
             models.target,
             sequences=1,
             outputs=n_batch,
             chooses=True,
             exact=True,
+            rows=rows,
         )
-        batch = Batch(n_batch)
+        batch = Batch(rows)
         self.width = self.width or choose_width(context, batch, self._costs)
         if self.width is None:
             context.close()

@@ -141,6 +141,13 @@ class Lane:
         return min(self.most_rows, int(max(rows, LEAST_BESIDE)))
 
     @property
+    def ends_early(self) -> bool:
+        """Can a pass over several texts be ended on its way? llama.cpp asks a CPU alone, and a recurrent
+        state is not what it was before.
+        """
+        return self.slots.cuttable and not self._on_gpu
+
+    @property
     def is_long(self) -> bool:
         """Will a pass over the batch take longer than somebody else should wait for it?"""
         return self.batch.rows * self._row > self._gap_s
