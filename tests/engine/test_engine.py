@@ -199,6 +199,13 @@ def test_exact_mode_reuses_whole_chunks_of_a_prompt_and_no_more(contextual: Runn
     assert exact(contextual, long) == text
 
 
+def test_exact_mode_has_its_chunks_where_other_passes_are_shorter(
+    contextual: Running, contextual_files: PairFiles, load: Callable[..., Running]
+) -> None:
+    long = [(11 * at) % 500 for at in range(300)]
+    assert exact(load(contextual_files, n_batch=64), long) == exact(contextual, long)
+
+
 # ---------------------------------------------------------------------------- where an answer ends
 
 

@@ -18,7 +18,7 @@ from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.settings import FEW, SCORED_ROWS, SHORT
 from tests.support.pairs import BOS, expected, target_alone
-from tests.support.running import Running, drafting, running
+from tests.support.running import HERE_ALONE, Running, drafting, running
 
 Load = Callable[..., Running]
 
@@ -210,6 +210,7 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
     assert load() == (2.0, 2.0)  # good enough
 
 
+@HERE_ALONE
 @pytest.mark.parametrize(
     ("settings", "shared", "exact"),
     [

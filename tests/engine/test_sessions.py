@@ -27,7 +27,7 @@ from localspec.engine.cache.sessions import MIN_TOKENS, WRITING, SessionStore
 from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import ANYONE, PairFiles
 from tests.support.rescoring import assert_alike
-from tests.support.running import Running, drafting
+from tests.support.running import HERE_ALONE, Running, drafting
 
 MIB = 1 << 20
 TEXT = list(range(1, MIN_TOKENS + 44))
@@ -321,6 +321,7 @@ def kept_on(
     return engine
 
 
+@HERE_ALONE
 def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
@@ -372,6 +373,7 @@ def test_a_forgotten_conversation_is_nowhere(
     assert not list(tmp_path.glob("*/*"))
 
 
+@HERE_ALONE
 def test_a_prompt_of_anyones_is_not_read_again_after_a_restart(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:

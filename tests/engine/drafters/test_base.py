@@ -12,7 +12,7 @@ from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.protocol.frames import PairFiles, Sampling, Speculative
 from tests.support.rescoring import NEAR_TIE, worst_gap
-from tests.support.running import GREEDY, Running, drafting
+from tests.support.running import GREEDY, HERE_ALONE, Running, drafting
 
 Load = Callable[..., Running]
 PROMPT = [7, 8, 9]
@@ -57,6 +57,7 @@ def test_a_new_kind_is_in_the_statistics(
     assert engine.ask(PROMPT, 60, GREEDY, drafting(4)).done.speculation.kind == "draft"
 
 
+@HERE_ALONE
 def test_what_a_new_kind_is_worth_is_kept_for_the_next_load(
     repeating: None, contextual_files: PairFiles, load: Load, tmp_path: Path
 ) -> None:
