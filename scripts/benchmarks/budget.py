@@ -105,7 +105,9 @@ def ask(daemon: Daemon, pairs: Sequence[str], number: int) -> str:
         elif kind == "stream":
             daemon.stream("/completion", {**body, "ignore_eos": True}, empty=True)
         elif kind == "editor":
-            daemon.post("/infill", {**body, "input_prefix": "import os\n", "input_suffix": "\n"})
+            # Of an editor of its own: a newer one of the same editor would take over.
+            text = {"input_prefix": "import os\n", "input_suffix": "\n", "user": str(number)}
+            daemon.post("/infill", {**body, **text})
         elif kind == "tokens":
             daemon.post("/tokenize", {"content": "def", "model": pair})
         else:

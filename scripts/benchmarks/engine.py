@@ -78,6 +78,13 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--repetitions", type=positive, default=3, help="texts per acceptance rate (3)")
     add("--context", type=int, default=0, help="tokens; 0: as many as a text needs")
     add("--gpu-layers", type=int, default=-1, help="-1: all that fit")
+    add(
+        "--rpc",
+        nargs="+",
+        default=[],
+        metavar="HOST:PORT",
+        help="workers (localspec rpc-worker) that have the target's layers",
+    )
     add("--kv", choices=["f16", "q8_0"], default="f16", help="type of the KV cache")
     add("--no-extra-buffers", action="store_true", help="llama.cpp's repacked CPU kernels off")
     add("--server-argument", action="append", default=[], metavar="ARG",
@@ -137,6 +144,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         ),
         server=options.llama_server.absolute() if options.llama_server else None,
         server_arguments=options.server_argument,
+        rpc=tuple(options.rpc),
     )
 
 

@@ -49,7 +49,7 @@ def other_daemon(home: Home) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon of another release."""
     home.use_fake()
     process = subprocess.Popen([sys.executable, "-c", OTHER], env=home.environment)
-    wait_for(lambda: home.run("status", "--json").stdout or home.socket.exists(), "it")
+    wait_for(lambda: autostart.listens(str(home.socket)), "it")
     yield process
     process.terminate()
     process.wait()

@@ -81,8 +81,12 @@ class Stream:
         self._connection = UnixConnection(path)
         messages = [{"role": "user", "content": prompt}]
         body = json.dumps({"messages": messages, "stream": True, **fields})
-        self._connection.request("POST", "/v1/chat/completions", body)
-        self._response = self._connection.getresponse()
+        try:
+            self._connection.request("POST", "/v1/chat/completions", body)
+            self._response = self._connection.getresponse()
+        except BaseException:
+            self._connection.close()
+            raise
 
     def readline(self) -> bytes:
         return self._response.readline()

@@ -29,6 +29,7 @@ from benchmarks.measuring.runs import BenchError
 
 NAME = "ghost"
 LIMIT = 1.0  # of llama-server's time
+BLOCK = 10  # keys that are typed in one editor before the other's turn
 PLUGIN = REPOSITORY / "localspec" / "editors"
 START_S, ANSWER_S = 30.0, 120.0
 SHOWN, KEPT, NOTHING = "shown", "kept", "nothing"
@@ -54,7 +55,12 @@ function! s:typed() abort
   endif
   call localspec#note('')
 endfunction
+let s:item = ''
 function! s:look(timer) abort
+  if localspec#statusline() !=# s:item
+    let s:item = localspec#statusline()
+    call writefile([s:item], {item!r})
+  endif
   if empty(s:since)
     return
   elseif !empty(localspec#ghost#text())
@@ -116,11 +122,12 @@ def measure(bench: Bench) -> Section:
         editors = {True: stack.enter_context(editing(program, folder / "a", daemon.socket, text))}
         if server is not None:
             editors[False] = stack.enter_context(editing(program, folder / "b", str(socket), text))
-        for at, character in enumerate(typed(options.keystrokes)):
+        characters = typed(options.keystrokes)
+        for at in range(0, len(characters), BLOCK):
             for mine in rng.sample(sorted(editors), len(editors)):
-                keys[mine].append(editors[mine].key(character))
-            if at % 25 == 0:
-                say(f"key {at} of {options.keystrokes}")
+                keys[mine] += map(editors[mine].key, characters[at : at + BLOCK])
+                editors[mine].settle()
+            say(f"key {at} of {options.keystrokes}")
     ours, theirs = keys[True][1:], keys[False][1:]  # the first one has all of the text read
     facts = {"ours": [asdict(key) for key in ours], "llama_server": [asdict(key) for key in theirs]}
     return Section(_report(options.program, ours, theirs), verdicts(ours, theirs), 0, facts)
@@ -160,8 +167,9 @@ def _report(program: str, ours: Sequence[Key], theirs: Sequence[Key]) -> str:
 class Editor:
     """An editor with the plug-in on a terminal of its own, in Insert mode in the middle of a text."""
 
-    def __init__(self, process: subprocess.Popen[bytes], master: int, told: Path) -> None:
-        self._process, self._master, self._told = process, master, told
+    def __init__(self, process: subprocess.Popen[bytes], master: int, folder: Path) -> None:
+        self._process, self._master = process, master
+        self._told, self._item = folder / "told", folder / "item"
         self._seen = 0
 
     def key(self, character: str) -> Key:
@@ -183,6 +191,19 @@ class Editor:
                 return key
         raise BenchError(f"Nothing came of the key {character!r}.")
 
+    def settle(self) -> None:
+        """Wait until it asks for nothing: what one's model still writes would be in the other's way.
+
+        Raises:
+            BenchError: an answer has no end.
+        """
+        deadline = time.monotonic() + ANSWER_S
+        while self._item.read_text(encoding="utf-8").strip().endswith("…"):
+            self.show(0.01)
+            if time.monotonic() > deadline:
+                raise BenchError("The plug-in waits for an answer that does not end.")
+        self.show(0.1)
+
     def send(self, keys: str) -> None:
         os.write(self._master, keys.encode())
 
@@ -200,7 +221,9 @@ def editing(program: str, folder: Path, socket: str, text: str) -> Iterator[Edit
     folder.mkdir()
     file, script, told = folder / "module.py", folder / "rc.vim", folder / "told"
     file.write_text(text, encoding="utf-8")
-    filled = _SCRIPT.format(socket=socket, plugin=str(PLUGIN), told=str(told))
+    filled = _SCRIPT.format(
+        socket=socket, plugin=str(PLUGIN), told=str(told), item=str(folder / "item")
+    )
     script.write_text(filled, encoding="utf-8")
     home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "LC_ALL": "C.UTF-8"}
     master, slave = pty.openpty()
@@ -213,7 +236,7 @@ def editing(program: str, folder: Path, socket: str, text: str) -> Iterator[Edit
         start_new_session=True,
     )
     os.close(slave)
-    editor = Editor(process, master, told)
+    editor = Editor(process, master, folder)
     try:
         editor.send(f"{LINES // 2}Go")
         deadline = time.monotonic() + START_S

@@ -50,6 +50,7 @@ class Plan:
     engine: EngineSettings = field(default_factory=EngineSettings)
     server: Path | None = None
     server_arguments: Sequence[str] = ()
+    rpc: tuple[str, ...] = ()  # machines that have layers of the target
 
     @property
     def settings(self) -> list[Setting]:
@@ -71,6 +72,7 @@ class Plan:
             type_kv=self.engine.type_kv,
             extra_buffers=self.engine.extra_buffers,
             state_dir=str(state) if state else "",
+            rpc_needed=bool(self.rpc),
         )
 
 
@@ -110,7 +112,7 @@ def _workload(plan: Plan, wanted: Workload, state: Path, progress: _Progress) ->
     runs: list[Run] = []
     first_mb = 0.0
     progress.say(f"loading the pair of α = {wanted.name}")
-    with Runner(files.target, files.draft, settings) as runner:
+    with Runner(files.target, files.draft, settings, plan.rpc) as runner:
         warm = text(files, plan.prompt, plan.tokens, rng)
         runner.warm_up(warm)
         for repetition, each in enumerate(texts):

@@ -64,9 +64,11 @@ class Runner(Driven):
     other settings teach it nothing. The one thing shared is the measured cost of a draft step.
     """
 
-    def __init__(self, target: Path, draft: Path, settings: EngineSettings) -> None:
-        """Load the pair. Raises LoadFailed."""
-        files = PairFiles("bench", str(target), str(draft))
+    def __init__(
+        self, target: Path, draft: Path, settings: EngineSettings, rpc: tuple[str, ...] = ()
+    ) -> None:
+        """Load the pair, the target's layers on the machines of `rpc`. Raises LoadFailed."""
+        files = PairFiles("bench", str(target), str(draft), rpc=rpc)
         super().__init__(load_pair(files, settings, lambda _stage, _fraction: None))
         self._requests = 0
         self._auto = replace(self.pair.learned)
