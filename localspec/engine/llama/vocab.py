@@ -30,6 +30,7 @@ _TOKENIZE = ctypes.CFUNCTYPE(
 )
 
 FEW = 4096  # characters that are read before they are weighed
+FORCED = 512  # bytes of what a grammar forces that are cut into tokens: no draft is as long
 _LOSSLESS = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_BPE)
 
 
@@ -274,25 +275,25 @@ class Vocab:
         add_special: bool,
         parse_special: bool,
     ) -> int:
-        """llama_tokenize for llguidance: a grammar may force any text, also a deep one."""
+        """llama_tokenize for llguidance, which asks at every token of an answer for all that must follow.
 
-        def fill() -> int:
-            return int(
-                C.llama_tokenize(
-                    self._handle,
-                    ctypes.cast(raw, ctypes.c_char_p),
-                    size,
-                    ctypes.cast(tokens, ctypes.POINTER(C.llama_token)),
-                    capacity,
-                    add_special,
-                    parse_special,
-                )
+        That may be as long as a grammar, so only its beginning is cut, up to the end of a character.
+        """
+        if size > FORCED:
+            size, begun = FORCED, ctypes.string_at(raw, FORCED + 1)
+            while size > FORCED - 3 and begun[size] & 0xC0 == 0x80:
+                size -= 1
+        return int(
+            C.llama_tokenize(
+                self._handle,
+                ctypes.cast(raw, ctypes.c_char_p),
+                size,
+                ctypes.cast(tokens, ctypes.POINTER(C.llama_token)),
+                capacity,
+                add_special,
+                parse_special,
             )
-
-        try:
-            return self._cut(ctypes.string_at(raw, size).decode("utf-8", "replace"), fill)
-        except InvalidRequest:
-            return 0  # nothing is forced; the mask still holds the answer to its grammar
+        )
 
     def text(self, token: int) -> str:
         """The token as written in the vocabulary, for templates (`<|im_end|>`); "" if none."""
