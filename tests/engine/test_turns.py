@@ -89,6 +89,16 @@ def test_nobody_waits_longer_than_a_while(start: Start, tmp_path: Path) -> None:
     turns.rest()
 
 
+def test_others_wait_longer_for_one_that_hurries(start: Start, tmp_path: Path) -> None:
+    """A round that began beside an editor's prompt would be in its way, more than it wins."""
+    start(1, "hurry")
+    until(lambda: log(tmp_path))
+    turns, patience = Turns(tmp_path / "turns", 0.05), 0.05
+    began = time.monotonic()
+    with turns.one(False):
+        assert time.monotonic() - began >= 4 * patience
+
+
 def test_where_no_file_can_be_there_are_no_turns(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for file in (None, tmp_path / "file" / "turns"):

@@ -3,8 +3,9 @@
 Two passes at once are slower than one after the other, because the threads of one wait at their barriers for
 those that the other keeps from running. A lock in a file that all workers open is held for a round. It is
 the system's: it goes with a process that ends. Whoever waits is next (a second lock, the queue), and an
-editor's request keeps its place until its prompt is read. Nobody waits longer than a running answer may
-pause.
+editor's request keeps its place until its prompt is read. Nobody waits longer for a round than a running
+answer may pause, and four times as long for an editor's prompt: a round beside that, or between its passes,
+makes a key's suggestion half as late again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _QUEUE, _TURN = 0, 1  # bytes of the file: who is next, and whose turn it is
+_HURRIED = 4  # times its patience that a worker waits for one that hurries
 _LOOK = 0.0002  # seconds between two looks: a hundredth of a large model's pass
 
 
@@ -41,9 +43,10 @@ class Turns:
         if self._file < 0:
             yield
             return
-        until = time.monotonic() + self._patience
-        self._next = self._next or self._locked(_QUEUE, until)
-        mine = self._locked(_TURN, until)
+        began = time.monotonic()
+        # Only one that hurries keeps its place in a round; who is next holds it no longer than it waits.
+        self._next = self._next or self._locked(_QUEUE, began + _HURRIED * self._patience)
+        mine = self._locked(_TURN, time.monotonic() + self._patience)
         if self._next and not hurry:
             self._next = False
             self._unlock(_QUEUE)
