@@ -18,7 +18,8 @@ from localspec.cli.bench.asking import Ours
 from localspec.cli.bench.report import Costs, Distribution, Machine, Report, Run, Workload
 from localspec.cli.bench.running import Bench, Found, Now, Plan
 from localspec.cli.bench.verdict import sentence
-from localspec.errors import LocalspecError
+from localspec.client.pairs import PairsClient
+from localspec.errors import LocalspecError, UsageError
 from localspec.machine.quiet import NOISE, Others
 
 Say = Callable[[str], None]
@@ -35,10 +36,23 @@ def measure(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
     Raises:
         LocalspecError: it does not load, or no prompt can be answered.
     """
+    _check(model)
     with learned.beginning(model, keep=plan.apply) as said:
         report = _measured(plan, model, say, watch)
     report.notes += said
     return report
+
+
+def _check(model: str) -> None:
+    """Raises UsageError: another server answers for the pair, and drafts as it likes."""
+    client = PairsClient()
+    name = model or str(client.status()["pair"]["name"])
+    if any(each["name"] == name and each["kind"] == "upstream" for each in client.pairs()["pairs"]):
+        raise UsageError(
+            f"'{name}' is served by another server, whose drafts cannot be switched off for one answer: "
+            "there is nothing to compare. To have it beside a pair of this machine: localspec bench "
+            "PAIR --against URL"
+        )
 
 
 def _measured(plan: Plan, model: str, say: Say, watch: Watch) -> Report:

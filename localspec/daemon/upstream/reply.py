@@ -12,7 +12,7 @@ import msgspec
 
 from localspec.daemon.upstream.connection import Connection
 from localspec.daemon.upstream.dialects.base import Dialect, Spoken, whole
-from localspec.daemon.upstream.request import Api
+from localspec.daemon.upstream.request import Asked
 from localspec.errors import UpstreamError
 from localspec.protocol import frames
 
@@ -24,13 +24,13 @@ _LONGEST_NAME = 1024  # characters of a call's name, and of its id
 class Reply:
     """One answer that comes. `over`: the server has said that it is."""
 
-    def __init__(self, connection: Connection, dialect: Dialect, api: Api, began: float) -> None:
+    def __init__(self, connection: Connection, dialect: Dialect, sent: Asked, began: float) -> None:
         """`began`: when it was asked for (monotonic)."""
         self.over = False
         self.finish = ""
         self._connection = connection
         self._dialect = dialect
-        self._api = api
+        self._sent = sent
         self._began = began
         self._first = 0.0  # when the first of it came
         self._last = 0.0
@@ -50,9 +50,13 @@ class Reply:
             return
         if "error" in chunk:
             raise self._failed(chunk["error"])
-        delta = self._native(chunk) if self._api == "infill" else self._choice(chunk)
+        native = self._sent.api == "native"
+        delta = self._native(chunk) if native else self._choice(chunk)
         self._figures(chunk)
-        if delta is not None and (delta.text or delta.thought or delta.calls or delta.logprobs):
+        if delta is None or self._sent.only_read:
+            return
+        delta.timings = self._timings if "timings" in chunk else None
+        if delta.text or delta.thought or delta.calls or delta.logprobs or delta.ids:
             self._last = time.monotonic()
             self._first = self._first or self._last
             self._pieces += 1
@@ -84,7 +88,7 @@ class Reply:
         if not isinstance(choice, dict):
             raise self._connection.nonsense("a choice is no object")
         delta = frames.Delta(0, "")
-        if self._api == "text":
+        if self._sent.api == "text":
             delta.text = self._text(choice, "text")
         else:
             said = choice.get("delta") or {}
@@ -93,6 +97,7 @@ class Reply:
             delta.text = self._text(said, "content")
             delta.thought = self._text(said, "reasoning_content") or self._text(said, "reasoning")
             delta.calls = list(self._called(said.get("tool_calls") or []))
+        delta.ids = self._ids(choice.get("token_ids") or [])
         delta.logprobs = self._logprobs(choice.get("logprobs"))
         self._finished(choice.get("finish_reason"))
         stop = choice.get("stop_reason")
@@ -100,8 +105,10 @@ class Reply:
         return delta
 
     def _native(self, chunk: Mapping[str, Any]) -> frames.Delta:
-        """Of llama-server's /infill."""
+        """Of llama-server's own paths."""
         delta = frames.Delta(0, self._text(chunk, "content"))
+        delta.ids = self._ids(chunk.get("tokens") or [])
+        delta.tokens = whole(chunk.get("tokens_predicted")) or 0
         entries = chunk.get("completion_probabilities")
         delta.logprobs = self._logprobs({"content": entries} if entries else None)
         if chunk.get("stop") is True:
@@ -109,6 +116,11 @@ class Reply:
             self._stop = self._text(chunk, "stopping_word") or None
             self.over = True
         return delta
+
+    def _ids(self, said: object) -> list[int]:
+        if not isinstance(said, list) or any(whole(each) is None for each in said):
+            raise self._connection.nonsense("'tokens' are no token ids")
+        return said
 
     def _text(self, said: Mapping[str, Any], key: str) -> str:
         value = said.get(key)
@@ -153,10 +165,14 @@ class Reply:
         entries = said.get("content")
         try:
             if isinstance(entries, list):
-                return [_logprob(each) for each in entries]
-            return list(_old_logprobs(said))
+                found = [_logprob(each) for each in entries]
+            else:
+                found = list(_old_logprobs(said))
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError):
             raise self._connection.nonsense("its log-probabilities are none") from None
+        for each in found:
+            del each.top[self._sent.tops :]
+        return found
 
     # ------------------------------------------------------------------ figures
 
@@ -207,6 +223,8 @@ class Reply:
         if self._timings:
             self._written = self.written
             self._prompt = self._prompt or timings.prompt_n + timings.cache_n
+        if self._sent.only_read:
+            self._written, timings.predicted_n, timings.predicted_ms = 0, 0, 0.0
         spoken = self._spoken or counted
         if spoken and not (0 <= spoken.accepted <= min(spoken.drafted, self._written)):
             spoken = None  # figures that cannot be

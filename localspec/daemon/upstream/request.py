@@ -20,27 +20,32 @@ from localspec.protocol import frames
 from localspec.protocol.calls import Tools
 from localspec.protocol.sampling import parameters
 
-Api = Literal["chat", "text", "infill"]
-_PATHS: dict[Api, str] = {"chat": "chat/completions", "text": "completions", "infill": "/infill"}
+Api = Literal["chat", "text", "native"]  # OpenAI's two, and llama-server's own
 
 
 @dataclass(slots=True)
 class Asked:
-    """What is sent. A path that begins with a slash is of the server's root. `left_out`: the fields."""
+    """What is sent. A path that begins with a slash is of the server's root. `left_out`: the fields.
+
+    tops: how many likeliest tokens are wanted beside each; a server may be asked for more. only_read: no
+    text is wanted, though a server may write some. endless: it should have no limit, which cannot be said.
+    """
 
     api: Api
+    path: str
     body: Body
     left_out: list[str] = field(default_factory=list)
-
-    @property
-    def path(self) -> str:
-        return _PATHS[self.api]
+    tops: int = 0
+    only_read: bool = False
+    endless: bool = False
 
     @property
     def note(self) -> str:
         """What a person should know of it."""
         names = ", ".join(f"'{name}'" for name in dict.fromkeys(self.left_out))
-        return f"The server does not know {names}; left out." if names else ""
+        left_out = f"The server does not know {names}; left out." if names else ""
+        ends = "Without 'max_tokens' the server ends a text where it likes." * self.endless
+        return f"{left_out} {ends}".strip()
 
 
 def asked(request: frames.Generate, dialect: Dialect, model: str) -> Asked:
@@ -51,7 +56,8 @@ def asked(request: frames.Generate, dialect: Dialect, model: str) -> Asked:
     """
     found = _prompted(request.prompt, dialect, model)
     found.body |= {"model": model, "stream": True}
-    if found.api != "infill":
+    found.tops, found.only_read = request.top_logprobs or 0, request.max_tokens == 0
+    if found.api != "native":
         found.body["stream_options"] = {"include_usage": True}
     _limited(found, request, dialect)
     _sampled(found, request.sampling, dialect)
@@ -61,7 +67,7 @@ def asked(request: frames.Generate, dialect: Dialect, model: str) -> Asked:
     if isinstance(request.prompt, frames.ChatPrompt):
         _with_tools(found.body, request.prompt, request.tools, dialect)
         _with_template(found, request, request.prompt, dialect)
-    _probable(found, request)
+    _probable(found, request, dialect)
     _hinted(found, request, dialect)
     dialect.more(found.body, request)
     return found
@@ -86,17 +92,24 @@ def _prompted(prompt: frames.Prompt, dialect: Dialect, model: str) -> Asked:
             part = prompt.continued
             if part and not dialect.goes_on(body, part):
                 raise refusal("messages", dialect, "it starts no answer in the middle")
-            return Asked("chat", body)
+            return Asked("chat", "chat/completions", body)
         case frames.TextPrompt():
-            return Asked("text", {"prompt": prompt.text})
+            return _text(prompt.text, dialect)
         case frames.TokenPrompt():
-            return Asked("text", {"prompt": prompt.tokens})
+            return _text(prompt.tokens, dialect)
         case frames.MixedPrompt():
             if "mixed_prompts" not in dialect.known:
                 raise refusal("prompt", dialect, "it takes text or token ids, and not both")
-            return Asked("text", {"prompt": prompt.parts})
+            return _text(prompt.parts, dialect)
         case frames.InfillPrompt():
             return _infill(prompt, dialect, model)
+
+
+def _text(prompt: object, dialect: Dialect) -> Asked:
+    """By llama-server's own path where there is one: it says which stop text came, and tokens' ids."""
+    if dialect.native:
+        return Asked("native", "/completion", {"prompt": prompt})
+    return Asked("text", "completions", {"prompt": prompt})
 
 
 def _message(message: frames.Message) -> Body:
@@ -127,17 +140,17 @@ _MIDDLES = (
 
 def _infill(prompt: frames.InfillPrompt, dialect: Dialect, model: str) -> Asked:
     """By the server itself, else with its model's markers."""
-    if dialect.infill:
+    if dialect.native:
         body = {"input_prefix": prompt.prefix, "input_suffix": prompt.suffix}
         extra = [{"filename": name, "text": text} for name, text in prompt.extra]
-        return Asked("infill", {**body, "prompt": prompt.prompt, "input_extra": extra})
+        return Asked("native", "/infill", {**body, "prompt": prompt.prompt, "input_extra": extra})
     name = model.rpartition("/")[2].lower()
     marks = next((marks for names, marks in _MIDDLES if name.startswith(names)), None)
     if marks is None:
         raise refusal("input_suffix", dialect, f"how '{model[:80]}' fills in is not known")
     before, after, middle = marks
     text = f"{before}{prompt.prefix}{prompt.prompt}{after}{prompt.suffix}{middle}"
-    return Asked("text", {"prompt": text}, ["input_extra"] if prompt.extra else [])
+    return Asked("text", "completions", {"prompt": text}, ["input_extra"] if prompt.extra else [])
 
 
 # ------------------------------------------------------------------------ how
@@ -145,8 +158,12 @@ def _infill(prompt: frames.InfillPrompt, dialect: Dialect, model: str) -> Asked:
 
 def _limited(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
     if request.max_tokens is not None:
-        name = "n_predict" if found.api == "infill" else "max_tokens"
+        name = "n_predict" if found.api == "native" else "max_tokens"
         found.body[name] = request.max_tokens
+    elif found.api == "text" and dialect.unlimited:
+        found.body["max_tokens"] = None
+    elif found.api == "text":
+        found.endless = True
     if request.stop:
         found.body["stop"] = request.stop
     ours = (
@@ -247,21 +264,29 @@ def _with_template(
         raise refusal("add_generation_prompt", dialect)
 
 
-def _probable(found: Asked, request: frames.Generate) -> None:
+def _probable(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
     if request.post_sampling:
         raise InvalidRequest(
             "'post_sampling_probs' cannot be had of a pair that another server answers for.",
             param="post_sampling_probs",
         )
+    if request.return_tokens and found.api == "native":
+        found.body["return_tokens"] = True
+    elif request.return_tokens and dialect.names_tokens:
+        found.body["return_token_ids"] = True
+    elif request.return_tokens:
+        found.left_out.append("return_tokens")
     if request.top_logprobs is None:
         return
+    # To llama-server none beside the token itself are no log-probabilities at all.
+    tops = max(request.top_logprobs, 1) if dialect.native else request.top_logprobs
     match found.api:
         case "chat":
-            found.body |= {"logprobs": True, "top_logprobs": request.top_logprobs}
+            found.body |= {"logprobs": True, "top_logprobs": tops}
         case "text":
-            found.body["logprobs"] = request.top_logprobs
-        case "infill":
-            found.body["n_probs"] = request.top_logprobs
+            found.body["logprobs"] = tops
+        case "native":
+            found.body["n_probs"] = tops
 
 
 def _hinted(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
@@ -270,7 +295,7 @@ def _hinted(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
         found.body["cache_prompt"] = request.cache_prompt
         if request.n_cache_reuse:
             found.body["n_cache_reuse"] = request.n_cache_reuse
-    if request.timings and dialect.infill:
+    if request.timings and dialect.native:
         found.body["timings_per_token"] = True
     if request.speculative.prediction is not None and "prediction" in dialect.known:
         found.body["prediction"] = {"type": "content", "content": request.speculative.prediction}

@@ -176,7 +176,7 @@ class Server:
         dialect, connection = known.dialect, self.connection
         sent = asked(request, dialect, known.model)
         began = time.monotonic()
-        if request.max_tokens == 0 and not dialect.infill:
+        if sent.only_read and not dialect.native:
             # A prompt that is to be read ahead, which only those take that share our names.
             yield frames.Started(0, 0, 0, note=sent.note)
             yield frames.Done(0, "length", 0, 0, frames.Timings(), frames.Speculation())
@@ -199,7 +199,7 @@ class Server:
         dialect, connection = known.dialect, self.connection
         async with connection.streamed(sent.path, sent.body) as lines:
             yield frames.Started(0, 0, 0, note=sent.note)
-            reply = Reply(connection, dialect, sent.api, began)
+            reply = Reply(connection, dialect, sent, began)
             async with contextlib.aclosing(objects(connection, lines)) as found:
                 async for chunk in found:
                     for delta in reply.take(chunk):
@@ -229,33 +229,37 @@ class Server:
         known = await self.found()
         dialect, ask = known.dialect, self.connection.ask
         match request:
-            case frames.Tokenize() if dialect.infill:
+            case frames.Tokenize() if dialect.native:
                 body = {"content": request.text, "add_special": request.add_special}
                 body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
                 body["model"] = known.model  # another localspec has several
                 return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
             case frames.Tokenize() if dialect.kind == "vllm":
+                if not request.parse_special:
+                    raise refusal("parse_special", dialect, "it takes markers for tokens")
                 body = {"prompt": request.text, "add_special_tokens": request.add_special}
                 body |= {"model": known.model, "return_token_strs": request.pieces}
                 return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
-            case frames.Detokenize() if dialect.infill or dialect.kind == "vllm":
+            case frames.Detokenize() if dialect.native or dialect.kind == "vllm":
                 body = {"tokens": request.tokens, "model": known.model}
                 said = await ask("/detokenize", body, _SMALL)
-                key = "content" if dialect.infill else "prompt"
+                key = "content" if dialect.native else "prompt"
                 return {"content": self._text(said, key)}
-            case frames.ApplyTemplate() if dialect.infill:
+            case frames.ApplyTemplate() if dialect.native:
                 return {"prompt": await self._templated(request.prompt, known)}
-            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.infill:
+            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.native:
                 text = await self._templated(prompt, known)
                 body = {"content": text, "add_special": True, "parse_special": True}
                 body["model"] = known.model
                 tokens = _tokens(self.connection, await ask("/tokenize", body, _SMALL))
                 return {"tokens": len(tokens["tokens"])}
+            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.kind == "vllm":
+                said = await ask("/tokenize", _template(prompt, known), _SMALL)
+                return {"tokens": len(_tokens(self.connection, said)["tokens"])}
         raise refusal(_FIELDS.get(type(request), "model"), dialect, "it offers nothing for it")
 
     async def _templated(self, prompt: frames.ChatPrompt, known: Known) -> str:
-        sent = asked(frames.Generate(0, prompt), known.dialect, known.model)
-        body = {key: sent.body[key] for key in sent.body.keys() & _OF_TEMPLATES}
+        body = _template(prompt, known)
         return self._text(await self.connection.ask("/apply-template", body, _SMALL), "prompt")
 
     def _text(self, said: Any, key: str) -> str:
@@ -265,7 +269,23 @@ class Server:
         return value
 
 
-_OF_TEMPLATES = {"messages", "tools", "chat_template_kwargs", "continue_final_message", "model"}
+# Of a chat, what its template makes something of.
+_OF_TEMPLATES = {
+    "messages",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+}
+_OF_TEMPLATES |= {"model"}
+
+
+def _template(prompt: frames.ChatPrompt, known: Known) -> dict[str, Any]:
+    """A chat as it is sent to have its template applied."""
+    sent = asked(frames.Generate(0, prompt), known.dialect, known.model)
+    body = {key: sent.body[key] for key in sent.body.keys() & _OF_TEMPLATES}
+    return {**body, "tools": prompt.tools} if prompt.tools else body
+
+
 _FIELDS: dict[type, str] = {frames.Tokenize: "content", frames.Detokenize: "tokens"}
 
 

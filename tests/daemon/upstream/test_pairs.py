@@ -205,6 +205,17 @@ def test_adding_contacts_nobody_and_says_what_is_wrong(here: Home) -> None:
         assert "big" not in here.run("list").stdout
 
 
+def test_drafts_of_another_server_are_not_measured_here(here: Home) -> None:
+    """They cannot be switched off there, and two answers with the same drafts compare nothing."""
+    with scripted_server() as there:
+        add(here, there)
+        for words in (("big",), ("big", "--drafts", "ngram")):
+            run = here.run("bench", *words, "--quick")
+            assert run.returncode
+            assert "'big' is served by" in run.stderr
+        assert not there.seen
+
+
 def test_another_pair_answers_while_the_server_does_not_and_a_conversation_goes_on(
     here: Home,
 ) -> None:

@@ -40,8 +40,9 @@ class Dialect:
     """A server of OpenAI's shapes of which no more is known.
 
     sampling: our names of parameters, and its own. constraints: the kinds that it can hold an answer to.
-    known: further fields of a request that it has under our names. infill: it has llama-server's /infill.
-    names_tools: a tool that must be called can be named.
+    known: further fields of a request that it has under our names. native: it has llama-server's own paths.
+    names_tools: a tool that must be called can be named. names_tokens: it has `return_token_ids`.
+    unlimited: a text whose `max_tokens` is null has no limit; elsewhere one that does not say it has 16.
     """
 
     kind = "openai"
@@ -51,10 +52,12 @@ class Dialect:
     constraints: frozenset[str] = frozenset({"json_object", "json_schema"})
     text_constraints: frozenset[str] = frozenset()  # of a text that is no chat
     known: frozenset[str] = frozenset()
-    infill = False
+    native = False
     bias_of_texts = False
     template_kwargs = False
     names_tools = True
+    names_tokens = False
+    unlimited = False
     metrics = ""  # the path of what `counters` reads, from its root
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:

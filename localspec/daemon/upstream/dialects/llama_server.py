@@ -16,14 +16,14 @@ class LlamaServer(Dialect):
     owners = ("llamacpp",)
     sampling: Mapping[str, str] = {each.name: each.name for each in parameters()}
     constraints = frozenset({"json_object", "json_schema", "grammar"})
-    text_constraints = frozenset({"json_schema", "grammar"})
+    text_constraints = constraints
     known = frozenset(
         {
             *("ignore_eos", "cache_prompt", "n_cache_reuse", "mixed_prompts", "reasoning_format"),
-            *("t_max_predict_ms", "n_indent", "samplers"),
+            *("t_max_predict_ms", "n_indent", "samplers", "thinking"),
         }
     )
-    infill = True
+    native = True
     bias_of_texts = True
     template_kwargs = True
     names_tools = False  # it takes an object for "auto"
@@ -32,13 +32,17 @@ class LlamaServer(Dialect):
         match constraint.kind:
             case "grammar":
                 body["grammar"] = constraint.source
-            case "json_schema" if "messages" not in body:
-                body["json_schema"] = schema
+            case _ if "messages" not in body:
+                body["json_schema"] = schema or {"type": "object"}
             case _:
                 super().constrain(body, constraint, schema)
 
     def goes_on(self, body: Body, part: str) -> bool:
         return True  # it does with every last message of an assistant
+
+    def more(self, body: Body, request: frames.Generate) -> None:
+        if request.thinking is not None:
+            body["thinking_budget_tokens"] = request.thinking.tokens
 
     def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
         """Without drafts it says nothing of them."""

@@ -16,7 +16,7 @@ class Localspec(LlamaServer):
     names_tools = True
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = constraints
-    known = LlamaServer.known | {"exact", "reveal_draft", "speculative", "prediction", "thinking"}
+    known = LlamaServer.known | {"exact", "reveal_draft", "speculative", "prediction"}
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
         if constraint.kind == "regex":
@@ -31,6 +31,7 @@ class Localspec(LlamaServer):
         return True
 
     def more(self, body: Body, request: frames.Generate) -> None:
+        super().more(body, request)
         asked, drafts = request.speculative, frames.Speculative()
         body["speculative"] = {
             "enabled": asked.enabled,
@@ -44,7 +45,5 @@ class Localspec(LlamaServer):
             body["exact"] = request.exact
         if request.reveal_draft:
             body["reveal_draft"] = True
-        if request.thinking is not None:
-            body["thinking_budget_tokens"] = request.thinking.tokens
         if request.private:
             body["localspec"] = {"private": True}

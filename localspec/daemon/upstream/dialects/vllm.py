@@ -28,6 +28,8 @@ class Vllm(Dialect):
     text_constraints = constraints
     known = frozenset({"ignore_eos"})
     template_kwargs = True
+    names_tokens = True
+    unlimited = True
     metrics = "/metrics"
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:

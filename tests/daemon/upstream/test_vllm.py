@@ -1,0 +1,92 @@
+"""vLLM, whose own words and defaults are not OpenAI's: what it is asked, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+
+from localspec.daemon.upstream.dialects import KINDS
+from localspec.daemon.upstream.request import asked
+from localspec.daemon.upstream.server import Server
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+from localspec.protocol.settings import Upstream
+from tests.support.upstreams import Seen, event, scripted_server, whole
+
+TEXT = frames.TextPrompt("x")
+CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
+
+
+def test_a_text_without_a_limit_has_none() -> None:
+    """Where it is not said vLLM writes 16 tokens, and what others do is not known."""
+    for request in (frames.Generate(0, TEXT), frames.Generate(0, TEXT, max_tokens=5)):
+        sent = asked(request, KINDS["vllm"], "m")
+        assert sent.body["max_tokens"] == request.max_tokens
+        assert not sent.note
+    for kind in ("openai", "sglang", "tensorrt-llm"):
+        sent = asked(frames.Generate(0, TEXT), KINDS[kind], "m")
+        assert "max_tokens" not in sent.body
+        assert "'max_tokens'" in sent.note
+        assert not asked(frames.Generate(0, TEXT, max_tokens=5), KINDS[kind], "m").note
+        assert not asked(frames.Generate(0, CHAT), KINDS[kind], "m").note
+    assert "max_tokens" not in asked(frames.Generate(0, CHAT), KINDS["vllm"], "m").body
+
+
+@pytest.mark.parametrize("prompt", [TEXT, CHAT])
+def test_it_names_the_tokens_of_a_text(prompt: frames.Prompt) -> None:
+    chunk = {"index": 0, "text": "a", "delta": {"content": "a"}, "token_ids": [7, 8]}
+    stream = event({"choices": [chunk]}) + event(
+        {"choices": [{**chunk, "text": "", "delta": {}, "token_ids": [], "finish_reason": "stop"}]}
+    )
+
+    async def main() -> list[int]:
+        server = Server("big", Upstream(upstream=there.url))
+        request = frames.Generate(0, prompt, return_tokens=True)
+        events = [each async for each in server.events(request)]
+        await server.close()
+        return [each for delta in events if isinstance(delta, frames.Delta) for each in delta.ids]
+
+    with scripted_server(stream=stream + event(b"[DONE]")) as there:
+        assert asyncio.run(main()) == [7, 8]
+        assert there.seen[-1].body["return_token_ids"] is True
+
+
+def told(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """The answers to small requests, and what was sent for them."""
+
+    def answer(seen: Seen, connection: socket.socket) -> None:
+        body = {"tokens": [1, 2, 3], "prompt": "x", "count": 3}
+        connection.sendall(whole(body, headers="connection: close\r\n"))
+
+    async def main() -> list[dict[str, Any]]:
+        stated = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
+        server = Server("big", stated)
+        try:
+            return [await server.ask(each) for each in requests]
+        finally:
+            await server.close()
+
+    with scripted_server(answer=answer) as there:
+        found = asyncio.run(main())
+    assert {each.path for each in there.seen} <= {"/tokenize", "/detokenize"}
+    return found, [each.body for each in there.seen]
+
+
+def test_it_counts_a_chat_with_its_tools() -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    prompt = frames.ChatPrompt(CHAT.messages, tools=[tool], template_kwargs={"a": 1})
+    found, sent = told(frames.CountTokens(0, prompt))
+    assert found == [{"tokens": 3}]
+    assert sent[0]["messages"] == [{"role": "user", "content": "hi"}]
+    assert (sent[0]["tools"], sent[0]["chat_template_kwargs"]) == ([tool], {"a": 1})
+
+
+def test_markers_are_tokens_to_it_and_nothing_else() -> None:
+    found, _ = told(frames.Tokenize(0, "x", parse_special=True))
+    assert found[0]["tokens"] == [1, 2, 3]
+    with pytest.raises(InvalidRequest) as caught:
+        told(frames.Tokenize(0, "x", parse_special=False))
+    assert caught.value.param == "parse_special"
