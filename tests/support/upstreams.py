@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -39,6 +42,7 @@ class ScriptedServer:
     url: str = ""
     owner: str = "vllm"
     silent: bool = False
+    tls: ssl.SSLContext | None = None
     models: list[str] = field(default_factory=lambda: ["tiny"])
     answer: Answering | None = None
     metrics: Callable[[], str] | None = None
@@ -48,6 +52,11 @@ class ScriptedServer:
 
     def serve(self, connection: socket.socket) -> None:
         self.connections.append(connection)
+        if self.tls is not None:
+            try:
+                connection = self.tls.wrap_socket(connection, server_side=True)
+            except OSError:
+                return  # a client that trusts nobody leaves at once
         with connection, contextlib.suppress(OSError):
             connection.settimeout(30)
             while (seen := _request(connection)) is not None:
@@ -126,10 +135,30 @@ def said(*texts: str, finish: str = "stop", **last: Any) -> bytes:
     return b"".join(map(event, [*chunks, *ends]))
 
 
+def certified(folder: Path, address: str) -> tuple[ssl.SSLContext, Path]:
+    """What a server of that address shows, and the file of who vouches for it: nobody but itself."""
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+         "-nodes", "-days", "2", "-subj", "/CN=tower", "-addext", f"subjectAltName=IP:{address}",
+         "-keyout", str(key), "-out", str(certificate)],
+        capture_output=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context, certificate
+
+
 @contextlib.contextmanager
-def scripted_server(port: int = 0, **fields: Any) -> Iterator[ScriptedServer]:
-    with socket.create_server(("127.0.0.1", port)) as listening:
-        server = ScriptedServer(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", **fields)
+def scripted_server(
+    port: int = 0, listening: socket.socket | None = None, **fields: Any
+) -> Iterator[ScriptedServer]:
+    """`listening`: a socket of another host; else one of this machine's, at the port."""
+    with listening or socket.create_server(("127.0.0.1", port)) as listening:
+        host, port = listening.getsockname()
+        server = ScriptedServer(**fields)
+        server.url = f"http{'s' * (server.tls is not None)}://{host}:{port}/v1"
 
         def accept() -> None:
             with contextlib.suppress(OSError):

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import random
 import socket
-import ssl
 import string
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -38,6 +36,7 @@ from tests.support.upstreams import (
     HEAD,
     ScriptedServer,
     Seen,
+    certified,
     chunked,
     event,
     said,
@@ -602,34 +601,11 @@ def test_a_key_that_is_not_there_is_said_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_certificate_is_verified_and_another_authority_can_be_named(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-days", "2", "-subj", "/CN=tower", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", str(key), "-out", str(certificate)],
-        capture_output=True,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with scripted_server() as there, socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve(plain: socket.socket) -> None:
-            with contextlib.suppress(OSError):  # a client that trusts nobody leaves at once
-                there.serve(context.wrap_socket(plain, server_side=True))
-
-        def accept() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    plain, _ = listening.accept()
-                    threading.Thread(target=serve, args=(plain,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        url = f"https://127.0.0.1:{listening.getsockname()[1]}/v1"
+    context, certificate = certified(tmp_path, "127.0.0.1")
+    with scripted_server(tls=context) as there:
         with pytest.raises(UpstreamError, match=r"is not trusted.*--ca FILE"):
-            run(Upstream(upstream=url))
-        assert text(run(Upstream(upstream=url, ca=str(certificate)))) == "hello there"
-        listening.shutdown(socket.SHUT_RDWR)
+            run(Upstream(upstream=there.url))
+        assert text(run(Upstream(upstream=there.url, ca=str(certificate)))) == "hello there"
 
 
 def test_text_is_passed_on_as_soon_as_it_is_there() -> None:
