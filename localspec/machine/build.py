@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from localspec.machine.gpu import (
+    NEWER_VULKAN,
     CudaToolkit,
     Gpu,
     cuda_architectures,
@@ -23,7 +24,7 @@ from localspec.machine.gpu import (
     nvidia_gpus,
     vulkan_gpus,
 )
-from localspec.machine.host import NO_AMX, Compiler, Host, cpu, install_hint, try_amx
+from localspec.machine.host import NO_AMX, Compiler, Host, Need, cpu, install_hint, try_amx
 
 Backend = Literal["cpu", "cuda", "vulkan", "metal", "user"]
 
@@ -173,7 +174,8 @@ def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> Choice |
     if missing := missing_for_vulkan(host, compiler.command):
         lacks = f"a Vulkan build needs {', '.join(missing)}"
         without = f"CPU: there is an {names[0]}, but {lacks}."
-        return "cpu", [], Reason("GPU", without, install_hint(host, "vulkan"))
+        need: Need = "newer vulkan" if missing == [NEWER_VULKAN] else "vulkan"
+        return "cpu", [], Reason("GPU", without, install_hint(host, need))
     slower = ", because CUDA cannot be built here; it would be faster" if has_nvidia else ""
     return "vulkan", ["-DGGML_VULKAN=ON"], Reason("GPU", f"Vulkan for {names[0]}{slower}.")
 

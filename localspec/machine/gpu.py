@@ -164,6 +164,16 @@ _VULKAN_PROGRAM = """
 #include <vulkan/vulkan.h>
 int main() { return vkEnumerateInstanceVersion(nullptr) == VK_SUCCESS; }
 """
+# llama.cpp's code names it, and stops there after minutes: Debian 12's headers are from before.
+_LAYERS_PROGRAM = """
+#include <vulkan/vulkan.h>
+#if defined(VK_EXT_layer_settings) && __has_include(<vulkan/vulkan.hpp>)
+int main() { return 0; }
+#else
+#error
+#endif
+"""
+NEWER_VULKAN = "newer Vulkan headers (with VK_EXT_layer_settings)"
 _SPIRV_PROGRAM = """
 #if __has_include(<spirv/unified1/spirv.hpp>)
 int main() { return 0; }
@@ -189,6 +199,8 @@ def missing_for_vulkan(host: Host, compiler: Sequence[str]) -> list[str]:
     missing = [] if host.which("glslc") else ["glslc"]
     if try_program(host, compiler, _VULKAN_PROGRAM, "-lvulkan") == "not compiled":
         missing.append("Vulkan's headers and loader")
+    elif try_program(host, compiler, _LAYERS_PROGRAM) == "not compiled":
+        missing.append(NEWER_VULKAN)
     if try_program(host, compiler, _SPIRV_PROGRAM) == "not compiled":
         missing.append("the SPIR-V headers")
     return missing

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 Trial = Literal["not compiled", "fails", "works"]
-Need = Literal["compiler", "venv", "cuda", "cublas", "vulkan"]
+Need = Literal["compiler", "venv", "cuda", "cublas", "vulkan", "newer vulkan"]
 
 # `doctor` and `setup` ask tools that answer in milliseconds; one that hangs (a driver that does not
 # come back, as nvidia-smi after a failed resume) counts as one that is not there.
@@ -198,6 +198,7 @@ ANYWHERE: Mapping[Need, str] = {
     "cuda": "Install NVIDIA's CUDA toolkit",
     "cublas": "Install the development files of cuBLAS, which belong to the CUDA toolkit",
     "vulkan": "Install Vulkan's headers and loader, glslc and the SPIR-V headers",
+    "newer vulkan": "Install newer Vulkan headers than this system's, as in the Vulkan SDK",
 }
 
 

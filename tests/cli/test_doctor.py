@@ -306,6 +306,23 @@ def test_vulkan_where_there_is_a_gpu_and_no_cuda(here: Machine) -> None:
     assert "sudo apt-get install libvulkan-dev glslc spirv-headers" in lacking.cure
 
 
+def test_vulkan_headers_that_are_too_old_are_told_from_none(here: Machine) -> None:
+    """Debian 12's are: its build ends after minutes, and what to install is not its package."""
+    host = a_host(told=VULKAN, tools=VULKAN_TOOLS)
+
+    def old(argv: Any) -> machine.Ran:
+        source = Path(argv[-1])
+        lacks = source.suffix == ".cpp" and "VK_EXT_layer_settings" in source.read_text()
+        return machine.Ran(1, "") if lacks else host.run(argv)
+
+    gpu = found(replace(here, host=replace(host, run=old)), "GPU")
+    assert gpu.what.startswith(
+        "CPU: there is an AMD Radeon RX 7900, but a Vulkan build needs newer"
+    )
+    assert gpu.cure.startswith("Install newer Vulkan headers")
+    assert "apt-get" not in gpu.cure
+
+
 def test_vulkan_stands_in_for_cuda_without_its_compiler(here: Machine) -> None:
     tools = {**VULKAN_TOOLS, "nvidia-smi": "nvidia-smi"}
     host = a_host(told={**GPU, **VULKAN}, tools=tools)

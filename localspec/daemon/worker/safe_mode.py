@@ -2,7 +2,7 @@
 
 Some compilers build kernels that end the process at the first decode. A worker that dies that way
 is tried once more without them; what helped is kept per CPU and build of llama.cpp, so that a
-rebuilt one is trusted again.
+rebuilt one is trusted again. Where a GPU's driver may have crashed instead, it is a try, and kept by nobody.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class SafeMode:
     A file of a newer release is neither read nor touched.
     """
 
-    def __init__(self, file: Path, key: str | None = None) -> None:
-        """`key`: the machine and build, where it is not to be found out."""
+    def __init__(self, file: Path, key: str | None = None, built: str | None = None) -> None:
+        """`key`: the machine and build, `built`: its backend, where they are not to be found out."""
         self._file = file
         self._key = key
+        self._built = built
         self._reason: str | None = None
         self._recalled = False
 
@@ -53,6 +54,12 @@ class SafeMode:
             return None
         from localspec.machine import CHECKOUT
 
+        if not self._by_kernels():
+            return (
+                "Safe mode: the engine crashed at its first pass. Until the daemon ends, llama.cpp's fast "
+                "kernels for the CPU are not used. If it was the GPU's driver, update that, or do without: "
+                "localspec config set gpu_layers 0"
+            )
         how = "scripts/setup" if CHECKOUT else "see: localspec doctor"
         return (
             "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are "
@@ -63,7 +70,7 @@ class SafeMode:
         """Begin as the last run ended: on where it had to be. Why it is on, None where it is off."""
         if not self._recalled:
             self._recalled = True
-            record = self._read()
+            record = self._read() if self._by_kernels() else None
             self._reason = record.reasons.get(self._identity()) if record else None
         return self._reason
 
@@ -77,7 +84,7 @@ class SafeMode:
 
     def keep(self) -> None:
         """It has helped, if it is on: the next runs begin with it."""
-        record = self._read() if self._reason else None
+        record = self._read() if self._reason and self._by_kernels() else None
         if record and self._reason:
             record.reasons[self._identity()] = self._reason
             self._write(record)
@@ -88,6 +95,14 @@ class SafeMode:
         record = self._read()
         if record and record.reasons.pop(self._identity(), None):
             self._write(record)
+
+    def _by_kernels(self) -> bool:
+        """Whether only llama.cpp's own kernels can have crashed: no driver takes part."""
+        if self._built is None:
+            from localspec.machine import installed_backend
+
+            self._built = installed_backend() or "cpu"
+        return self._built == "cpu"
 
     def _write(self, record: Record) -> None:
         try:
