@@ -127,6 +127,24 @@ def test_what_an_engine_cannot_do_is_said() -> None:
             ENGINES[engine](coder, replace(TOWER, nodes=2))
 
 
+def test_a_pair_that_fills_in_is_called_as_its_makers_call_it() -> None:
+    """By that name the markers are known with which an engine without llama-server's /infill is asked."""
+    from localspec.daemon.upstream.dialects import KINDS
+    from localspec.daemon.upstream.request import asked
+    from localspec.protocol import frames
+
+    names = [name for name, each in CATALOGUE.pairs.items() if "fim" in each.roles]
+    assert names
+    for name in names:
+        for engine in ("vllm", "sglang"):
+            served = ENGINES[engine](catalogued(name), TOWER)
+            request = frames.Generate(0, frames.InfillPrompt("a", "b"), max_tokens=1)
+            assert "a" in asked(request, KINDS[engine], served.model).body["prompt"]
+            told = connect.command(catalogued(name), TOWER, served)
+            assert told[told.index("--upstream-model") + 1] == served.model
+            assert served.model in served.command
+
+
 def test_several_machines_share_a_target() -> None:
     pair, place = PAIRS[1], Place(host="tower", nodes=2, gpus=4)
     served = ENGINES["vllm"](pair, place)

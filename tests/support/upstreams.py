@@ -36,7 +36,8 @@ Answering = Callable[[Seen, socket.socket], None]
 class ScriptedServer:
     """`answer` writes whatever it likes; without it models are listed and a chat says hello.
 
-    `silent`: nothing more is answered, as when a link is cut and nothing says so.
+    `silent`: nothing more is answered, as when a link is cut and nothing says so. `root`: what the models
+    are, whatever they are called.
     """
 
     url: str = ""
@@ -44,6 +45,7 @@ class ScriptedServer:
     silent: bool = False
     tls: ssl.SSLContext | None = None
     models: list[str] = field(default_factory=lambda: ["tiny"])
+    root: str = ""
     answer: Answering | None = None
     metrics: Callable[[], str] | None = None
     seen: list[Seen] = field(default_factory=list)
@@ -69,7 +71,10 @@ class ScriptedServer:
                     continue
                 self.seen.append(seen)
                 if seen.path.endswith("/models"):
-                    listed = [{"id": each, "owned_by": self.owner} for each in self.models]
+                    listed = [
+                        {"id": each, "owned_by": self.owner, "root": self.root}
+                        for each in self.models
+                    ]
                     connection.sendall(whole({"object": "list", "data": listed}))
                 elif self.answer is not None:
                     self.answer(seen, connection)

@@ -74,8 +74,8 @@ _PARSERS = (
 def vllm(pair: Pair, place: Place) -> Served:
     """vLLM, on one machine or several (Ray)."""
     program = ["vllm", "serve", _original(pair, "vLLM")]
-    made = Served("vLLM", "vllm", "vllm", place.port or 8000, 2, program, pair.served)
-    made.add("--served-model-name", pair.served)
+    made = Served("vLLM", "vllm", "vllm", place.port or 8000, 2, program, pair.called)
+    made.add("--served-model-name", pair.called)
     made.add("--host", place.listen, "--port", str(made.port))
     if place.gpus > 1:
         made.add("--tensor-parallel-size", str(place.gpus))
@@ -122,8 +122,8 @@ def _vllm_speculation(pair: Pair, made: Served) -> dict[str, object]:
 def sglang(pair: Pair, place: Place) -> Served:
     """SGLang, on one machine or several."""
     program = ["python3", "-m", "sglang.launch_server"]
-    made = Served("SGLang", "sglang", "sglang", place.port or 30000, 3, program, pair.served)
-    made.add("--model-path", _original(pair, "SGLang"), "--served-model-name", pair.served)
+    made = Served("SGLang", "sglang", "sglang", place.port or 30000, 3, program, pair.called)
+    made.add("--model-path", _original(pair, "SGLang"), "--served-model-name", pair.called)
     made.add("--host", place.listen, "--port", str(made.port))
     if place.gpus * place.nodes > 1:
         made.add("--tp-size", str(place.gpus * place.nodes))

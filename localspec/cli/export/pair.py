@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from localspec.errors import UsageError
@@ -68,6 +69,11 @@ class Pair:
         """A name that every engine and `localspec add` take."""
         found = re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("-._")
         return found[-40:].lstrip("-._") or "model"
+
+    @property
+    def called(self) -> str:
+        """What an engine is to call it: where it fills in as its makers do, which tells its markers."""
+        return Path(self.target.original).name if "fim" in self.roles else self.served
 
     @property
     def depth(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -48,13 +49,13 @@ class Asked:
         return f"{left_out} {ends}".strip()
 
 
-def asked(request: frames.Generate, dialect: Dialect, model: str) -> Asked:
-    """What a server of this kind is sent.
+def asked(request: frames.Generate, dialect: Dialect, model: str, weights: str = "") -> Asked:
+    """What a server of this kind is sent. model: its name there, `weights`: what it is made of, if known.
 
     Raises:
         InvalidRequest: a field that it cannot hold to, by its name.
     """
-    found = _prompted(request.prompt, dialect, model)
+    found = _prompted(request.prompt, dialect, [model, weights])
     found.body |= {"model": model, "stream": True}
     found.tops, found.only_read = request.top_logprobs or 0, request.max_tokens == 0
     if found.api != "native":
@@ -85,7 +86,7 @@ def refusal(field: str, dialect: Dialect, why: str = "") -> InvalidRequest:
 # ------------------------------------------------------------------------ what is answered
 
 
-def _prompted(prompt: frames.Prompt, dialect: Dialect, model: str) -> Asked:
+def _prompted(prompt: frames.Prompt, dialect: Dialect, names: list[str]) -> Asked:
     match prompt:
         case frames.ChatPrompt():
             body: Body = {"messages": [_message(each) for each in prompt.messages]}
@@ -102,7 +103,7 @@ def _prompted(prompt: frames.Prompt, dialect: Dialect, model: str) -> Asked:
                 raise refusal("prompt", dialect, "it takes text or token ids, and not both")
             return _text(prompt.parts, dialect)
         case frames.InfillPrompt():
-            return _infill(prompt, dialect, model)
+            return _infill(prompt, dialect, names)
 
 
 def _text(prompt: object, dialect: Dialect) -> Asked:
@@ -138,16 +139,22 @@ _MIDDLES = (
 )  # fmt: skip
 
 
-def _infill(prompt: frames.InfillPrompt, dialect: Dialect, model: str) -> Asked:
+def fills_in(names: Sequence[str]) -> tuple[str, str, str] | None:
+    """The markers of a model by what it is called."""
+    last = [name.rpartition("/")[2].lower() for name in names]
+    found = (marks for starts, marks in _MIDDLES if any(each.startswith(starts) for each in last))
+    return next(found, None)
+
+
+def _infill(prompt: frames.InfillPrompt, dialect: Dialect, names: list[str]) -> Asked:
     """By the server itself, else with its model's markers."""
     if dialect.native:
         body = {"input_prefix": prompt.prefix, "input_suffix": prompt.suffix}
         extra = [{"filename": name, "text": text} for name, text in prompt.extra]
         return Asked("native", "/infill", {**body, "prompt": prompt.prompt, "input_extra": extra})
-    name = model.rpartition("/")[2].lower()
-    marks = next((marks for names, marks in _MIDDLES if name.startswith(names)), None)
+    marks = fills_in(names)
     if marks is None:
-        raise refusal("input_suffix", dialect, f"how '{model[:80]}' fills in is not known")
+        raise refusal("input_suffix", dialect, f"how '{names[0][:80]}' fills in is not known")
     before, after, middle = marks
     text = f"{before}{prompt.prefix}{prompt.prompt}{after}{prompt.suffix}{middle}"
     return Asked("text", "completions", {"prompt": text}, ["input_extra"] if prompt.extra else [])

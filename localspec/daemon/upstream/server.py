@@ -15,7 +15,7 @@ from localspec.daemon.upstream.dialects import KINDS, of_owner
 from localspec.daemon.upstream.dialects.base import Counters, Dialect, whole
 from localspec.daemon.upstream.events import objects
 from localspec.daemon.upstream.reply import Reply
-from localspec.daemon.upstream.request import Asked, asked, refusal
+from localspec.daemon.upstream.request import Asked, asked, fills_in, refusal
 from localspec.daemon.worker.process import Event
 from localspec.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
 from localspec.protocol import frames
@@ -28,11 +28,14 @@ _SHOWN = 5  # models that an error names
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a server. context: tokens, 0 where it does not say."""
+    """What is known of a server. context: tokens, 0 where it does not say. weights: what it says the model
+    is made of, None where it was not asked.
+    """
 
     dialect: Dialect
     model: str
     context: int = 0
+    weights: str | None = None
 
 
 @dataclass
@@ -79,21 +82,21 @@ class Server:
 
     # ------------------------------------------------------------------ what it is
 
-    async def found(self) -> Known:
-        """What is known of it; the first who asks has it found out.
+    async def found(self, *, weights: bool = False) -> Known:
+        """What is known of it; the first who asks has it found out. weights: those, too.
 
         Raises:
             UpstreamError: it cannot be. InvalidRequest: it has several models, and none is named.
         """
         async with self._looking:
-            if self.known is None:
-                self.known = await self._look()
+            if self.known is None or (weights and self.known.weights is None):
+                self.known = await self._look(weights)
             return self.known
 
-    async def _look(self) -> Known:
+    async def _look(self, weights: bool) -> Known:
         told = self.upstream
         stated = KINDS.get(told.upstream_kind)
-        if stated and told.upstream_model:
+        if stated and told.upstream_model and not weights:
             return Known(stated, told.upstream_model)
         data = self.connection.decoded(await self.connection.get("models", _LOOK))
         entries = data.get("data") if isinstance(data, dict) else None
@@ -110,7 +113,9 @@ class Server:
             meta.get("n_ctx") if isinstance(meta, dict) else None
         )
         dialect = stated or of_owner(entry.get("owned_by"))
-        return Known(dialect, told.upstream_model or entry["id"], context or 0)
+        root = entry.get("root")
+        made_of = root if isinstance(root, str) else ""
+        return Known(dialect, told.upstream_model or entry["id"], context or 0, made_of)
 
     def _chosen(self, models: list[dict[str, Any]]) -> dict[str, Any]:
         """The entry of the model that is named, or of the only one; another localspec's first is its own
@@ -174,7 +179,10 @@ class Server:
     async def _once(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
         known = await self.found()
         dialect, connection = known.dialect, self.connection
-        sent = asked(request, dialect, known.model)
+        infill = isinstance(request.prompt, frames.InfillPrompt) and not dialect.native
+        if infill and not fills_in([known.model]):
+            known = await self.found(weights=True)
+        sent = asked(request, dialect, known.model, known.weights or "")
         began = time.monotonic()
         if sent.only_read and not dialect.native:
             # A prompt that is to be read ahead, which only those take that share our names.

@@ -90,3 +90,25 @@ def test_markers_are_tokens_to_it_and_nothing_else() -> None:
     with pytest.raises(InvalidRequest) as caught:
         told(frames.Tokenize(0, "x", parse_special=False))
     assert caught.value.param == "parse_special"
+
+
+def test_it_fills_in_with_its_models_markers_whatever_that_is_called_there() -> None:
+    """Also where all that it can be asked for is stated; it is looked for once."""
+
+    async def main(**stated: str) -> None:
+        server = Server("big", Upstream(upstream=there.url, **stated))  # type: ignore[arg-type]
+        for _ in range(2):
+            request = frames.Generate(0, frames.InfillPrompt("before", "after"), max_tokens=4)
+            [each async for each in server.events(request)]
+        await server.close()
+
+    choice = {"index": 0, "text": "a", "finish_reason": "length"}
+    stream = event({"choices": [choice]}) + event(b"[DONE]")
+    for stated in ({}, {"upstream_model": "coder", "upstream_kind": "vllm"}):
+        with scripted_server(
+            stream=stream, models=["coder"], root="/models/Qwen2.5-Coder-7B"
+        ) as there:
+            asyncio.run(main(**stated))
+        filled = [each.body["prompt"] for each in there.seen if each.body]
+        assert filled == ["<|fim_prefix|>before<|fim_suffix|>after<|fim_middle|>"] * 2
+        assert [each.path for each in there.seen].count("/v1/models") == 1
