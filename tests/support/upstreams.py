@@ -46,6 +46,7 @@ class ScriptedServer:
     tls: ssl.SSLContext | None = None
     models: list[str] = field(default_factory=lambda: ["tiny"])
     root: str = ""
+    context: int = 0
     answer: Answering | None = None
     metrics: Callable[[], str] | None = None
     seen: list[Seen] = field(default_factory=list)
@@ -72,7 +73,12 @@ class ScriptedServer:
                 self.seen.append(seen)
                 if seen.path.endswith("/models"):
                     listed = [
-                        {"id": each, "owned_by": self.owner, "root": self.root}
+                        {
+                            "id": each,
+                            "owned_by": self.owner,
+                            "root": self.root,
+                            "max_model_len": self.context,
+                        }
                         for each in self.models
                     ]
                     connection.sendall(whole({"object": "list", "data": listed}))

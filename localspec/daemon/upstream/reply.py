@@ -13,7 +13,7 @@ import msgspec
 from localspec.daemon.upstream.connection import Connection
 from localspec.daemon.upstream.dialects.base import Dialect, Spoken, whole
 from localspec.daemon.upstream.request import Asked
-from localspec.errors import UpstreamError
+from localspec.errors import InvalidRequest, LocalspecError, UpstreamError
 from localspec.protocol import frames
 
 _ENDS = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop"}
@@ -71,10 +71,13 @@ class Reply:
             raise self.cut()
         self.over = True
 
-    def _failed(self, error: object) -> UpstreamError:
+    def _failed(self, error: object) -> LocalspecError:
         text = error.get("message") if isinstance(error, dict) else error
         said = self._connection.clean(text) or "it says nothing more."
-        return UpstreamError(f"The server of '{self._connection.name}' failed: {said}")
+        who = f"The server of '{self._connection.name}'"
+        if isinstance(error, dict) and error.get("code") == 400:  # vLLM's, of what it has begun
+            return InvalidRequest(f"{who} refuses the request: {said}")
+        return UpstreamError(f"{who} failed: {said}")
 
     # ------------------------------------------------------------------ text, thoughts, calls
 

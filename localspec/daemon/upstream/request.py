@@ -167,8 +167,6 @@ def _limited(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
     if request.max_tokens is not None:
         name = "n_predict" if found.api == "native" else "max_tokens"
         found.body[name] = request.max_tokens
-    elif found.api == "text" and dialect.unlimited:
-        found.body["max_tokens"] = None
     elif found.api == "text":
         found.endless = True
     if request.stop:

@@ -183,6 +183,8 @@ class Server:
         if infill and not fills_in([known.model]):
             known = await self.found(weights=True)
         sent = asked(request, dialect, known.model, known.weights or "")
+        if sent.endless and dialect.kind == "vllm":
+            await self._filling(sent)
         began = time.monotonic()
         if sent.only_read and not dialect.native:
             # A prompt that is to be read ahead, which only those take that share our names.
@@ -194,6 +196,16 @@ class Server:
         async with contextlib.aclosing(answered) as events:
             async for event in events:
                 yield event
+
+    async def _filling(self, sent: Asked) -> None:
+        """A text that may fill vLLM's context: it takes no more than that, and 16 tokens for no limit."""
+        known, prompt = await self.found(weights=True), sent.body["prompt"]
+        if isinstance(prompt, str):
+            body = {"prompt": prompt, "model": known.model}
+            said = await self.connection.ask("/tokenize", body, _SMALL)
+            prompt = _tokens(self.connection, said)["tokens"]
+        if known.context > len(prompt):
+            sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
 
     def _counts(self, dialect: Dialect) -> bool:
         """Whether the server's counters may tell of one answer: where its answers do not, and we ask for

@@ -13,13 +13,14 @@ from localspec.daemon.upstream.request import asked
 from localspec.daemon.upstream.server import Server
 from localspec.daemon.worker.process import Event
 from localspec.protocol import frames
-from localspec.protocol.settings import Upstream
+from localspec.protocol.settings import Upstream, UpstreamKind
 from tests.support.upstreams import Seen, event, said, scripted_server, whole
 
 CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 TOKEN = {"id": 7, "token": "a", "bytes": [97], "logprob": -0.5}
 TOPS = [{**TOKEN, "top_logprobs": [TOKEN, {**TOKEN, "token": "b", "logprob": -1.0}]}]
-EVERY = pytest.mark.parametrize("kind", ["llama-server", "localspec"])
+KIND: UpstreamKind = "llama-server"
+EVERY = pytest.mark.parametrize("kind", [KIND, "localspec"])
 
 
 def native(*pieces: dict[str, Any], **end: Any) -> bytes:
@@ -31,7 +32,7 @@ def native(*pieces: dict[str, Any], **end: Any) -> bytes:
 
 
 def answered(
-    stream: bytes, request: frames.Generate, kind: str = "llama-server"
+    stream: bytes, request: frames.Generate, kind: UpstreamKind = KIND
 ) -> tuple[list[frames.Delta], frames.Done, dict[str, Any]]:
     """What comes of an answer, and what was asked."""
 
@@ -60,7 +61,7 @@ def answered(
     ],
 )
 def test_of_a_text_it_says_which_stop_text_came_and_which_tokens(
-    kind: str, prompt: frames.Prompt
+    kind: UpstreamKind, prompt: frames.Prompt
 ) -> None:
     stream = native({"tokens_predicted": 1}, stop_type="word", stopping_word="END")
     request = frames.Generate(0, prompt, max_tokens=9, stop=["END"], return_tokens=True)
@@ -78,7 +79,9 @@ def test_tokens_that_another_server_does_not_name_are_left_out_by_name() -> None
 
 @EVERY
 @pytest.mark.parametrize("tops", [0, 1, 2])
-def test_log_probabilities_come_with_as_many_others_as_were_asked_for(kind: str, tops: int) -> None:
+def test_log_probabilities_come_with_as_many_others_as_were_asked_for(
+    kind: UpstreamKind, tops: int
+) -> None:
     """It has none where none beside the token are asked for."""
     content = {"index": 0, "delta": {"content": "a"}, "logprobs": {"content": TOPS}}
     chat = event({"choices": [content]}) + said()
@@ -97,7 +100,9 @@ def test_log_probabilities_come_with_as_many_others_as_were_asked_for(kind: str,
 
 @EVERY
 @pytest.mark.parametrize("prompt", [CHAT, frames.TextPrompt("x"), frames.InfillPrompt("x", "y")])
-def test_a_prompt_that_is_only_to_be_read_has_no_text(kind: str, prompt: frames.Prompt) -> None:
+def test_a_prompt_that_is_only_to_be_read_has_no_text(
+    kind: UpstreamKind, prompt: frames.Prompt
+) -> None:
     """It writes a token all the same."""
     stream = said("a", finish="length")
     if prompt is not CHAT:
@@ -110,14 +115,14 @@ def test_a_prompt_that_is_only_to_be_read_has_no_text(kind: str, prompt: frames.
 
 
 @EVERY
-def test_it_is_told_how_long_to_think(kind: str) -> None:
+def test_it_is_told_how_long_to_think(kind: UpstreamKind) -> None:
     request = frames.Generate(0, CHAT, thinking=frames.ThinkingLimit(12, []))
     sent = asked(request, KINDS[kind], "m")
     assert (sent.body["thinking_budget_tokens"], sent.note) == (12, "")
 
 
 @EVERY
-def test_an_object_can_be_asked_for_in_a_text(kind: str) -> None:
+def test_an_object_can_be_asked_for_in_a_text(kind: UpstreamKind) -> None:
     constraint = frames.Constraint("json_object", param="response_format")
     request = frames.Generate(0, frames.TextPrompt("x"), constraint=constraint)
     body = asked(request, KINDS[kind], "m").body
@@ -126,7 +131,7 @@ def test_an_object_can_be_asked_for_in_a_text(kind: str) -> None:
 
 
 @EVERY
-def test_tools_are_part_of_a_template_and_count(kind: str) -> None:
+def test_tools_are_part_of_a_template_and_count(kind: UpstreamKind) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     prompt = frames.ChatPrompt(CHAT.messages, tools=[tool])
 
@@ -145,3 +150,14 @@ def test_tools_are_part_of_a_template_and_count(kind: str) -> None:
         asyncio.run(main())
     rendered = [each.body for each in there.seen if each.path == "/apply-template"]
     assert [each["tools"] for each in rendered] == [[tool], [tool]]
+
+
+@EVERY
+@pytest.mark.parametrize("part", ["content", "reasoning_content"])
+def test_an_answer_that_goes_on_is_not_repeated(kind: UpstreamKind, part: Any) -> None:
+    """It repeats what was said unless it is told which part goes on."""
+    last = frames.Message("assistant", "so far")
+    prompt = frames.ChatPrompt([*CHAT.messages, last], continued=part)
+    body = asked(frames.Generate(0, prompt), KINDS[kind], "m").body
+    assert body["continue_final_message"] == part
+    assert body.get("add_generation_prompt", False) is False

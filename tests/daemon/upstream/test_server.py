@@ -241,7 +241,7 @@ def test_the_likeliest_token_comes_first_in_whatever_order_a_server_names_them()
     told = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -2.0, "a": -1.0}]}
     text_ = {"index": 0, "text": "a", "logprobs": told, "finish_reason": "stop"}
     with scripted_server(stream=event({"choices": [text_]}) + event(b"[DONE]")) as there:
-        request = frames.Generate(0, frames.TextPrompt("x"), top_logprobs=2)
+        request = frames.Generate(0, frames.TextPrompt("x"), max_tokens=9, top_logprobs=2)
         events = run(Upstream(upstream=there.url), request)
     delta = next(each for each in events if isinstance(each, frames.Delta))
     assert [piece for _, piece, _ in delta.logprobs[0].top] == [b"a", b"b"]

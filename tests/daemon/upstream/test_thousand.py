@@ -156,6 +156,10 @@ def ask(both: Both, kinds: list[Callable[[Both, str], None]], seed: int) -> None
     assert not wrong, wrong[0]
 
 
+def rest(home: Home) -> None:
+    wait_for(lambda: not home.status()["running"], "the end of what was left")
+
+
 def resident(pid: int) -> int:
     """In KiB."""
     text = Path(f"/proc/{pid}/status").read_text()
@@ -170,7 +174,7 @@ def test_a_thousand_requests_through_a_server(both: Both) -> None:
     before = resident(both.pid)
     ask(both, kinds[COUNT // 4 :], 2)
     for home in (both.there, both.here):
-        wait_for(lambda home=home: not home.status()["running"], "the end of what was left")
+        rest(home)
     assert resident(both.pid) - before < GROWTH
 
     asked = Counter(kinds)

@@ -11,28 +11,69 @@ import pytest
 from localspec.daemon.upstream.dialects import KINDS
 from localspec.daemon.upstream.request import asked
 from localspec.daemon.upstream.server import Server
-from localspec.errors import InvalidRequest
+from localspec.errors import InvalidRequest, UpstreamError
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
-from tests.support.upstreams import Seen, event, scripted_server, whole
+from tests.support.upstreams import Seen, event, scripted_server, streamed, whole
 
 TEXT = frames.TextPrompt("x")
 CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 
 
-def test_a_text_without_a_limit_has_none() -> None:
-    """Where it is not said vLLM writes 16 tokens, and what others do is not known."""
-    for request in (frames.Generate(0, TEXT), frames.Generate(0, TEXT, max_tokens=5)):
-        sent = asked(request, KINDS["vllm"], "m")
-        assert sent.body["max_tokens"] == request.max_tokens
-        assert not sent.note
+@pytest.mark.parametrize("stated", [{}, {"upstream_model": "tiny", "upstream_kind": "vllm"}])
+@pytest.mark.parametrize(
+    ("prompt", "tokens"), [(TEXT, 3), (frames.TokenPrompt([1, 2]), 2), (TEXT, 5000)]
+)
+def test_a_text_without_a_limit_may_fill_the_context(
+    stated: dict[str, Any], prompt: frames.Prompt, tokens: int
+) -> None:
+    """Where none is said it writes 16 tokens, and it refuses more than there is room for."""
+
+    def answer(seen: Seen, connection: socket.socket) -> None:
+        if seen.path == "/tokenize":
+            body = {"tokens": [1] * tokens}
+            connection.sendall(whole(body, headers="connection: close\r\n"))
+        else:
+            choice = {"index": 0, "text": "a", "finish_reason": "stop"}
+            connection.sendall(streamed(event({"choices": [choice]}) + event(b"[DONE]")))
+
+    async def main() -> None:
+        server = Server("big", Upstream(upstream=there.url, **stated))
+        [each async for each in server.events(frames.Generate(0, prompt))]
+        await server.close()
+
+    with scripted_server(answer=answer, context=4096) as there:
+        asyncio.run(main())
+    sent = there.seen[-1].body
+    assert sent.get("max_tokens") == (4096 - tokens if tokens < 4096 else None)
+
+
+def test_elsewhere_nobody_knows_where_a_text_without_a_limit_ends() -> None:
     for kind in ("openai", "sglang", "tensorrt-llm"):
         sent = asked(frames.Generate(0, TEXT), KINDS[kind], "m")
         assert "max_tokens" not in sent.body
         assert "'max_tokens'" in sent.note
         assert not asked(frames.Generate(0, TEXT, max_tokens=5), KINDS[kind], "m").note
         assert not asked(frames.Generate(0, CHAT), KINDS[kind], "m").note
-    assert "max_tokens" not in asked(frames.Generate(0, CHAT), KINDS["vllm"], "m").body
+
+
+def test_what_it_refuses_once_its_stream_has_begun_is_the_requests_fault() -> None:
+    """As vLLM 0.32 says it of a grammar."""
+    error = {"message": "Invalid grammar", "type": "BadRequestError", "param": None, "code": 400}
+
+    async def main() -> None:
+        server = Server("big", Upstream(upstream=there.url))
+        try:
+            [each async for each in server.events(frames.Generate(0, CHAT))]
+        finally:
+            await server.close()
+
+    with scripted_server(stream=event({"error": error})) as there:
+        with pytest.raises(InvalidRequest, match=r"'big'.*Invalid grammar"):
+            asyncio.run(main())
+        there.stream = event({"error": {**error, "code": 500}})
+        with pytest.raises(UpstreamError, match="failed: Invalid grammar"):
+            asyncio.run(main())
 
 
 @pytest.mark.parametrize("prompt", [TEXT, CHAT])
@@ -44,7 +85,7 @@ def test_it_names_the_tokens_of_a_text(prompt: frames.Prompt) -> None:
 
     async def main() -> list[int]:
         server = Server("big", Upstream(upstream=there.url))
-        request = frames.Generate(0, prompt, return_tokens=True)
+        request = frames.Generate(0, prompt, max_tokens=9, return_tokens=True)
         events = [each async for each in server.events(request)]
         await server.close()
         return [each for delta in events if isinstance(delta, frames.Delta) for each in delta.ids]

@@ -42,7 +42,6 @@ class Dialect:
     sampling: our names of parameters, and its own. constraints: the kinds that it can hold an answer to.
     known: further fields of a request that it has under our names. native: it has llama-server's own paths.
     names_tools: a tool that must be called can be named. names_tokens: it has `return_token_ids`.
-    unlimited: a text whose `max_tokens` is null has no limit; elsewhere one that does not say it has 16.
     """
 
     kind = "openai"
@@ -57,7 +56,6 @@ class Dialect:
     template_kwargs = False
     names_tools = True
     names_tokens = False
-    unlimited = False
     metrics = ""  # the path of what `counters` reads, from its root
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:

@@ -38,7 +38,9 @@ class LlamaServer(Dialect):
                 super().constrain(body, constraint, schema)
 
     def goes_on(self, body: Body, part: str) -> bool:
-        return True  # it does with every last message of an assistant
+        # It goes on with every last message of an assistant, but repeats that where it is not told to.
+        body |= {"continue_final_message": part, "add_generation_prompt": False}
+        return True
 
     def more(self, body: Body, request: frames.Generate) -> None:
         if request.thinking is not None:

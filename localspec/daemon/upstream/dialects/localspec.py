@@ -26,10 +26,6 @@ class Localspec(LlamaServer):
         else:
             super().constrain(body, constraint, schema)
 
-    def goes_on(self, body: Body, part: str) -> bool:
-        body["continue_final_message"] = part
-        return True
-
     def more(self, body: Body, request: frames.Generate) -> None:
         super().more(body, request)
         asked, drafts = request.speculative, frames.Speculative()

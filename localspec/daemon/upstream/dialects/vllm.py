@@ -29,7 +29,6 @@ class Vllm(Dialect):
     known = frozenset({"ignore_eos"})
     template_kwargs = True
     names_tokens = True
-    unlimited = True
     metrics = "/metrics"
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
