@@ -257,8 +257,10 @@ class Server:
             case frames.Tokenize() if dialect.kind == "vllm":
                 if not request.parse_special:
                     raise refusal("parse_special", dialect, "it takes markers for tokens")
+                if request.pieces:
+                    raise refusal("with_pieces", dialect, "it shows them as its tokenizer has them")
                 body = {"prompt": request.text, "add_special_tokens": request.add_special}
-                body |= {"model": known.model, "return_token_strs": request.pieces}
+                body["model"] = known.model
                 return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
             case frames.Detokenize() if dialect.native or dialect.kind == "vllm":
                 body = {"tokens": request.tokens, "model": known.model}
@@ -306,7 +308,12 @@ def _template(prompt: frames.ChatPrompt, known: Known) -> dict[str, Any]:
     return {**body, "tools": prompt.tools} if prompt.tools else body
 
 
-_FIELDS: dict[type, str] = {frames.Tokenize: "content", frames.Detokenize: "tokens"}
+_FIELDS: dict[type, str] = {
+    frames.Tokenize: "content",
+    frames.Detokenize: "tokens",
+    frames.ApplyTemplate: "messages",
+    frames.CountTokens: "messages",
+}
 
 
 async def _to_its_end(lines: Lines) -> None:
@@ -318,14 +325,13 @@ async def _to_its_end(lines: Lines) -> None:
 
 
 def _tokens(connection: Connection, said: Any) -> dict[str, Any]:
-    """Token ids, and where they come with them their texts, in the shapes of llama-server and vLLM."""
+    """Token ids, and where llama-server names them so their texts."""
     entries = said.get("tokens") if isinstance(said, dict) else None
     if not isinstance(entries, list) or len(entries) > frames.MOST_TOKENS:
         raise connection.nonsense("it has no list of 'tokens'")
-    texts = said.get("token_strs") or []
     tokens, pieces = [], []
-    for at, entry in enumerate(entries):
-        number, piece = entry, texts[at] if at < len(texts) else ""
+    for entry in entries:
+        number, piece = entry, ""
         if isinstance(entry, dict):
             number, piece = entry.get("id"), entry.get("piece", "")
         if whole(number) is None:

@@ -125,12 +125,19 @@ def test_it_counts_a_chat_with_its_tools() -> None:
     assert (sent[0]["tools"], sent[0]["chat_template_kwargs"]) == ([tool], {"a": 1})
 
 
-def test_markers_are_tokens_to_it_and_nothing_else() -> None:
-    found, _ = told(frames.Tokenize(0, "x", parse_special=True))
+def test_what_it_cannot_say_of_tokens_is_refused_by_its_name() -> None:
+    """Markers are tokens to it, and a token's text is as its tokenizer has it: "Ġadd" for " add"."""
+    found, _ = told(frames.Tokenize(0, "x", pieces=False))
     assert found[0]["tokens"] == [1, 2, 3]
-    with pytest.raises(InvalidRequest) as caught:
-        told(frames.Tokenize(0, "x", parse_special=False))
-    assert caught.value.param == "parse_special"
+    refused: list[tuple[str, Any]] = [
+        ("parse_special", frames.Tokenize(0, "x", parse_special=False, pieces=False)),
+        ("with_pieces", frames.Tokenize(0, "x")),
+        ("messages", frames.ApplyTemplate(0, CHAT)),
+    ]
+    for name, request in refused:
+        with pytest.raises(InvalidRequest) as caught:
+            told(request)
+        assert caught.value.param == name
 
 
 def test_it_fills_in_with_its_models_markers_whatever_that_is_called_there() -> None:
