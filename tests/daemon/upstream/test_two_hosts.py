@@ -96,7 +96,7 @@ def cut_after(hosts: Hosts, data: bytes, at: int) -> Callable[[Seen, socket.sock
 
 
 # Where in an answer, by what of it arrives.
-STAGES = {
+STAGES: dict[str, Callable[[bytes], int]] = {
     "before the head": lambda data: 0,
     "in the head": lambda data: len(HEAD) // 2,
     "between events": lambda data: (
