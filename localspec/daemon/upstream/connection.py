@@ -330,7 +330,8 @@ class Connection:
             connect = min(connect, _PATIENCE)
         # Reads have limits of their own, see Lines.
         times = httpx2.Timeout(None, connect=connect, write=60.0)
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=8)
+        # Most servers close after five seconds, and what crosses that on its way is lost.
+        limits = httpx2.Limits(max_keepalive_connections=8, keepalive_expiry=4.0)
         transport = httpx2.AsyncHTTPTransport(
             verify=trust, limits=limits, trust_env=False, socket_options=noticing_cuts()
         )
