@@ -2,7 +2,7 @@
 
 prompts/        what is asked
 asking.py       one prompt to a server, ours or another, and what came back when
-running.py      all prompts, plain and speculative in turns; what is left out when time is over
+running.py      all prompts, plain and speculative in turns; what ends that early
 summary.py      answers → what is said of each kind of work
 statistics.py   speed-ups and their bootstrap intervals
 distribution.py whether sampling gives the same both ways

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
+import math
 import socket
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -12,17 +14,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from localspec.cli.bench.prompts.workloads import Prompt
 from localspec.cli.bench.report import Arrival, Round
 from localspec.client import transport
 from localspec.client.api import Client
-from localspec.errors import BadResponse, NoDaemon, UsageError
+from localspec.errors import BadResponse, LocalspecError, UsageError
 
 Event = dict[str, Any]
 _FEWEST = 4  # tokens; between fewer the time says how exact a clock is
-_PATIENCE = 600.0  # seconds for every wait
+_PATIENCE = 120.0  # seconds that another server may say nothing
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class How:
     """speculative: the field of that name in a request, None: as the server does by itself.
 
     room: tokens that a question may have. own: the pair's own sampling, not temperature 0. cached: a prompt
-    that was read before need not be read again.
+    that was read before need not be read again. until: by time.monotonic(), another server's answer is of no
+    use later.
     """
 
     tokens: int
@@ -38,6 +41,7 @@ class How:
     speculative: dict[str, Any] | None = None
     own: bool = False
     cached: bool = False
+    until: float | None = None
 
 
 @dataclass
@@ -49,8 +53,8 @@ class Answer:
     first_s: float | None = None
     total_s: float = 0.0
     finish: str = ""
-    timings: dict[str, Any] = field(default_factory=dict)
-    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+    usage: dict[str, float] = field(default_factory=dict)
     speculation: dict[str, Any] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
@@ -132,11 +136,10 @@ class Other:
         self._base = ""
         self._model = ""
         self._plain = False  # it refuses what OpenAI has not
-        if address.startswith(("http://", "https://")):
-            url = urlsplit(address)
+        if address.startswith(("http://", "https://")) and (url := _split(address)):
             self._base = url.path.rstrip("/").removesuffix("/v1")
             self._connect = partial(_connected, url.netloc, secure=url.scheme == "https")
-        elif Path(address).is_socket():
+        elif "://" not in address and Path(address).is_socket():
             self._connect = partial(_Unix, address)
         else:
             raise UsageError(
@@ -144,47 +147,80 @@ class Other:
             )
 
     def ask(self, prompt: Prompt, how: How) -> Answer:
-        """Raises LocalspecError: it cannot be reached, refuses, or answers with something else."""
+        """Raises Gone: nothing comes from it. BadResponse: it refuses, or answers with something else."""
         path, body = request(prompt, how)
-        if not prompt.is_place:
-            body["model"] = self._named()
-        if self._plain:
-            body = {key: value for key, value in body.items() if key in _OPENAI}
         try:
-            return timed(self._said(path, body))
+            if not prompt.is_place:
+                body["model"] = self._named(how)
+            if self._plain:
+                body = {key: value for key, value in body.items() if key in _OPENAI}
+            answer = timed(_events(self._read("POST", path, body, how)))
+            if not answer.finish:
+                raise BadResponse(f"{self.name} ended in the middle of an answer.")
+            answer.speculation = {}  # who knows what that is elsewhere
+            return answer
         except _Refused as refused:
             if self._plain or prompt.is_place or refused.status not in (400, 422):
                 raise
-            self._plain = True
-            return self.ask(prompt, how)
+        except LocalspecError as error:
+            if isinstance(error, BadResponse):
+                raise
+            raise BadResponse(f"{self.name} refused: {error.message}") from error
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise BadResponse(
+                f"{self.name} answers in another shape than OpenAI's or llama-server's."
+            ) from error
+        self._plain = True
+        return self.ask(prompt, how)
 
-    def _named(self) -> str:
-        """The model it serves, the first of several."""
+    def _named(self, how: How) -> str:
+        """The model it serves, the first of several; any, where it has no list of them."""
         if not self._model:
-            listed = json.loads(b"".join(self._read("GET", "/v1/models", None)))
-            data = listed.get("data") if isinstance(listed, dict) else None
-            self._model = str(data[0]["id"]) if data else "default"
+            self._model = "default"
+            with contextlib.suppress(_Refused):
+                listed = json.loads(b"".join(self._read("GET", "/v1/models", None, how)))
+                self._model = str(listed["data"][0]["id"]) if listed.get("data") else "default"
         return self._model
 
-    def _said(self, path: str, body: Event) -> Iterator[Event]:
-        return _events(self._read("POST", path, body))
-
-    def _read(self, method: str, path: str, body: Event | None) -> Iterator[bytes]:
+    def _read(self, method: str, path: str, body: Event | None, how: How) -> Iterator[bytes]:
         connection = self._connect()
         try:
+            connection.timeout = _left(how)
             headers = {"Content-Type": "application/json"}
             data = None if body is None else json.dumps(body)
             connection.request(method, self._base + path, data, headers)
-            response = connection.getresponse()
-            if response.status >= 400:
-                said = response.read(500).decode("utf-8", "replace").strip()
-                raise _Refused(response.status, f"{self.name} refused: {said or response.reason}")
-            while data_ := response.read1(65536):
-                yield data_
+            with connection.getresponse() as response:
+                if response.status >= 400:
+                    raise _Refused(self.name, response)
+                while data_ := response.read1(65536):
+                    yield data_
+                    left = _left(how)
+                    if connection.sock:
+                        connection.sock.settimeout(left)
+        except TimeoutError as error:
+            raise Gone(f"{self.name} did not answer in time.") from error
         except (OSError, http.client.HTTPException) as error:
-            raise BadResponse(f"{self.name} cannot be asked: {error}.") from error
+            why = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise Gone(f"{self.name} cannot be asked: {why}.") from error
         finally:
             connection.close()
+
+
+def _split(address: str) -> SplitResult | None:
+    """None where no host can be asked there."""
+    try:
+        url = urlsplit(address)
+        return url if url.hostname and url.port != 0 else None
+    except ValueError:
+        return None
+
+
+def _left(how: How) -> float:
+    """Seconds for a wait. Raises TimeoutError: there are none."""
+    left = _PATIENCE if how.until is None else min(how.until - time.monotonic(), _PATIENCE)
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
 _OPENAI = (
@@ -198,26 +234,33 @@ _OPENAI = (
 )
 
 
+class Gone(BadResponse):
+    """Nothing comes from a server, whatever it is asked."""
+
+
 class _Refused(BadResponse):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    def __init__(self, name: str, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        said = response.read(2000).decode("utf-8", "replace").strip()
+        try:
+            said = str(json.loads(said)["error"]["message"])
+        except (ValueError, TypeError, LookupError):
+            said = said.partition("\n")[0][:200]
+        super().__init__(f"{name} refused: {said or response.reason} (HTTP {response.status})")
 
 
 def _connected(host: str, *, secure: bool) -> http.client.HTTPConnection:
-    if secure:
-        return http.client.HTTPSConnection(host, timeout=_PATIENCE)
-    return http.client.HTTPConnection(host, timeout=_PATIENCE)
+    return (http.client.HTTPSConnection if secure else http.client.HTTPConnection)(host)
 
 
 class _Unix(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_PATIENCE)
+        super().__init__("localhost")
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_PATIENCE)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
 
 
@@ -262,7 +305,7 @@ def timed(events: Iterator[Event]) -> Answer:
     """What came, with the times at which it came. The clock starts now, before the request is sent.
 
     Raises:
-        NoDaemon: nothing came.
+        BadResponse: nothing came.
     """
     start = time.perf_counter()
     found, count, seen = Answer(), 0, _Seen()
@@ -275,20 +318,33 @@ def timed(events: Iterator[Event]) -> Answer:
             found.total_s = now - start
         for key in ("timings", "usage"):
             if isinstance(event.get(key), dict):
-                setattr(found, key, event[key])
+                setattr(found, key, _numbers(event[key]))
         ours = event.get("localspec") or {}
         found.speculation = ours.get("speculation") or found.speculation
         found.finish = _finish(event) or found.finish
-        seen.note(event.get("timings"), now)
+        if "timings" in event:
+            seen.note(found.timings, now)
         if passes := ours.get("passes"):
-            seen.rounds = [Round(kept + 1, tried, kept, kind) for tried, kept, kind in passes]
+            seen.rounds = [
+                Round(int(kept) + 1, int(tried), int(kept), str(kind))
+                for tried, kept, kind in passes
+            ]
             seen.exact = True
     if found.first_s is None and not found.timings:
-        raise NoDaemon("The server's answer has no text.")
+        raise BadResponse("The server's answer has no text.")
     said = found.timings.get("predicted_n") or found.usage.get("completion_tokens")
     found.tokens = int(said or count)
     found.rounds, found.arrivals = seen.rounds, seen.arrivals
     return found
+
+
+def _numbers(found: Event) -> dict[str, float]:
+    """What of it can be counted with."""
+    return {
+        key: value
+        for key, value in found.items()
+        if isinstance(value, int | float) and 0 <= value < math.inf
+    }
 
 
 @dataclass
@@ -301,10 +357,10 @@ class _Seen:
     last: float = 0.0
     exact: bool = False  # the server has told its passes
 
-    def note(self, timings: Any, now: float) -> None:
-        counts = _counts(timings)
-        if counts is None:
+    def note(self, timings: dict[str, float], now: float) -> None:
+        if not timings.get("predicted_n"):
             return
+        counts = _counts(timings)
         tokens, drafted, accepted = (a - b for a, b in zip(counts, self.before, strict=True))
         if tokens <= 0:
             return
@@ -347,10 +403,8 @@ def _finish(event: Event) -> str:
     return "length" if event.get("stop_type") == "limit" else "stop" if event.get("stop") else ""
 
 
-def _counts(timings: Any) -> tuple[int, int, int] | None:
+def _counts(timings: dict[str, float]) -> tuple[int, int, int]:
     """Tokens written, drafted and accepted so far."""
-    if not isinstance(timings, dict) or not timings.get("predicted_n"):
-        return None
     names = ("predicted_n", "draft_n", "draft_n_accepted")
-    written, drafted, accepted = (int(timings.get(name) or 0) for name in names)
+    written, drafted, accepted = (int(timings.get(name, 0)) for name in names)
     return written, drafted, accepted

@@ -31,9 +31,10 @@ def compare(plan: Plan, model: str, drafts: Sequence[str], say: Say, watch: Watc
         UsageError: there is no such draft. LocalspecError: none could be measured.
     """
     client = PairsClient()
-    base = client.pair(model or client.status()["pair"]["name"])
+    with plan.stopping.waiting():  # files that nobody has seen before are read whole
+        base = client.pair(model or client.status()["pair"]["name"])
+        files = {name: _file(client, name) for name in drafts if name not in _KINDS}
     target = base["target"]["path"]
-    files = {name: _file(client, name) for name in drafts if name not in _KINDS}
     reports: dict[str, Report] = {}
     failed: dict[str, LocalspecError] = {}
     for name in dict.fromkeys(drafts):
@@ -42,21 +43,25 @@ def compare(plan: Plan, model: str, drafts: Sequence[str], say: Say, watch: Watc
         say(f"Loading {name} …")
         try:
             reports[name] = measure(wanted, asked, say, watch)
-        except NoDaemon:
-            raise
         except LocalspecError as error:
             failed[name] = error
-            continue
-        if reports[name].partial:
+            if isinstance(error, NoDaemon):
+                break
+        if plan.stopping.when is not None or (name in reports and reports[name].partial):
             break
     if not reports:
         raise next(iter(failed.values()))
     ranked = [_ranked(name, each, target, files.get(name)) for name, each in reports.items()]
     ranked.sort(key=lambda each: -(each.overall.value if each.overall else 0.0))
     best = reports[ranked[0].draft]
-    best.drafts = [*ranked, *(Ranked(name, note=error.message) for name, error in failed.items())]
+    left = [name for name in dict.fromkeys(drafts) if name not in reports and name not in failed]
+    best.drafts = [
+        *ranked,
+        *(Ranked(name, note=error.message) for name, error in failed.items()),
+        *(Ranked(name, note="It was not measured.") for name in left),
+    ]
     best.seconds = sum(each.seconds for each in reports.values())
-    best.partial = any(each.partial for each in reports.values())
+    best.partial = bool(left) or any(each.partial for each in reports.values())
     return best
 
 

@@ -46,6 +46,7 @@ def beginning(model: str, *, keep: bool) -> Iterator[list[str]]:
     try:
         yield said
     finally:
+        client.autostart = False  # one that has gone holds nothing
         said += [DROPPED] * _restored(client, name, folder, before)
 
 

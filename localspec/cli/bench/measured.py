@@ -59,8 +59,12 @@ def _measured(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
     server = Ours(model)
     began, when = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     say("Loading the pair …")
-    Bench(server, plan, None, ()).warm_up()
+    first = Bench(server, plan, None, ())
+    first.warm_up()
     status = server.status()
+    if first.found.partial:
+        pair = {**_UNKNOWN, "name": model or status["pair"]["name"]}
+        return _report(plan, first.found, pair, when)
     notes, plan = _sampling(server, plan)
     pids = [status["pid"], *(each["pid"] for each in status["pairs"] if each["pid"])]
     notes += _busy(status, pids)
@@ -75,8 +79,13 @@ def _measured(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
     if not found.partial and plan.seconds is None:
         _ties(bench, report.workloads)
         report.distribution = _sampled(bench)
+        report.partial = plan.stopping.when is not None
     report.seconds = time.monotonic() - began
     return report
+
+
+# A pair of which an interrupt came before it was loaded.
+_UNKNOWN = dict.fromkeys(("target", "draft", "n_ctx", "memory", "backend", "costs"))
 
 
 def _report(plan: Plan, found: Found, pair: dict[str, Any], when: str) -> Report:
@@ -84,6 +93,8 @@ def _report(plan: Plan, found: Found, pair: dict[str, Any], when: str) -> Report
     costs = _costs(pair)
     told = summary.workloads(plan.works, found, costs)
     quiet, notes = _disturbed(found.runs)
+    if found.their_end:
+        notes.append(f"{found.their_end} It was not asked again.")
     return Report(
         pair=pair["name"],
         when=when,
@@ -104,7 +115,8 @@ def _report(plan: Plan, found: Found, pair: dict[str, Any], when: str) -> Report
         costs=costs,
         against=plan.against.name if plan.against else None,
         theirs=summary.theirs(plan.works, found) if plan.against else [],
-        notes=[*_undrafted(found.runs), *notes],
+        their_runs=found.theirs,
+        notes=[*filter(None, [found.ended]), *_undrafted(found.runs), *notes],
     )
 
 
@@ -130,7 +142,7 @@ def _sampled(bench: Bench) -> Distribution | None:
     """Whether sampling gives the same both ways, where that was measured."""
     if not bench.plan.own:
         return None
-    with contextlib.suppress(LocalspecError, KeyboardInterrupt):
+    with contextlib.suppress(LocalspecError, KeyboardInterrupt), bench.plan.stopping.waiting():
         return distribution.check(bench.server, bench.room, bench.plan.drafts)
     return None
 
@@ -193,6 +205,6 @@ def _disturbed(runs: Sequence[Run]) -> tuple[bool | None, list[str]]:
         return True, []
     cores = statistics.median(loud)
     return False, [
-        f"The machine was not quiet: during {len(loud)} of {len(known)} answers other programs used "
-        f"{cores:.1f} cores (median), so figures may be wrong. Close them and measure again."
+        f"During {len(loud)} of {len(known)} answers other programs used {cores:.1f} cores (median); close "
+        "them and measure again."
     ]

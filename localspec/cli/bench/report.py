@@ -23,7 +23,7 @@ Verdict = Literal["faster", "same", "off", "slower", "unclear", "not measured"]
 
 
 class Estimate(Struct, frozen=True):
-    """A figure and its 95 % bootstrap interval, of so many pairs of answers; null: of one alone."""
+    """A figure and its 95 % bootstrap interval, of so many pairs of answers; null: too few for one."""
 
     value: float
     low: float | None = None
@@ -173,13 +173,19 @@ class Workload(Struct):
 
 class Theirs(Struct):
     """What another server made of the same prompts, at temperature 0. `ours`: our rate with drafts over
-    theirs, as it is set up.
+    theirs, as it is set up. `drafted`, `accepted`: tokens, as it says; null where it says nothing of drafts.
+    `same_prompts`: whether its prompts had as many tokens as ours. `identical`: whether its texts are those
+    that we wrote plainly.
     """
 
     workload: str
     side: Side | None = None
     ours: Estimate | None = None
     note: str = ""
+    drafted: int | None = None
+    accepted: int | None = None
+    same_prompts: bool | None = None
+    identical: bool | None = None
 
 
 class Ranked(Struct):
@@ -220,11 +226,12 @@ class Machine(Struct):
 
 
 class Report(Struct):
-    """`seconds` it took; `when` it began, in UTC. `partial`: it was interrupted, and what there is is told.
+    """`seconds` it took; `when` it began, in UTC. `partial`: it ended early, and what there is is told.
     `tokens`: of an answer at most. `memory`: bytes that the loaded pair has. `overall`: the geometric mean of
     the workloads' speed-ups at temperature 0. `quiet`: false where other programs disturbed it. `against`:
-    the other server, and `theirs` its answers. `drafts`: of several drafts that were compared, the best
-    first; the rest of the report is of that one. `distribution`: of the pair's own sampling.
+    the other server, `theirs` what is said of its answers, and `their_runs` these. `drafts`: of several
+    that were compared, the best first; the rest of the report is of that one. `distribution`: of the pair's
+    own sampling.
     """
 
     pair: str
@@ -246,6 +253,7 @@ class Report(Struct):
     costs: Costs | None = None
     against: str | None = None
     theirs: list[Theirs] = field(default_factory=list)
+    their_runs: list[Run] = field(default_factory=list)
     drafts: list[Ranked] = field(default_factory=list)
     distribution: Distribution | None = None
     notes: list[str] = field(default_factory=list)

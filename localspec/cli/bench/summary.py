@@ -24,6 +24,7 @@ from localspec.cli.bench.running import PROBES, Found
 from localspec.cli.bench.statistics import Pair
 from localspec.cli.bench.verdict import verdict
 
+LATE = "There was no time for it."
 _SHOWN = 24  # characters of a text behind the place where it parts from the other
 
 
@@ -44,7 +45,7 @@ def _workload(
     plain, drafted = ([run for run in own if run.mode == mode] for mode in ("plain", "speculative"))
     told = Workload(work.name, work.about, sampling, "not measured")
     if not plain or not drafted:
-        told.note = found.failed.get(work.name, "There was no time for it.")
+        told.note = found.failed.get(work.name, LATE)
         told.plain = side(plain) if plain else None
         told.speculative = side(drafted) if drafted else None
         return told
@@ -108,26 +109,41 @@ def _after(run: Run) -> int:
 
 
 def theirs(works: Sequence[Work], found: Found) -> list[Theirs]:
-    """Another server's answers, each kind of work beside ours with drafts."""
-    told = []
-    drafted = [run for run in found.runs if run.mode == "speculative" and run.sampling == "greedy"]
-    for work in works:
-        runs = [run for run in found.theirs if run.workload == work.name]
-        own = {(run.prompt, run.repetition): run for run in drafted if run.workload == work.name}
-        both = [
-            Pair(_after(run), run.write_ms / 1e3, _after(ours), ours.write_ms / 1e3)
-            for run in runs
-            if (ours := own.get((run.prompt, run.repetition)))
-        ]
-        note = "" if runs else found.their_failed.get(work.name, "There was no time for it.")
-        side_ = side(runs) if runs else None
-        told.append(Theirs(work.name, side_, statistics.speed_up(both), note))
+    """Another server's answers, each kind of work beside ours."""
+    return [_theirs(work, found) for work in works]
+
+
+def _theirs(work: Work, found: Found) -> Theirs:
+    runs = [run for run in found.theirs if run.workload == work.name]
+    if not runs:
+        late = "It was not asked." if found.their_end else LATE
+        return Theirs(work.name, note=found.their_failed.get(work.name, late))
+    own = [run for run in found.runs if run.workload == work.name and run.sampling == "greedy"]
+    drafted, plain = (
+        {(run.prompt, run.repetition): run for run in own if run.mode == mode}
+        for mode in ("speculative", "plain")
+    )
+    told = Theirs(work.name, side(runs), note=found.their_failed.get(work.name, ""))
+    both = [(run, drafted[at]) for run in runs if (at := (run.prompt, run.repetition)) in drafted]
+    told.ours = statistics.speed_up(
+        [Pair(_after(a), a.write_ms / 1e3, _after(b), b.write_ms / 1e3) for a, b in both]
+    )
+    if any(run.drafted for run in runs):
+        told.drafted, told.accepted = (
+            sum(run.drafted for run in runs),
+            sum(run.accepted for run in runs),
+        )
+    asked = [(a.prompt_tokens, b.prompt_tokens) for a, b in both if a.prompt_tokens]
+    told.same_prompts = all(a == b for a, b in asked) if asked else None
+    beside = [(run, plain[at]) for run in runs if (at := (run.prompt, run.repetition)) in plain]
+    told.identical = all(a.digest == b.digest for a, b in beside) if beside else None
     return told
 
 
 def acceptance(runs: Sequence[Run]) -> Acceptance:
     drafted, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
     tokens, passes = sum(run.tokens for run in runs), sum(run.passes for run in runs)
+    first = sum(run.tokens > 0 for run in runs)  # tokens that came with a prompt
     # What several rounds brought together does not say which of them was rejected.
     single = [each for run in runs for each in run.rounds if each.tokens - each.accepted == 1]
     tried = [each for each in single if each.drafted]
@@ -148,20 +164,23 @@ def acceptance(runs: Sequence[Run]) -> Acceptance:
         accepted / tokens if tokens else None,
         kept / (kept + rejections) if kept + rejections else None,
         kept / len(tried) if tried else None,
-        tokens / passes if passes else None,
+        (tokens - first) / passes if passes else None,
         survival(tried),
         sources,
     )
 
 
-def survival(rounds: Sequence[Round]) -> list[float]:
-    """The share of first, second, … drafts that were accepted, of rounds that had one there."""
+def survival(rounds: Sequence[Round], least: int = 1) -> list[float]:
+    """The share of first, second, … drafts that were accepted, of rounds that had one there; as far as so
+    many had.
+    """
     had: Counter[int] = Counter()
     kept: Counter[int] = Counter()
     for each in rounds:
         had.update(range(each.drafted))
         kept.update(range(each.accepted))
-    return [kept[at] / had[at] for at in range(max(had, default=-1) + 1)]
+    places = sum(count >= least for count in had.values())  # a deeper one is never had more often
+    return [kept[at] / had[at] for at in range(places)]
 
 
 def differences(work: str, texts: Mapping[tuple[str, int, Mode], str]) -> list[Difference]:

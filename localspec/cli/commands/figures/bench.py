@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import click
 from localspec.cli import suggest
 from localspec.cli.app import Limited
 from localspec.cli.terminal import render
-from localspec.errors import UsageError
+from localspec.errors import LocalspecError, UsageError
 
 if TYPE_CHECKING:
     from localspec.cli.bench.report import Report
@@ -24,7 +25,8 @@ _QUICK_S = 19.0  # with the load
 
 @click.command(
     help="Measure whether speculation pays on this machine, with PAIR (default: the configured one): the "
-    "same prompts plain and with drafts in turns, for code, edits, JSON, summaries, prose and more.\n\n"
+    "same prompts plain and with drafts in turns, for code, edits, JSON, summaries, prose and more. "
+    "Ctrl-C stops it and reports what was measured.\n\n"
     "`localspec bench compare A.json B.json` shows two reports side by side.",
     epilog="Examples:\n\n\b\n  localspec bench --quick\n  localspec bench coder-7b --json > before.json\n"
     "  localspec bench --html report.html\n  localspec bench --prompts my.jsonl\n"
@@ -45,8 +47,8 @@ _QUICK_S = 19.0  # with the load
     cls=Limited,
     type=click.IntRange(1, 1000),
     metavar="N",
-    help=f"Ask each prompt N times (default: {_REPETITIONS}; with --quick {_QUICK_REPETITIONS}, as far as "
-    "time allows).",
+    help=f"Ask each prompt N times, and those for short answers more often (default: {_REPETITIONS}; with "
+    f"--quick {_QUICK_REPETITIONS}, as far as time allows).",
 )
 @click.option(
     "--minutes",
@@ -109,16 +111,44 @@ def command(names: tuple[str, ...], **options: Any) -> int:
     if len(names) > 1 and not more:
         raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
     if options["html"]:
-        from localspec.cli.bench.shown import plots
+        _check(Path(options["html"]).expanduser())  # before minutes are spent
+    drafts, plan = (*options["drafts"], *more), _plan(options)
+    with plan.stopping.watching():
+        found = _measured(names[0] if names else "", drafts, plan)
+        _shown(found, options)
+    if plan.stopping.when is not None:
+        return _INTERRUPTED
+    return 1 if found.partial else 0
 
-        plots.check()  # before minutes are spent
-    drafts = (*options["drafts"], *more)
-    found = _measured(names[0] if names else "", drafts, _plan(options))
-    _shown(found, options)
-    return _INTERRUPTED if found.partial else 0
+
+def _check(file: Path) -> None:
+    """Raises UsageError: no page can be drawn, or written there."""
+    from localspec.cli.bench.shown import plots
+
+    plots.check()
+    place = file if file.exists() else file.parent
+    if file.is_dir() or not os.access(place, os.W_OK):
+        why = "it is a folder" if file.is_dir() else "there is no such folder"
+        why = why if file.is_dir() or not place.exists() else "no permission"
+        raise UsageError(f"--html {file} cannot be written: {why}.")
 
 
 def _shown(found: Report, options: dict[str, Any]) -> None:
+    """The page first: where one of the two cannot be written, there is the other.
+
+    Raises:
+        LocalspecError: the page is not written.
+    """
+    failed = ""
+    if options["html"]:
+        from localspec.cli.bench.shown import page
+
+        file = Path(options["html"]).expanduser()
+        try:
+            file.write_text(page.page(found), encoding="utf-8")
+            render.note(f"Saved {file}.")
+        except OSError as error:
+            failed = f"{file} cannot be written: {error.strerror}."
     if options["as_json"]:
         from localspec.cli.bench import report
 
@@ -127,12 +157,8 @@ def _shown(found: Report, options: dict[str, Any]) -> None:
         from localspec.cli.bench.shown import text
 
         text.show(found)
-    if options["html"]:
-        from localspec.cli.bench.shown import page
-
-        file = Path(options["html"]).expanduser()
-        file.write_text(page.page(found), encoding="utf-8")
-        render.note(f"Saved {file}.")
+    if failed:
+        raise LocalspecError(failed)
 
 
 def _plan(options: dict[str, Any]) -> Plan:

@@ -1,0 +1,316 @@
+"""`localspec bench` that ends early: what there is by then is told, whatever ended it and when."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import pty
+import random
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localspec.cli.bench import distribution, drafts, learned, measured, statistics
+from localspec.cli.bench import report as reports
+from localspec.cli.bench.asking import Answer, How
+from localspec.cli.bench.prompts.workloads import Prompt, Work
+from localspec.cli.bench.report import Round
+from localspec.cli.bench.running import Bench, Plan, Turn, turns
+from localspec.cli.commands.figures.bench import command
+from localspec.client import autostart
+from localspec.errors import LoadFailed, NoDaemon
+from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
+
+SCHEMA = functools.cache(lambda: json.loads(reports.schema()))
+
+
+class Daemon:
+    """A daemon in this process, with a pair whose every answer takes no time. dies: at that question."""
+
+    name = "localspec"
+
+    def __init__(self, model: str = "") -> None:
+        self.model, self.autostart, self.asked = model, True, 0
+
+    dies = 0
+    questions = 0
+
+    def ask(self, prompt: Prompt, how: How) -> Answer:
+        Daemon.questions += 1
+        if "none" in self.model:
+            raise LoadFailed("It does not load.")
+        if Daemon.questions == Daemon.dies:
+            raise NoDaemon("The daemon ended.")
+        drafted = how.speculative != {"enabled": False}
+        answer = Answer(prompt.ask[:3] or "x", 12, 0.01, 0.1, "stop")
+        answer.timings = {"predicted_ms": 90.0, "draft_n": 4.0 * drafted, "predicted_n": 12}
+        answer.rounds = [Round(3, 4 * drafted, 2 * drafted, "draft")]
+        return answer
+
+    def status(self) -> dict[str, Any]:
+        costs = {"target_ms": {"1": 5.0, "8": 8.0}, "draft_ms": {"1": 1.0}, "overhead_ms": 0.1}
+        pair = {
+            "name": "fake",
+            "target": "t",
+            "draft": "d",
+            "n_ctx": 512,
+            "memory": 1,
+            "backend": None,
+        }
+        return {
+            "pid": os.getpid(), "pairs": [], "running": 0, "waiting": 0, "pair": {**pair, "costs": costs}
+        }  # fmt: skip
+
+    def sampling(self) -> dict[str, Any]:
+        return {}
+
+    def lead(self, *_: Any) -> float:
+        return 0.5
+
+    def unload(self, _: str) -> list[str]:
+        return ["fake"]
+
+    def pair(self, name: str) -> dict[str, Any]:
+        return {"name": name, "target": {"path": __file__}, "draft": {"path": f"{__file__}/{name}"}}
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
+    monkeypatch.setattr(measured, "Ours", Daemon)
+    monkeypatch.setattr(learned, "PairsClient", Daemon)
+    monkeypatch.setattr(drafts, "PairsClient", Daemon)
+    monkeypatch.setattr(
+        drafts, "_ranked", lambda name, report, *_: reports.Ranked(name, report.overall)
+    )
+    monkeypatch.setattr(measured, "_LOOK", 0.0)
+    monkeypatch.setattr(statistics, "RESAMPLES", 4)  # every line of it is looked at
+    monkeypatch.setattr(distribution, "_SHUFFLES", 4)
+    monkeypatch.setattr(distribution, "ANSWERS", 4)
+    monkeypatch.setattr(Daemon, "dies", 0)
+    monkeypatch.setattr(Daemon, "questions", 0)
+
+
+def signalled(call: Callable[[], int], at: int, number: int) -> tuple[int, int]:
+    """The code of a call in which a signal comes before the `at`th line of the bench (0: never), and how
+    many lines it has.
+    """
+    count, folder = 0, str(Path(measured.__file__).parent)
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        code = frame.f_code
+        if not code.co_filename.startswith(folder) or code.co_name == "watching":
+            return None  # when nobody watches any more all is told
+        if code.co_filename.endswith("measured.py") or count:
+            count += event == "line"
+            if count == at and event == "line":
+                signal.raise_signal(number)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return call(), count
+    except KeyboardInterrupt:
+        return -1, count
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize("more", [[], ["--drafts", "one", "none", "two"]])
+def test_a_signal_at_any_moment_loses_nothing(
+    daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """Wherever it comes between the load and the last figure: one report, valid, and marked."""
+    del daemon
+    file = tmp_path / "prompts"
+    file.write_text("first?\n\nsecond?")
+    words = ["--json", "--prompts", str(file), "-n", "12", *(["pair", *more] if more else [])]
+
+    def run() -> int:
+        Daemon.questions = 0
+        return int(command.main(words, standalone_mode=False))
+
+    code, lines = signalled(run, 0, signal.SIGINT)
+    whole = json.loads(capsys.readouterr().out)
+    assert (code, whole["partial"]) == (0, False)
+    rng = random.Random(1)
+    for at in [1, *rng.sample(range(2, lines), 40)]:
+        number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+        code, _ = signalled(run, at, number)
+        found = json.loads(capsys.readouterr().out)
+        jsonschema_rs.validate(SCHEMA(), found)
+        assert code == 130, at
+        assert len(found["runs"]) <= len(whole["runs"])
+        assert found["partial"] or found["runs"] == whole["runs"], at
+        if more:
+            assert {each["draft"] for each in found["drafts"]} == {"one", "none", "two"}
+
+
+@pytest.mark.parametrize("dies", [1, 2, 3, 4, 10, 17])
+def test_a_daemon_that_ends_leaves_what_it_answered(
+    daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], dies: int
+) -> None:
+    """The first two questions warm up; without any answer there is nothing but the reason."""
+    del daemon
+    file = tmp_path / "prompts"
+    file.write_text("first?\n\nsecond?")
+    Daemon.dies = dies
+    words = ["--json", "--prompts", str(file)]
+    if dies <= 3:
+        with pytest.raises(NoDaemon, match=r"The daemon ended\."):
+            command.main(words, standalone_mode=False)
+        return
+    assert command.main(words, standalone_mode=False) == 1
+    found = json.loads(capsys.readouterr().out)
+    jsonschema_rs.validate(SCHEMA(), found)
+    assert (found["partial"], "The daemon ended." in found["notes"]) == (True, True)
+    assert len(found["runs"]) + len(found["their_runs"]) >= min(dies - 3, 8)
+
+
+WORKS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+@given(WORKS, st.integers(1, 4), st.booleans())
+def test_no_way_of_answering_always_comes_first(
+    counts: list[int], repetitions: int, own: bool
+) -> None:
+    """Of every kind of work, where what comes second finds something warm."""
+    works = [Work(str(at), "text", [Prompt("a")] * count) for at, count in enumerate(counts)]
+    plan = Plan(works, 8, repetitions, own=own)
+    bench = Bench(Daemon(), plan, None, ())  # type: ignore[arg-type]
+    asked: dict[tuple[str, str], list[str]] = {}
+    turn: Turn
+    for turn in turns(plan):
+        if not turn.probe:
+            first = next(iter(bench._asked(turn)))
+            asked.setdefault((turn.work.name, turn.sampling), []).append(str(first))
+    for modes in asked.values():
+        assert abs(modes.count("plain") - modes.count("speculative")) <= 1
+
+
+# ------------------------------------------------------------------ real processes
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts"
+    file.write_text("say one two three four five six\n\nslow 40\n")
+    return file
+
+
+def _begun(home: Home, *words: str, **options: Any) -> subprocess.Popen[str]:
+    """A bench that waits for its first answers."""
+    run = subprocess.Popen(
+        [sys.executable, "-m", "localspec", "bench", *words],
+        env=home.environment,
+        text=True,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+    )
+    wait_for(lambda: home.socket.is_socket() and home.status()["running"], "a question")
+    return run
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_process_that_is_ended_reports(prompts: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    with scripted_home("--load-delay", "0.3") as home:
+        page = prompts.parent / "page.html"
+        run = _begun(home, "--json", "--prompts", str(prompts), "--html", str(page))
+        time.sleep(rng.uniform(0, 2))
+        run.send_signal((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[seed])
+        out, said = run.communicate(timeout=30)
+    found = json.loads(out)
+    jsonschema_rs.validate(SCHEMA(), found)
+    assert (run.returncode, found["partial"]) == (130, True), said
+    document = page.read_text()
+    assert found["sentence"] in document.replace("&#x27;", "'")
+    assert re.fullmatch(r"Saved .*\n", said)
+
+
+def test_a_terminal_that_is_closed_costs_nothing_but_what_it_showed(prompts: Path) -> None:
+    page, (master, slave) = prompts.parent / "page.html", pty.openpty()
+    with scripted_home() as home:
+        run = _begun(
+            home, "--prompts", str(prompts), "--html", str(page),
+            **dict.fromkeys(("stdin", "stdout", "stderr"), slave), start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(slave)
+        wait_for(lambda: home.status()["counts"]["requests"] > 4, "two answers")
+        os.close(master)
+        run.wait(timeout=30)
+    assert "Interrupted: these are the answers" in page.read_text()
+
+
+def test_a_busy_machine_is_noticed(prompts: Path) -> None:
+    prompts.write_text("slow 20")
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        with scripted_home() as home:
+            run = home.run("bench", "--json", "--repetitions", "1", "--prompts", str(prompts))
+    finally:
+        busy.kill()
+        busy.wait()
+    found = json.loads(run.stdout)
+    if not Path("/proc/stat").exists():
+        assert found["quiet"] is None
+        return
+    assert found["quiet"] is False
+    assert "other programs (python" in " ".join(found["notes"])
+    assert "answers other programs used" in " ".join(found["notes"])
+
+
+def test_a_daemon_that_is_killed_is_one_line(prompts: Path) -> None:
+    with scripted_home() as home:
+        run = _begun(home, "--prompts", str(prompts))
+        wait_for(
+            lambda: home.status()["counts"]["requests"] > 4, "two answers"
+        )  # after the warm-up's
+        pid = home.status()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        out, said = run.communicate(timeout=30)
+        assert not autostart.listens(str(home.socket)), "nobody starts another one"
+    assert (run.returncode, said) == (1, "")
+    assert out.count("The daemon ended in the middle of its answer") == 1
+
+
+@pytest.mark.parametrize("full", ["json", "html"])
+def test_a_full_disk_takes_one_of_two(prompts: Path, full: str) -> None:
+    prompts.write_text("say one two three four five six")
+    page = prompts.parent / "page.html"
+    with scripted_home() as home, Path("/dev/full").open("w") as disk:
+        where = "/dev/full" if full == "html" else str(page)
+        words = ("--json", "--repetitions", "1", "--prompts", str(prompts), "--html", where)
+        run = _begun(home, *words, **({"stdout": disk} if full == "json" else {}))
+        out, said = run.communicate(timeout=30)
+    assert run.returncode == 1
+    assert "No space left on device" in said
+    if full == "html":
+        jsonschema_rs.validate(SCHEMA(), json.loads(out))
+        assert said.count("\n") == 1
+    else:
+        assert "<h1>" in page.read_text()
+
+
+def test_where_no_page_can_be_written_nothing_is_measured(tmp_path: Path) -> None:
+    with temporary_home() as home:
+        for place, why in ((tmp_path, "it is a folder"), (tmp_path / "no" / "x", "no such folder")):
+            run = home.run("bench", "--html", str(place))
+            assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
+            assert why in run.stderr
+        assert not home.socket.exists(), "no daemon was asked"
