@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
+from statistics import stdev
 from typing import NamedTuple
 
 from localspec.cli.bench.report import Estimate
 
 RESAMPLES = 1000
-_LEAST = 2  # pairs that an interval needs
+_FREEDOM = 2  # degrees that an interval needs: of two pairs it says nothing
 # Student's t by degrees of freedom, of 95 % both ways; beyond the last as of a normal distribution.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145,
     2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048,
     2.045)  # fmt: skip
+_WIDEST = 20.0  # of a logarithm; beyond, nothing is known
 _SEED = 0  # the same answers give the same interval
 
 
@@ -43,9 +44,9 @@ def speed_up(pairs: Sequence[Pair]) -> Estimate | None:
     good = [each for each in pairs if min(each) > 0]
     if not good:
         return None
-    count = len(good)
-    interval = _interval(lambda rng: pooled(rng.choices(good, k=count)), count, count - 1)
-    return Estimate(pooled(good), *interval, len(good))
+    count, value = len(good), pooled(good)
+    interval = _interval(value, lambda rng: pooled(rng.choices(good, k=count)), count, count - 1)
+    return Estimate(value, *interval, count)
 
 
 def overall(groups: Sequence[Sequence[Pair]]) -> Estimate | None:
@@ -58,8 +59,8 @@ def overall(groups: Sequence[Sequence[Pair]]) -> Estimate | None:
         return geometric([pooled(rng.choices(group, k=len(group))) for group in good])
 
     most, count = max(map(len, good)), sum(map(len, good))
-    interval = _interval(drawn, most, count - len(good))
-    return Estimate(geometric(list(map(pooled, good))), *interval, count)
+    value = geometric(list(map(pooled, good)))
+    return Estimate(value, *_interval(value, drawn, most, count - len(good)), count)
 
 
 def geometric(values: Sequence[float]) -> float:
@@ -67,21 +68,21 @@ def geometric(values: Sequence[float]) -> float:
 
 
 def _interval(
-    draw: Callable[[random.Random], float], count: int, freedom: int
+    value: float, draw: Callable[[random.Random], float], count: int, freedom: int
 ) -> tuple[float | None, float | None]:
-    """Of a figure that is drawn from `count` pairs, with so many degrees of freedom.
+    """Around a ratio that is drawn from `count` pairs, with so many degrees of freedom.
 
-    Drawn from few, plain quantiles are too narrow: by the spread of so few, and as if it were known. Wider
-    ones make up for that (Hesterberg 2015, expanded percentiles), as far as pairs have been seen: of four
-    the truth lies within all of them seven times of eight.
+    Plain quantiles of what is drawn from few are too narrow: four pairs hold the truth between them seven
+    times of eight. So the drawn ones only tell how far the ratio varies, and Student's t how far the truth
+    may be from it: much farther with two pairs than with twenty.
     """
-    if count < _LEAST:
+    if freedom < _FREEDOM:
         return None, None
     t = _T[freedom - 1] if freedom <= len(_T) else 1.96
-    tail = NormalDist().cdf(-t * math.sqrt(count / (count - 1)))
     rng = random.Random(_SEED)
-    drawn = sorted(draw(rng) for _ in range(RESAMPLES))
-    return quantile(drawn, tail), quantile(drawn, 1 - tail)
+    spread = stdev(math.log(draw(rng)) for _ in range(RESAMPLES)) * math.sqrt(count / (count - 1))
+    factor = math.exp(min(t * spread, _WIDEST))
+    return value / factor, value * factor
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from localspec.cli.bench.report import Acceptance, Estimate, Verdict, Workload
 
 GAIN, LOSS = 1.03, 0.97  # an interval beyond is more than noise
-_FEW = 3  # pairs of answers: an interval of fewer may be narrow by chance
-_BAND = 1.1  # of so few: so many times faster or slower is taken for a difference
+_BAND = 1.25  # of pairs too few for an interval: so many times faster or slower is taken for a difference
 _NEAR = 0.07  # an interval, or a figure alone, so close to 1 is no difference
 _HARDLY = 0.15  # drafted tokens for each that was written: speculation was mostly off
 _NAMES = {"code": "code", "text": "text"}
@@ -21,7 +20,6 @@ def verdict(found: Estimate | None, acceptance: Acceptance | None, tokens: int) 
     low, high, gain, loss = found.low, found.high, GAIN, LOSS
     if low is None or high is None:
         low = high = found.value
-    if found.pairs < _FEW:
         gain, loss = _BAND, 1 / _BAND
     if low > gain:
         return "faster"

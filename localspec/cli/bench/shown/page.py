@@ -10,7 +10,8 @@ from localspec.cli.stats.page import as_html, document, table
 _STYLE = """
 :root { --other: #b35c1e } @media (prefers-color-scheme: dark) { :root { --other: #f0a35e } }
 h1 { overflow-wrap: anywhere }
-@media (min-width: 64rem) { td:not(:first-child, :last-child) { white-space: nowrap } }
+@media (min-width: 64rem) { table { table-layout: auto }
+  td:not(:last-child) { white-space: nowrap } th:first-child, td:first-child { width: auto } }
 .said { font-size: 1.25rem; margin: .5rem 0 1rem } dl { display: grid; gap: .1rem 1rem;
   grid-template-columns: max-content 1fr; margin: 0 } dt { color: var(--soft) }
 dd { margin: 0; overflow-wrap: anywhere }
@@ -18,7 +19,7 @@ dd { margin: 0; overflow-wrap: anywhere }
   gap: 0 2rem; align-items: start } .plots svg { width: 100%; height: auto; max-width: 34rem }
 .plots figcaption b { font-weight: 600 } table.wide th:first-child { width: 16% }
 @media print { :root { --other: #999 } .plots { grid-template-columns: 1fr 1fr }
-  table { font-size: 8.5pt } th { font-size: 7.5pt } th, td { padding: .2rem .25rem }
+  table { font-size: 8.5pt; table-layout: auto } th { font-size: 7.5pt } th, td { padding: .2rem .25rem }
   td:not(:first-child, :last-child) { white-space: nowrap } }
 """
 
@@ -29,14 +30,20 @@ def page(report: Report) -> str:
     body = [
         f"<h1>{as_html(title)}</h1>",
         f'<p class="said">{as_html(report.sentence)}</p>',
+        *(f"<p>{as_html(each)}</p>" for each in text.warnings(report)),
         _facts(report),
     ]
     body.append('<div class="plots">')
     body += [_figure(name, svg) for name, svg in plots(report)]
     body.append("</div>")
-    for sampling, heading in (("greedy", "Temperature 0"), ("own", "The pair's own sampling")):
+    for sampling, heading in text.HEADINGS:
         if some := [each for each in report.workloads if each.sampling == sampling]:
             body += [f"<h2>{as_html(heading)}</h2>", _rows(text.table(some))]
+    if report.theirs:
+        body += [f"<h2>{as_html(text.beside(report))}</h2>", _rows(text.theirs(report))]
+    if report.drafts:
+        heading = "Drafts for this target, the best first; the rest of this page is of that one"
+        body += [f"<h2>{heading}</h2>", _rows(text.ranking(report))]
     if theory := text.theories(report.workloads):
         body += [
             "<h2>By the formula, and by replay with the costs of passes here</h2>",
@@ -65,7 +72,9 @@ def _figure(name: str, svg: str) -> str:
 
 
 def _rows(rows: list[list[str]]) -> str:
-    head, *rest = rows
+    """Without columns of which nothing is known."""
+    known = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
+    head, *rest = ([row[at] for at in known] for row in rows)
     return table(head, rest)
 
 

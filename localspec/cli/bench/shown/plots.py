@@ -18,6 +18,7 @@ from localspec.errors import UsageError, visible
 # What matplotlib draws with, and what the page calls it.
 _INK, _SOFT, _LINE, _FIRST, _SECOND = "#010203", "#040506", "#070809", "#0a0b0c", "#0d0e0f"
 _NAMES = {_INK: "ink", _SOFT: "soft", _LINE: "line", _FIRST: "bar", _SECOND: "other"}
+_ABOUT = {"code": _FIRST, "text": _SECOND}
 _WIDE, _HIGH = (
     4.4,
     2.9,
@@ -25,6 +26,7 @@ _WIDE, _HIGH = (
 _ROW = 0.32  # inches of a row in a plot that has names
 _TRACES = 4  # kinds of work whose depths are drawn
 _POINTS = 10  # of each
+_SEEN = 5  # drafts at a place in a pass, of which a share is drawn
 
 # A legend that covers nothing.
 _BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 2}
@@ -115,16 +117,23 @@ def _speed_ups(axes: Any, report: Report) -> bool:
     ]
     if not rows:
         return False
+    for about, colour in _ABOUT.items():
+        if any(each.about == about for each, _ in rows):
+            axes.plot([], [], "o-", color=colour, label=about, markersize=5, linewidth=2)
     for at, (each, found) in enumerate(reversed(rows)):
-        colour = _FIRST if each.about == "code" else _SECOND
+        colour = _ABOUT[each.about]
         if found.low is not None and found.high is not None:
             axes.plot([found.low, found.high], [at, at], color=colour, linewidth=2)
         axes.plot(found.value, at, "o", color=colour, markersize=5)
     axes.axvline(1, color=_SOFT, linewidth=1)
+    # An interval of few answers may be so wide that the others would be points.
+    ends = [min(found.high or found.value, 2 * found.value) for _, found in rows]
+    axes.set_xlim(0, 1.05 * max(*ends, 1.2))
     names = [visible(each.name, lines=False).replace("$", r"\$") for each, _ in reversed(rows)]
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlabel("times the speed of plain decoding")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.55 / _per_work(report)), ncols=2)
     return True
 
 
@@ -149,8 +158,9 @@ def _survival(axes: Any, report: Report) -> bool:
     """The share of drafts that were accepted, by their place in a pass."""
     about = {each.name: each.about for each in report.workloads}
     drawn = False
-    for kind, colour in (("code", _FIRST), ("text", _SECOND)):
-        shares = survival(_rounds([run for run in _drafted(report) if about[run.workload] == kind]))
+    for kind, colour in _ABOUT.items():
+        some = [run for run in _drafted(report) if about[run.workload] == kind]
+        shares = survival(_rounds(some), _SEEN)
         if shares:
             places = range(1, len(shares) + 1)
             axes.plot(places, shares, "o-", color=colour, label=kind, markersize=4, linewidth=1.5)
@@ -180,7 +190,7 @@ def _depths(axes: Any, report: Report) -> bool:
         return False
     names, floors = [], [at * high * 1.25 for at in range(len(traces))]
     for (run, edges, values), floor in zip(traces, floors, strict=True):
-        colour = _FIRST if about[run.workload] == "code" else _SECOND
+        colour = _ABOUT[about[run.workload]]
         above = [floor + value for value in values]
         axes.stairs(above, edges, baseline=floor, fill=True, color=colour)
         name = visible(run.workload, lines=False).replace("$", r"\$")

@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from localspec.cli.bench.report import Estimate, Report, Side, Workload
+from localspec.cli.bench.report import Estimate, Report, Sampling, Side, Workload
 from localspec.cli.bench.running import Now
 from localspec.cli.bench.statistics import agree
+from localspec.cli.bench.summary import LATE
+from localspec.cli.bench.verdict import listed
 from localspec.cli.terminal import layout, render
 from localspec.cli.terminal.figures import duration, share
 from localspec.cli.terminal.pairs import size
@@ -24,6 +26,13 @@ COLUMNS = (
     "ACCEPTED",
     "PER PASS",
     "TEXT",
+)
+# Where they do not fit into a line: those that say whether it pays, and in a table below it the others.
+_MAIN = ("WORK", "PLAIN", "SPECULATIVE", "SPEED-UP", "95% INTERVAL", "ACCEPTED")
+_MORE = ("WORK", *(each for each in COLUMNS if each not in _MAIN))
+HEADINGS: tuple[tuple[Sampling, str], ...] = (
+    ("greedy", "Temperature 0, in tokens per second"),
+    ("own", "The pair's own sampling, in tokens per second"),
 )
 _EVERY = 1.0  # seconds
 _UNLIKELY = 0.01  # p of a difference that is told
@@ -68,16 +77,31 @@ def table(workloads: Sequence[Workload]) -> list[list[str]]:
     return [list(COLUMNS), *([*cells, *[""] * (len(COLUMNS) - len(cells))] for cells in rows)]
 
 
+def tables(workloads: Sequence[Workload], room: int | None) -> list[list[list[str]]]:
+    """The table, or two that have a line for each row where it is too wide."""
+    whole = table(workloads)
+    main, more = (
+        [
+            [cell for cell, name in zip(cells, COLUMNS, strict=True) if name in names]
+            for cells in whole
+        ]
+        for names in (_MAIN, _MORE)
+    )
+    wide, narrow = (len(layout.table(rows, room)) > len(rows) for rows in (whole, main))
+    return [main, more] if wide and not narrow else [whole]
+
+
 def show(report: Report) -> None:
     """All that is known, the sentence last."""
     render.fields(facts(report))
-    for sampling, heading in (("greedy", "Temperature 0:"), ("own", "The pair's own sampling:")):
+    for sampling, heading in HEADINGS:
         some = [each for each in report.workloads if each.sampling == sampling]
         if some:
-            render.line(f"\n{heading}")
-            render.table(table(some))
+            for at, rows in enumerate(tables(some, layout.width(sys.stdout))):
+                render.line("" if at else f"\n{heading}:")
+                render.table(rows)
     if report.theirs:
-        render.line(f"\nThe same at {report.against}, as it is set up:")
+        render.line(f"\n{beside(report)}:")
         render.table(theirs(report))
     if report.drafts:
         render.line("\nDrafts for this target, the best first; the tables above are of that one:")
@@ -88,7 +112,7 @@ def show(report: Report) -> None:
         )
         render.table(theory)
     render.line("")
-    for note in notes(report):
+    for note in (*notes(report), *warnings(report)):
         render.line(note)
     render.line(report.sentence)
 
@@ -118,17 +142,40 @@ def _in_brackets(found: Estimate) -> str:
     return f"({said})" if (said := interval(found)) else ""
 
 
+def beside(report: Report) -> str:
+    """What the table of another server's figures shows."""
+    return (
+        f"The same at {report.against}, as it is set up; the ratio is our rate with drafts by its"
+    )
+
+
 def theirs(report: Report) -> list[list[str]]:
     """Another server's rates beside ours."""
     ours = {each.name: each.speculative for each in report.workloads if each.sampling == "greedy"}
-    rows = [["WORK", "THEIRS", "OURS", "OURS BY THEIRS", "95% INTERVAL", "FIRST TEXT", "NOTE"]]
+    rows = [list(_THEIRS)]
     for each in report.theirs:
         side, own = each.side, ours.get(each.workload)
         first = "" if side is None or own is None else f"{side.first_ms:.0f}, {own.first_ms:.0f} ms"
         ratio = "" if each.ours is None else times(each.ours.value)
         rates = [rate(one) for one in (side, own)]
-        rows.append([each.workload, *rates, ratio, interval(each.ours), first, each.note])
+        drafts = "" if not each.drafted else share((each.accepted or 0) / each.drafted)
+        texts = "" if each.identical is None else "identical" if each.identical else "differs"
+        note = each.note or ("its prompts differ in length" if each.same_prompts is False else "")
+        rows.append([each.workload, *rates, ratio, interval(each.ours), first, drafts, texts, note])
     return rows
+
+
+_THEIRS = (
+    "WORK",
+    "THEIRS",
+    "OURS",
+    "RATIO",
+    "95% INTERVAL",
+    "FIRST TEXT",
+    "ITS DRAFTS",
+    "TEXT",
+    "NOTE",
+)
 
 
 def ranking(report: Report) -> list[list[str]]:
@@ -183,20 +230,34 @@ _THEORY = (
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader must know beside the figures."""
-    found = list(report.notes)
-    if report.partial:
-        found.insert(0, "Interrupted: these are the answers that were complete by then.")
-    if sampled := report.distribution:
-        word = "differ" if sampled.p < _UNLIKELY else "begin alike"
-        found.append(f"Sampled, {sampled.answers} answers each way {word} (p = {sampled.p:.3f}).")
+    """What a reader must know beside the figures, but for `warnings`."""
+    late = [
+        each.name for each in report.workloads if each.note == LATE and each.sampling == "greedy"
+    ]
+    found = [f"There was no time for {listed(late)}."] if late else []
     for each in report.workloads:
-        if each.note and each.sampling == "greedy":
+        if each.note not in ("", LATE) and each.sampling == "greedy":
             found.append(f"{each.name}: {each.note}")
         found += [
             _parts(each.name, one.at, one.plain, one.speculative, one.gap)
             for one in each.differences
         ]
+    if report.theirs and all(each.same_prompts for each in report.theirs if each.side):
+        found.append(f"All prompts had as many tokens at {report.against} as here.")
+    if sampled := report.distribution:
+        word = "differ" if sampled.p < _UNLIKELY else "begin alike, as they should"
+        ways = f"{sampled.answers} sampled answers with drafts and {sampled.answers} without"
+        found.append(f"{ways} {word} (p = {sampled.p:.3f}).")
+    return [*found, *report.notes]
+
+
+def warnings(report: Report) -> list[str]:
+    """Why figures may be wrong, or too few."""
+    found = []
+    if report.partial:
+        found.append("Interrupted: these are the answers that were complete by then.")
+    if report.quiet is False:
+        found.append("The machine was not quiet, so figures may be wrong.")
     return found
 
 
@@ -223,7 +284,7 @@ class Live:
         lines = [layout.fitting([each for each in parts if each], columns)]
         measured = [each for each in workloads() if each.verdict != "not measured"]
         if measured:
-            lines = [*layout.table(table(measured), columns), *lines]
+            lines = [*layout.table(tables(measured, columns)[0], columns), *lines]
         room = shutil.get_terminal_size().lines - 1
         lines = [render.harmless(line, lines=False)[:columns] for line in lines][-room:]
         self.clear()
