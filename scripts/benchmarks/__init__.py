@@ -9,6 +9,7 @@ A part of `scripts/bench` is a module with `main(arguments) -> int`:
     tasks        a real model on tasks like people's, with drafts that are looked up
     gpu          `scripts/gpu_check`
     verdicts     `localspec bench` on pairs of which the truth is known
+    agreement    `localspec bench` beside an engine in this process
     budget       several pairs under a budget of memory
     soak_daemon  `scripts/soak`
 

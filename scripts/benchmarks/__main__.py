@@ -14,6 +14,7 @@ PARTS = {
     "tasks": "tokens per second on a real model, of tasks like people's",
     "api": "several clients, long prompts, cancellation, beside llama-server",
     "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",
+    "agreement": "whether `localspec bench` measures what the engine does by itself",
     "budget": "several pairs in memory that does not hold them all",
     "soak_daemon": "load on a daemon for as long as one likes (scripts/soak)",
 }

@@ -51,11 +51,12 @@ def saved(folder: Path) -> list[Answered]:
 
 
 class Asker(Driven):
-    """A model alone, which is asked in this process."""
+    """A model, alone or with its draft, which is asked in this process."""
 
-    def __init__(self, target: Path, settings: EngineSettings) -> None:
+    def __init__(self, target: Path, settings: EngineSettings, draft: Path | None = None) -> None:
         """Load it. Raises LoadFailed."""
-        super().__init__(load_pair(PairFiles("tasks", str(target)), settings, _silent))
+        files = PairFiles("tasks", str(target), str(draft) if draft else None)
+        super().__init__(load_pair(files, settings, _silent))
         vocab = self.pair.vocab
         self._renderer = TemplateRenderer(
             self.pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
