@@ -54,8 +54,13 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
     near = min(max(LEAST, min(budget // 2, MOST)), room * 4 // 5)
     behind, typed = near // 6, near // 4
     after = _beginning(prompt.suffix, behind - _MARKERS, plain)
-    line = plain(prompt.prompt)[-typed:]
-    before, whole = _end(prompt.prefix, near - behind, plain)
+    line = plain(prompt.prompt)
+    left = near - behind - max(len(line) - typed, 0)  # a long line leaves less for what is above it
+    if left > 0:
+        before, whole = _end(prompt.prefix, left, plain)
+    else:
+        before, whole = [], False
+        line, _ = _end(prompt.prompt, near - behind + typed, plain)
     used = len(before) + len(line) + len(after) if whole else near + typed
     extra = _repository(vocab, prompt, plain, room - -(-used // _STEP) * _STEP)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
