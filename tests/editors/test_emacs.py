@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localspec.cli.editors import emacs
+from localspec.errors import LocalspecError
 from tests.support.daemons import Home
 from tests.support.editors import program
 
@@ -42,7 +46,8 @@ def test_settings_are_written_into_the_init_file_and_taken_out_again(
         path.symlink_to(dotfiles)
     for _ in range(2):  # the second takes the first one's place
         assert emacs.install() == path
-        assert path.read_bytes() == mine + emacs.text().encode()
+        block = emacs.text(note="" if name else ";; There was no such file before.\n")
+        assert path.read_bytes() == mine + block.encode()
     assert str(tmp_path / "ls" / "run" / "localspec.sock") in path.read_text(errors="replace")
     with path.open("ab") as file:
         file.write(b"(setq c 1)\n")
@@ -50,6 +55,40 @@ def test_settings_are_written_into_the_init_file_and_taken_out_again(
     assert path.read_bytes() == mine + b"(setq c 1)\n"
     assert not name or (path.is_symlink() and dotfiles.stat().st_mode & 0o777 == 0o640)
     assert emacs.uninstall() is None
+
+
+@given(
+    st.none() | st.lists(st.sampled_from([b"(a)", b"\n", b"\r\n", b"\xe9", b";; x"])),
+    st.integers(1, 3),
+)
+def test_uninstalling_leaves_the_file_as_it_was(before: list[bytes] | None, times: int) -> None:
+    """Also one without an end of its last line, and none."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", folder)
+        patch.setenv("LOCALSPEC_HOME", f"{folder}/ls")
+        path = Path(folder, ".emacs" if before is not None else ".emacs.d/init.el")
+        if before is not None:
+            path.write_bytes(b"".join(before))
+        for _ in range(times):
+            assert emacs.install() == path
+        assert emacs.uninstall() == path
+        if before is None:
+            assert not path.parent.exists()
+        else:
+            assert path.read_bytes() == b"".join(before)
+        assert emacs.uninstall() is None
+
+
+def test_a_file_that_is_read_only_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".emacs"
+    path.write_text("(setq a 1)\n")
+    path.chmod(0o444)
+    with pytest.raises(LocalspecError, match="it is read-only"):
+        emacs.install()
+    assert path.read_text() == "(setq a 1)\n"
 
 
 def test_emacs_reads_the_settings(home: Home) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from localspec.cli.editors import settings
 from localspec.errors import LocalspecError
@@ -14,7 +16,20 @@ _FIRST = (
     ";; Written by `localspec editor install emacs`; `localspec editor uninstall emacs` removes it."
 )
 _LAST = ";; This is all that localspec wrote."
-_BLOCK = re.compile(rf"^{re.escape(_FIRST)}\n.*?^{re.escape(_LAST)}\n", re.MULTILINE | re.DOTALL)
+# What is undone besides: the file itself, or the end of the line above.
+_NEW, _OPEN = ";; There was no such file before.\n", ";; The line above had no end.\n"
+_BLOCK = re.compile(
+    rf"^{re.escape(_FIRST)}\n(?P<note>{re.escape(_NEW)}|{re.escape(_OPEN)})?.*?^{re.escape(_LAST)}\n",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class _Found(NamedTuple):
+    """The init file without our block, where that is or will be, and what is noted in it."""
+
+    rest: str
+    at: int
+    note: str | None  # None: there is no block
 
 
 def file(editor: str = "emacs") -> Path:
@@ -29,10 +44,10 @@ def file(editor: str = "emacs") -> Path:
     return (xdg if xdg.is_dir() and not own.is_dir() else own) / "init.el"
 
 
-def text(editor: str = "emacs") -> str:
+def text(editor: str = "emacs", note: str = "") -> str:
     """What is written into it."""
     here = settings.machine(default_paths())
-    return f"{_FIRST}\n{settings.SETTINGS[editor].text(here)}\n{_LAST}\n"
+    return f"{_FIRST}\n{note}{settings.SETTINGS[editor].text(here)}\n{_LAST}\n"
 
 
 def install(editor: str = "emacs") -> Path:
@@ -42,11 +57,12 @@ def install(editor: str = "emacs") -> Path:
         LocalspecError: the file cannot be read or written.
     """
     path = file(editor)
-    rest, at = _without(_read(path))
+    rest, at, was = _found(_read(path))
     before, after = rest[:at], rest[at:]
+    note = _NEW if was == _NEW or not path.exists() else ""
     if before and not before.endswith("\n"):
-        before += "\n"
-    _write(path, before + text(editor) + after)
+        before, note = before + "\n", _OPEN
+    _write(path, before + text(editor, note) + after)
     return path
 
 
@@ -57,20 +73,25 @@ def uninstall(editor: str = "emacs") -> Path | None:
         LocalspecError: the file cannot be read or written.
     """
     path = file(editor)
-    found = _read(path)
-    rest, _ = _without(found)
-    if rest == found:
+    rest, _, note = _found(_read(path))
+    if note is None:
         return None
-    _write(path, rest)
+    if note == _NEW and not rest:
+        _remove(path)
+    else:
+        _write(path, rest)
     return path
 
 
-def _without(found: str) -> tuple[str, int]:
-    """The file without our block, and where that was, or will be."""
-    block = _BLOCK.search(found)
+def _found(whole: str) -> _Found:
+    block = _BLOCK.search(whole)
     if block is None:
-        return found, len(found)
-    return found[: block.start()] + found[block.end() :], block.start()
+        return _Found(whole, len(whole), None)
+    note = block["note"] or ""
+    before, after = whole[: block.start()], whole[block.end() :]
+    if note == _OPEN and not after:
+        before = before.removesuffix("\n")
+    return _Found(before + after, len(before), note)
 
 
 def _read(path: Path) -> str:
@@ -86,7 +107,20 @@ def _write(path: Path, whole: str) -> None:
     try:
         real.parent.mkdir(parents=True, exist_ok=True)
         mode = real.stat().st_mode if real.exists() else 0o644
+        if not mode & 0o200:  # a new file in its place would not ask
+            raise LocalspecError(f"{path} cannot be written: it is read-only.")
         write_whole(real, whole.encode("utf-8", "surrogateescape"))
         real.chmod(mode)
     except OSError as error:
         raise LocalspecError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def _remove(path: Path) -> None:
+    """With its folder, where that is left empty."""
+    real = path.resolve()
+    try:
+        real.unlink()
+    except OSError as error:
+        raise LocalspecError(f"{path} cannot be removed: {error.strerror}.") from error
+    with contextlib.suppress(OSError):
+        real.parent.rmdir()

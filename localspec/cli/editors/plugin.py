@@ -88,7 +88,7 @@ def uninstall(editor: str) -> Path | None:
     except OSError as error:
         raise LocalspecError(f"{path} cannot be removed: {error.strerror}.") from error
     with contextlib.suppress(OSError):  # somebody keeps something there
-        for folder in path.parents[: len(_PLACE.parts) - 1]:
+        for folder in path.parents[: len(_PLACE.parts)]:
             folder.rmdir()
     return path
 
