@@ -130,8 +130,8 @@ def test_an_instruction_is_found_in_a_comment_of_any_language() -> None:
 def test_code_is_an_answers_block_or_all_of_it() -> None:
     block = questions.fenced("a\n```\nb", "python")
     assert block == "````python\na\n```\nb\n````"
-    assert questions.code(f"Here:\n{block}\nDone.") == "a\n```\nb"
-    assert questions.code("\na\r\nb\n") == "a\nb"
+    assert questions.code(f"Here:\n{block}\nDone.", "") == "a\n```\nb"
+    assert questions.code("\na\r\nb\n", "a\nb\nc") == "a\nb"
 
 
 def test_places_that_were_visited_are_sent_once_they_are_taken() -> None:

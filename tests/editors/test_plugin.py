@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -123,6 +124,20 @@ def test_the_next_key_drops_it_unless_it_is_the_same(desk: Desk) -> None:
     editor.type("\x1b")
     wait_for(lambda: desk.server.left == left + 2, "the last one's end")
     assert not editor.value("get(maparg('<Tab>', 'i', 0, 1), 'buffer')")
+    assert editor.wrong == []
+
+
+@pytest.mark.parametrize(
+    "key", ["\x1b", "\x03", "\x0f", "\x1bOP"], ids=["esc", "c-c", "c-o", "command"]
+)
+def test_it_is_gone_with_insert_mode(desk: Desk, key: str) -> None:
+    editor = desk.open()
+    editor.type(":inoremap <F1> <Cmd>stopinsert<CR>\rjA")
+    editor.ghost(" a + b")
+    editor.type(key)  # of these <C-c> tells no InsertLeave
+    editor.until("[mode(1), localspec#ghost#text()]", lambda now: now[0] != "i" and now[1] == "")
+    assert not editor.value("get(maparg('<Tab>', 'i', 0, 1), 'buffer')")
+    editor.type("h\x1b")
     assert editor.wrong == []
 
 
@@ -295,6 +310,128 @@ def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
     editor.until("execute('messages')", lambda said: "nothing was taken" in said)
     editor.type("q")
     editor.until("tabpagenr('$')", 1)
+    assert editor.wrong == []
+
+
+PROSE = "Sure! You can declare the types of the parameters, and then of what is returned.\n\nThat helps."
+# What an answer to an edit of CODE's first two lines leads to: the proposed lines, or what is said.
+EDITS = {
+    PROSE: "the answer has no code: Sure! You can",
+    "": "the answer is empty.",
+    "```\n```": "the answer is empty.",
+    "```\ndef add(a, b):\n    return\n```": "the answer changes nothing.",
+    "def add(a, b):\n    return a + b": ["def add(a, b):", "    return a + b"],
+    f"{PROSE}\n```\nx\n```": ["x"],
+}
+
+
+@pytest.mark.parametrize("answer", EDITS, ids=range(len(EDITS)))
+def test_only_code_is_proposed(desk: Desk, answer: str) -> None:
+    editor = desk.open()
+    desk.others["/v1/chat/completions"] = chat(answer)
+    editor.type(":messages clear | 1,2Localspec edit add types\r")
+    wanted = EDITS[answer]
+    if isinstance(wanted, str):
+        editor.until("execute('messages')", lambda said: f"localspec: {wanted}" in said)
+        assert editor.value("tabpagenr('$')") == 1
+    else:
+        editor.until("tabpagenr('$')", 2)
+        assert editor.lines == wanted
+        editor.type("q")
+        editor.until("tabpagenr('$')", 1)
+    assert editor.wrong == []
+
+
+def test_what_is_code_is_decided_as_by_the_language_server(desk: Desk) -> None:
+    editor = desk.open()
+    drawn = random.Random(24)
+    words = [
+        "def",
+        "add",
+        "(",
+        ")",
+        "a",
+        "b",
+        ",",
+        ":",
+        "return",
+        "x1",
+        "é",
+        "日",
+        " ",
+        "\n",
+        "```",
+        "\r\n",
+        "Sure!",
+    ]
+    for _ in range(200):
+        old, answer = ("".join(drawn.choices(words, k=drawn.randrange(12))) for _ in range(2))
+        answer_, old_ = (json.dumps(text, ensure_ascii=False) for text in (answer, old))
+        ours = editor.value(f'localspec#edit#code({answer_}, split({old_}, "\\n", 1))')
+        assert "\n".join(ours).strip("\n") == questions.code(answer, old).strip("\n"), (answer, old)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("\x17h:only\r\r", "the proposal was closed"),
+        (":tabonly\rq", ""),
+        (":bwipeout! sum.py\r\r", "its buffer is closed"),
+        (":call setbufvar('sum.py', '&modifiable', 0)\r\r", "its buffer cannot be changed"),
+        (":tabfirst | 1d\r:tablast\r\r", "those lines have changed"),
+        (":tabfirst | 1m$ | m0 | 0put ='new'\r:tablast\r\r", ""),
+    ],
+)
+def test_whatever_becomes_of_the_windows_nothing_is_lost(desk: Desk, way: str, said: str) -> None:
+    editor = desk.open()
+    desk.others["/v1/chat/completions"] = chat("```\ndef sub(a, b):\n    return a - b\n```")
+    editor.type(":messages clear | 1,2Localspec edit subtract\r")
+    editor.until("tabpagenr('$')", 2)
+    editor.type(way)
+    if said:
+        editor.until("execute('messages')", lambda told: said in told)
+    else:
+        editor.until("[tabpagenr('$'), &diff]", [1, 0])
+    assert editor.wrong == []
+    editor.type(":tabfirst | tabonly! | setlocal modifiable\r")
+
+
+def test_carriage_returns_that_are_text_stay(desk: Desk) -> None:
+    """Of a file that has them at some lines only."""
+    editor = desk.open("one\r\ntwo\r\nthree\nfour\r\n")
+    desk.others["/v1/chat/completions"] = chat("```\none\nnew\nthree\nfour\n```")
+    editor.type(":%Localspec edit rename\r")
+    editor.until("tabpagenr('$')", 2)
+    editor.type("\r")
+    editor.until("getline(1, '$')", ["one\r", "new\r", "three", "four\r"])
+    assert editor.wrong == []
+
+
+def test_what_cannot_be_changed_is_not_edited(desk: Desk) -> None:
+    editor = desk.open()
+    editor.type(":setlocal nomodifiable | Localspec edit add types\r")
+    editor.until("execute('messages')", lambda told: "this buffer cannot be changed" in told)
+    editor.type(":setlocal modifiable\r")
+    assert desk.server.requests == []
+
+
+def test_nothing_is_put_into_an_answer_that_is_written(desk: Desk) -> None:
+    editor = desk.open()
+    desk.others["/v1/chat/completions"] = None
+    editor.type(":Localspec ask why?\r")
+    desk.wait_for_more_than(0)
+    editor.type(":Localspec chat and this\r")
+    editor.until("execute('messages')", lambda told: "an answer is being written" in told)
+    lines = editor.value("getbufline('localspec://chat', 1, '$')")
+    assert lines[-1] == ""
+    assert "and this" not in lines
+    # Its buffer is gone: what comes belongs into no other one.
+    left = desk.server.left
+    editor.type(":bwipeout! localspec://chat\r:Localspec chat\r")
+    wait_for(lambda: desk.server.left == left + 1, "its connection's end")
+    editor.until("getline(1, '$')", ["## You", "", ""])
+    editor.type(":quit\r")
+    editor.until("expand('%:t')", "sum.py")
     assert editor.wrong == []
 
 

@@ -182,7 +182,10 @@ class Desk:
             raise LocalspecError(
                 "The answer does not fit into the pair's context; select fewer lines."
             )
-        new = questions.code(answer["message"]["content"] or "")
+        said = answer["message"]["content"] or ""
+        new = questions.code(said, asked)
+        if not new.strip() and said.strip():
+            raise LocalspecError(f"The answer has no code: {said.strip()[:200]}")
         if not new.strip() or new == asked:
             return None
         found = self._found(document, first, old.split("\n"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import localspec
@@ -10,6 +11,7 @@ from localspec.cli.terminal.markdown.fences import blocks
 
 # The plug-in for Vim asks with the same words.
 _EDIT = Path(localspec.__file__).parent / "editors" / "prompts" / "edit"
+_WORDS = re.compile(r"[0-9A-Za-z_]+|[^0-9A-Za-z_\s]")
 _INSTRUCTION = re.compile(r"localspec:\s*(?P<text>.*?)\s*(?:\*/|-->|\*\))?\s*$")
 
 
@@ -41,10 +43,20 @@ def edit(name: str, block: str, instruction: str, *, whole: bool) -> str:
     return form % (text + named, block, lines, this, wanted)
 
 
-def code(answer: str) -> str:
-    """An answer's code; without a block all of it."""
-    found = blocks(answer.replace("\r", ""))
-    return found[0] if found else answer.replace("\r", "").strip("\n")
+def code(answer: str, old: str) -> str:
+    """An answer's code block. Without a block it is all of it where that is much like the old text, and else
+    nothing: prose is no text to put in its place."""
+    answer = answer.replace("\r", "")
+    if found := blocks(answer):
+        return found[0]
+    return answer.strip("\n") if _alike(answer, old) else ""
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether most words and signs of either text are in the other."""
+    words, others = Counter(_WORDS.findall(one)), Counter(_WORDS.findall(other))
+    common = (words & others).total()
+    return common > 0 and 10 * common >= 3 * (words.total() + others.total())
 
 
 def instruction(line: str) -> str:

@@ -14,7 +14,9 @@ augroup localspec
   " Insert mode has not begun yet at the first.
   autocmd InsertEnter * call timer_start(0, {_ -> localspec#typed()})
   autocmd TextChangedI,CursorMovedI * call localspec#typed()
-  autocmd TextChangedP,InsertLeave,BufLeave * call localspec#stop()
+  autocmd TextChangedP,BufLeave * call localspec#stop()
+  " InsertLeave does not come with <C-c>.
+  autocmd ModeChanged i*:[^i]* call localspec#stop()
   autocmd BufLeave,BufWritePost * call localspec#left()
   autocmd CursorHold,CursorHoldI * call localspec#rests()
 augroup END

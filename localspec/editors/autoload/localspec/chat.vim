@@ -8,6 +8,9 @@ let s:request = {}
 
 " Open the conversation; `quoted` and `text` are put where the next question is typed.
 function! localspec#chat#open(quoted, text) abort
+  if !empty(a:quoted .. a:text)
+    call s:require_rest()
+  endif
   call s:window()
   call s:put(a:quoted, a:text)
   call cursor('$', 1)
@@ -15,14 +18,18 @@ endfunction
 
 " Ask in the conversation, and go back to where the question came from.
 function! localspec#chat#ask(quoted, question) abort
-  if !empty(s:request)
-    throw 'localspec: an answer is being written; <C-c> in its window stops it'
-  endif
+  call s:require_rest()
   let here = win_getid()
   call s:window()
   call s:put(a:quoted, a:question)
   call localspec#chat#send()
   call win_gotoid(here)
+endfunction
+
+function! s:require_rest() abort
+  if !empty(s:request)
+    throw 'localspec: an answer is being written; :Localspec stop ends it'
+  endif
 endfunction
 
 " Send what stands below the last heading.
@@ -97,6 +104,7 @@ function! s:window() abort
     execute 'buffer' s:buffer
     return
   endif
+  call localspec#chat#stop()
   let s:buffer = bufnr()
   setlocal buftype=nofile bufhidden=hide noswapfile nobuflisted filetype=markdown wrap linebreak
   setlocal statusline=%#StatusLine#\ localspec\ chat:\ <CR>\ sends,\ <C-c>\ stops,\ gn\ begins\ anew%=%{localspec#statusline()}

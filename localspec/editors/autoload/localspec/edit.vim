@@ -8,6 +8,8 @@ let s:form = join(readfile(expand('<sfile>:p:h:h:h') .. '/prompts/edit'), "\n")
 function! localspec#edit#ask(range, instruction) abort
   if !empty(s:request)
     throw 'localspec: another edit is being written; :Localspec stop ends it'
+  elseif !&modifiable
+    throw 'localspec: this buffer cannot be changed'
   endif
   let old = getline(a:range[0], a:range[1])
   let edit = {'buffer': bufnr(), 'first': a:range[0], 'old': old, 'text': '', 'cut': 0, 'filetype': &filetype}
@@ -55,23 +57,59 @@ function! s:ended(edit, error) abort
   elseif a:edit.cut
     return localspec#say('the answer did not fit: select fewer lines.')
   endif
-  let new = localspec#edit#code(a:edit.text)
-  if new ==# a:edit.old || empty(new)
+  let new = s:ended_as(a:edit.old, localspec#edit#code(a:edit.text, a:edit.old))
+  if new ==# a:edit.old
     return localspec#say('the answer changes nothing.')
+  elseif empty(new)
+    let said = trim(a:edit.text)
+    return localspec#say(empty(said) || said =~# '^```' ? 'the answer is empty.' : 'the answer has no code: ' .. said)
   endif
   call s:when_idle(a:edit, new)
 endfunction
 
-" The lines in an answer's code block; without a block, all of it.
-function! localspec#edit#code(text) abort
+" The lines in an answer's code block. Without a block it is all of it where that is much like the old lines,
+" and else none: prose is no text to put in their place.
+function! localspec#edit#code(text, old) abort
   let lines = split(trim(a:text, "\r\n"), "\r\\=\n", 1)
   let opens = match(lines, '^\s*```')
   if opens < 0
-    return lines
+    return s:alike(a:text, join(a:old, "\n")) ? lines : []
   endif
   let fence = matchstr(lines[opens], '`\+')
   let closes = match(lines, '^\s*' .. fence .. '`*\s*$', opens + 1)
   return lines[opens + 1 : closes < 0 ? -1 : closes - 1]
+endfunction
+
+" Whether most words and signs of either text are in the other.
+function! s:alike(one, other) abort
+  let [number, common, counts] = [0, 0, {}]
+  for word in s:words(a:other)
+    let counts[word] = get(counts, word) + 1
+    let number += 1
+  endfor
+  for word in s:words(a:one)
+    let number += 1
+    if get(counts, word)
+      let counts[word] -= 1
+      let common += 1
+    endif
+  endfor
+  return common && 10 * common >= 3 * number
+endfunction
+
+function! s:words(text) abort
+  return map(split(trim(a:text), '\%(\w\+\|[^[:alnum:]_[:space:]]\)\zs\_s*'), {_, word -> trim(word)})
+endfunction
+
+" New lines with the carriage returns that the old ones end with: of a file that has them at some lines only,
+" Vim takes them for text, and models leave them out.
+function! s:ended_as(old, new) abort
+  let ends = {}
+  for line in a:old
+    let ends[trim(line, "\r", 2)] = line
+  endfor
+  let most = 2 * len(filter(copy(a:old), {_, line -> line =~# '\r$'})) > len(a:old)
+  return map(copy(a:new), {_, line -> get(ends, line, most ? line .. "\r" : line)})
 endfunction
 
 " The diff opens once nobody types: a window that opens under one's keys takes them.
@@ -100,18 +138,34 @@ function! s:window(title, lines, filetype) abort
   let &l:filetype = a:filetype
   let &l:statusline = ' ' .. a:title
   nnoremap <buffer> <silent> <CR> <Cmd>call localspec#edit#take()<CR>
-  nnoremap <buffer> <silent> q <Cmd>tabclose<CR>
+  nnoremap <buffer> <silent> q <Cmd>call localspec#edit#drop()<CR>
   diffthis
+endfunction
+
+" Close the diff, also where it is all that is left open.
+function! localspec#edit#drop() abort
+  if tabpagenr('$') == 1
+    tabnew
+    tabprevious
+  endif
+  tabclose
 endfunction
 
 " Put the proposal, with what was changed in it by hand, in the place of the old lines.
 function! localspec#edit#take() abort
-  let [edit, new] = [t:localspec_edit, getbufline(t:localspec_new, 1, '$')]
+  let edit = t:localspec_edit
   let first = s:found(edit)
-  if !first
+  if !bufloaded(t:localspec_new)
+    return localspec#say('nothing was taken: the proposal was closed.')
+  elseif !bufloaded(edit.buffer)
+    return localspec#say('nothing was taken: its buffer is closed.')
+  elseif !getbufvar(edit.buffer, '&modifiable')
+    return localspec#say('nothing was taken: its buffer cannot be changed.')
+  elseif !first
     return localspec#say('nothing was taken: those lines have changed.')
   endif
-  tabclose
+  let new = getbufline(t:localspec_new, 1, '$')
+  call localspec#edit#drop()
   let number = len(edit.old)
   let both = min([number, len(new)])
   call setbufline(edit.buffer, first, new[: both - 1])
