@@ -127,6 +127,20 @@ def test_the_next_key_drops_it_unless_it_is_the_same(desk: Desk) -> None:
     assert editor.wrong == []
 
 
+def test_what_was_typed_of_it_and_taken_back_is_asked_anew(desk: Desk) -> None:
+    editor = desk.open()
+    editor.type("jA")
+    editor.ghost(" a + b")
+    desk.suggestion = " other"
+    editor.type(" ")
+    editor.ghost("a + b")
+    editor.type("\x7f")
+    editor.ghost(" other")
+    editor.type("\t")
+    editor.until("getline(2)", "    return other")
+    assert editor.wrong == []
+
+
 @pytest.mark.parametrize(
     "key", ["\x1b", "\x03", "\x0f", "\x1bOP"], ids=["esc", "c-c", "c-o", "command"]
 )

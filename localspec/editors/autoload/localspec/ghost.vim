@@ -14,7 +14,7 @@ function! localspec#ghost#typed() abort
     return localspec#ghost#stop()
   endif
   let place = s:place()
-  if s:same(place, s:ghost) || s:same(place, s:asked)
+  if s:same(place, s:ghost) || empty(s:ghost) && s:same(place, s:asked)
     return
   elseif s:goes_on(place)
     call s:show()
