@@ -327,6 +327,38 @@ def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
     assert editor.wrong == []
 
 
+def test_in_a_macro_nothing_is_suggested(desk: Desk) -> None:
+    """So its keys do the same each time."""
+    editor = desk.open("a\nb\n")
+    editor.type("qqA x")
+    editor.until("getline(1)", "a x")
+    editor.type("y\x1bqj@q")
+    editor.until("getline(1, '$')", ["a xy", "b xy"])
+    assert desk.server.requests == []
+    assert editor.wrong == []
+
+
+def test_nothing_is_suggested_beyond_a_lines_end(desk: Desk) -> None:
+    editor = desk.open("a\n")
+    editor.type(":set virtualedit=all\r8li")
+    editor.until("[mode(), getcurpos()[3]]", ["i", 8 - 1])
+    editor.type("\x1b0a")
+    editor.ghost(" a + b")
+    assert len(desk.server.requests) == 1
+    editor.type("\x1b:set virtualedit=\r")
+    assert editor.wrong == []
+
+
+def test_the_state_is_shown_in_a_window(desk: Desk) -> None:
+    editor = desk.open()
+    editor.type(""":let g:localspec_command = ['echo', "one\\ntwo"]\r:Localspec status\r""")
+    editor.until("[winnr('$'), getline(1, '$')]", [2, ["one", "two status"]])
+    editor.type("q")
+    editor.until("[winnr('$'), expand('%:t')]", [1, "sum.py"])
+    editor.type(":unlet g:localspec_command\r")
+    assert editor.wrong == []
+
+
 PROSE = "Sure! You can declare the types of the parameters, and then of what is returned.\n\nThat helps."
 # What an answer to an edit of CODE's first two lines leads to: the proposed lines, or what is said.
 EDITS = {

@@ -57,7 +57,19 @@ function! s:stop(range, rest) abort
 endfunction
 
 function! s:status(range, rest) abort
-  call localspec#socket#run(localspec#daemon#program() + ['status'], {code, out, err -> s:say('None', trim(code < 0 ? err : out .. err))})
+  call localspec#socket#run(localspec#daemon#program() + ['status'], {code, out, err -> localspec#view#idle({-> s:page(split(code < 0 ? err : out .. err, "\n"))})})
+endfunction
+
+" Lines in a window of their own: from the editor's loop only one row can be said.
+function! s:page(lines) abort
+  if len(a:lines) < 2
+    return localspec#say(join(a:lines))
+  endif
+  execute get(g:, 'localspec_split', 'botright') len(a:lines) .. 'new'
+  setlocal buftype=nofile bufhidden=wipe noswapfile nobuflisted nowrap winfixheight statusline=\ localspec\ status:\ q\ closes
+  call setline(1, a:lines)
+  setlocal nomodifiable
+  nnoremap <buffer> <silent> q <Cmd>close<CR>
 endfunction
 
 " The words of a command, or what is typed when there are none.

@@ -64,7 +64,7 @@ function! s:ended(edit, error) abort
     let said = trim(a:edit.text)
     return localspec#say(empty(said) || said =~# '^```' ? 'the answer is empty.' : 'the answer has no code: ' .. said)
   endif
-  call s:when_idle(a:edit, new)
+  call localspec#view#idle({-> s:show(a:edit, new)})
 endfunction
 
 " The lines in an answer's code block. Without a block it is all of it where that is much like the old lines,
@@ -110,15 +110,6 @@ function! s:ended_as(old, new) abort
   endfor
   let most = 2 * len(filter(copy(a:old), {_, line -> line =~# '\r$'})) > len(a:old)
   return map(copy(a:new), {_, line -> get(ends, line, most ? line .. "\r" : line)})
-endfunction
-
-" The diff opens once nobody types: a window that opens under one's keys takes them.
-function! s:when_idle(edit, new) abort
-  if mode(1) !=# 'n' || getcmdwintype() !=# ''
-    call timer_start(200, {_ -> s:when_idle(a:edit, a:new)})
-    return
-  endif
-  call s:show(a:edit, a:new)
 endfunction
 
 function! s:show(edit, new) abort

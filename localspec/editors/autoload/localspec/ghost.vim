@@ -42,10 +42,11 @@ function! localspec#ghost#text() abort
   return empty(s:ghost) ? '' : s:ghost.choices[s:ghost.at]
 endfunction
 
-" Not in a macro: what its keys do must not hang on what is suggested.
+" Not in a macro, nor while one is recorded: what its keys do must not hang on what is suggested. Not
+" beyond a line's end either, where 'virtualedit' lets the cursor go.
 function! s:wanted() abort
   return get(g:, 'localspec_enabled', 1) && &buftype ==# '' && &modifiable && !&paste && mode() =~# '^i' && !pumvisible()
-        \ && empty(reg_executing())
+        \ && empty(reg_executing() .. reg_recording()) && !getcurpos()[3]
         \ && get(get(g:, 'localspec_filetypes', {}), &filetype, 1)
 endfunction
 

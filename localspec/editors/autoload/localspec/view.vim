@@ -1,4 +1,4 @@
-" Ghost text: text properties in Vim, extmarks in Neovim.
+" Ghost text: text properties in Vim, extmarks in Neovim; and windows that wait until nobody types.
 
 " Show `lines` at a byte column (from 0) of a buffer's line: the first in the line, the others below it.
 function! localspec#view#draw(buffer, lnum, column, lines) abort
@@ -61,4 +61,13 @@ function! s:shown(text, column) abort
     let column += gap
   endfor
   return shown .. strtrans(parts[-1])
+endfunction
+
+" Call it once nobody types: a window that opens under one's keys takes them.
+function! localspec#view#idle(call) abort
+  if mode(1) !=# 'n' || getcmdwintype() !=# ''
+    call timer_start(200, {_ -> localspec#view#idle(a:call)})
+    return
+  endif
+  call a:call()
 endfunction
