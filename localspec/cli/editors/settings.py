@@ -129,7 +129,7 @@ def _llama_vim(here: Machine) -> str:
 
 def _minuet(here: Machine) -> str:
     return f"""\
--- Over the socket. Suggestions are shown with: :Minuet virtualtext enable
+-- Over the socket; it needs plenary.nvim. Where nothing is shown: :Minuet virtualtext enable
 require('minuet').setup {{
   provider = 'openai_fim_compatible',
   n_completions = 1,

@@ -183,8 +183,11 @@ endfunction
 " The same from the editor's loop: in one row, for more would wait for a key that is somebody's text.
 function! localspec#say(text) abort
   let row = strtrans(tr('localspec: ' .. a:text, "\n", ' '))
-  while strdisplaywidth(row) > v:echospace
-    let row = strcharpart(row, 0, min([strchars(row) - 1, v:echospace]))
-  endwhile
+  if strdisplaywidth(row) > v:echospace
+    while strdisplaywidth(row) >= v:echospace && !empty(row)
+      let row = strcharpart(row, 0, min([strchars(row) - 1, v:echospace]))
+    endwhile
+    let row ..= '…'
+  endif
   call s:say('None', row)
 endfunction
