@@ -138,6 +138,44 @@ def test_a_key_reads_what_was_typed_and_what_follows_the_cursor(
     assert sum(keys) <= theirs * len(keys)  # now and then the text above begins anew
 
 
+def as_llama_server(vocab: Any, prompt: InfillPrompt) -> list[int]:
+    """Its prompt where it has room for all of it (`format_prompt_infill`), but that it takes the text of a
+    marker in the cursor's line for the marker.
+    """
+
+    def plain(text: str) -> list[int]:
+        tokens: list[int] = vocab.tokenize(text, add_special=False, parse_special=False)
+        return tokens
+
+    fim = vocab.fim
+    extra = [fim.repo, *plain("myproject\n")] if fim.repo >= 0 else []
+    for name, text in [*prompt.extra, ("filename", "")]:
+        if fim.separator >= 0:
+            extra += [fim.separator, *plain(f"{name}\n")]
+        elif text:
+            extra += plain("\n\n--- snippet ---\n\n")
+        extra += plain(text)
+    bos = [vocab.bos] if vocab.add_bos else []
+    before, after = plain(prompt.prefix) + plain(prompt.prompt), plain(prompt.suffix)
+    return [*extra, *bos, fim.prefix, *before, fim.suffix, *after, fim.middle]
+
+
+@given(data=st.data(), place=st.integers(0, 500), pieces=st.integers(0, 3))
+def test_where_both_have_room_the_prompt_is_llama_servers(
+    vocab: Vocab, data: st.DataObject, place: int, pieces: int
+) -> None:
+    """Token by token, wherever the cursor is: only how much is taken may differ."""
+    ends = ["\n", "\r\n", "\t", "日本 é", "\n\n\n", " ", "<|fim_middle|>"]
+    end = data.draw(st.sampled_from(ends))
+    above = "".join(SOURCE[place : place + data.draw(st.integers(0, 15))]) + end
+    below = end + "".join(SOURCE[place + 15 : place + 15 + data.draw(st.integers(0, 3))])
+    prompt = at_cursor(above, below, [(name, text[:300]) for name, text in ring(0, pieces)])
+    theirs = as_llama_server(vocab, prompt)
+    ours = infill_tokens(cast(Any, vocab), prompt, 32768, 4096)
+    assert len(theirs) < 2048
+    assert ours == theirs
+
+
 def test_what_is_warmed_up_is_what_the_next_request_begins_with(vocab: Vocab) -> None:
     above, below, extra = "".join(SOURCE[:500]), "".join(SOURCE[500:]), ring(0, 8)
     warm, asked = (
