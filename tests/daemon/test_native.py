@@ -129,6 +129,7 @@ def test_completion_has_llama_servers_fields(api: Home) -> None:
     assert answer["stop_type"] == "limit"
     assert answer["tokens"] == [7, 7]
     assert (answer["tokens_evaluated"], answer["tokens_predicted"]) == (4, 2)
+    assert answer["tokens_cached"] == 4 + 2 - 1  # the last one was drawn and not read
     assert answer["prompt"] == "say a b c"
     assert answer["completion_probabilities"][0]["top_logprobs"][0]["logprob"] == -0.5
 

@@ -198,7 +198,7 @@ class LlamaServerShape:
             "truncated": done.truncated,
             "stop_type": _stop_type(done),
             "stopping_word": done.stop_string or "",
-            "tokens_cached": done.prompt_tokens + done.completion_tokens,
+            "tokens_cached": done.prompt_tokens + max(done.completion_tokens - 1, 0),
             "timings": msgspec.to_builtins(done.timings),
             "localspec": {"speculation": msgspec.to_builtins(done.speculation)},
         }
