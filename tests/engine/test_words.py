@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import llama_cpp.llama_cpp as C
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,7 +101,7 @@ def test_of_a_long_text_that_a_grammar_forces_only_the_beginning_is_read_at_a_to
     rng = random.Random(seed)
     rows = ("\n", "a", "-", "中", "é", "😀", "word ", "7", " \t", "e\u0301")
     text = "".join(rng.choice(rows) * rng.choice((1, 3, 9_000)) for _ in range(6)) + "\n" * 20_000
-    sizes, read = list[int](), vocab.C.llama_tokenize
+    sizes, read = list[int](), C.llama_tokenize
 
     def recorded(handle: Any, raw: Any, size: int, *more: Any) -> int:
         sizes.append(size)
@@ -108,9 +109,11 @@ def test_of_a_long_text_that_a_grammar_forces_only_the_beginning_is_read_at_a_to
 
     with Model(str(relabelled(SHIPPED, name, tmp_path / name)), n_gpu_layers=0) as model:
         whole = model.vocab.tokenize(text, add_special=False, parse_special=False)
-        monkeypatch.setattr(vocab.C, "llama_tokenize", recorded)
+        monkeypatch.setattr(C, "llama_tokenize", recorded)
         grammar = LLMatcher.grammar_from_lark(f"start: {json.dumps(text, ensure_ascii=False)}")
-        matcher = WholeMatcher(LLMatcher(model.vocab.guidance_tokenizer(), grammar), model.vocab.size)
+        matcher = WholeMatcher(
+            LLMatcher(model.vocab.guidance_tokenizer(), grammar), model.vocab.size
+        )
         for at in range(60):
             assert matcher.forced()[:4] == whole[at : at + 4]
             assert matcher.mask().nonzero()[0].tolist() == [whole[at]]
