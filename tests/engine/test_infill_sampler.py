@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,7 +31,9 @@ def vocab() -> Iterator[Vocab]:
 
 
 def theirs(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
-    """What llama.cpp's sampler leaves of these candidates, and their probabilities."""
+    """What llama.cpp's sampler leaves of these candidates, and how likely its last one draws each: by the
+    logits, in which what was merged for the decision does not count.
+    """
     data = (llama_cpp.llama_token_data * len(logits))(
         *[llama_cpp.llama_token_data(token, logit, 0.0) for token, logit in logits.items()]
     )
@@ -41,7 +44,9 @@ def theirs(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
     left = [array.data[at] for at in range(array.size)]
     if len(left) == 1:
         return {int(left[0].id): 1.0}
-    return {int(each.id): each.p for each in left}
+    most = max(each.logit for each in left)
+    weights = {int(each.id): math.exp(each.logit - most) for each in left}
+    return {token: weight / sum(weights.values()) for token, weight in weights.items()}
 
 
 def ours(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:

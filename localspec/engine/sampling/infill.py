@@ -24,13 +24,15 @@ def infill_sampler(
     end: int,
     piece: Callable[[int], bytes],
 ) -> Distribution:
-    """The candidates that are left, of which some may end the text.
+    """The candidates that are left, of which some may end the text, each as likely as it was among them: what
+    others begin with counts for whether one is left, and not for which one is drawn, as there.
 
     end: the token that ends it where no text is likely. piece: a token's bytes; those of tokens that
     show nothing are empty.
     """
     order = np.argsort(-candidates.probs, kind="stable")
-    ids, probs = candidates.ids[order], candidates.probs[order].copy()
+    ids, before = candidates.ids[order], candidates.probs[order]
+    probs = before.copy()
     ends = np.array([is_end(int(token)) for token in ids])
     ending = float(probs[ends].sum())
     if 3 * ending * len(ids) > float(probs[~ends].sum()):
@@ -39,9 +41,9 @@ def infill_sampler(
     likely = (probs >= LIKELY) & ~ends
     if not likely.any():
         return Distribution(np.array([end]), np.ones(1))
-    left = _kept(ids, probs, likely | ends)
-    ends = ends[likely | ends]
-    return _kept(left.ids, left.probs, ends | (left.probs >= 1 / (int(likely.sum()) + 1)))
+    least = probs[likely | ends].sum() / (int(likely.sum()) + 1)
+    # One that went into another has no probability left, an end of text neither.
+    return _kept(ids, before, (probs > 0) & (ends | (likely & (probs >= least))))
 
 
 def _merge_prefixes(pieces: list[bytes], probs: npt.NDArray[np.float64]) -> None:
