@@ -91,9 +91,9 @@ class Scheduler:
     def hurries(self) -> bool:
         """Whether an editor waits for its first token."""
         waiting = self._waiting[0] if self._waiting else None
-        first = isinstance(waiting, TokenizedRequest) and waiting.request.priority == "editor"
+        first = isinstance(waiting, TokenizedRequest) and _suggests(waiting.request)
         return first or any(
-            each.prefilling and each.request.priority == "editor"
+            each.prefilling and _suggests(each.request)
             for lane in self.lanes
             for each in lane.active
         )
@@ -225,8 +225,19 @@ class Scheduler:
         return sequence
 
     def _prefill(self, lane: Lane, decoding: int) -> list[Sequence]:
-        """Those whose prompts are read beside so many that decode."""
-        prompts = [each for each in lane.active if each.prefilling]
+        """Those whose prompts are read beside so many that decode.
+
+        What is only to be read waits while an editor's suggestion is written: each of its tokens would come
+        as late as a pass over a part of a prompt.
+        """
+        suggests = any(_suggests(each.request) for each in lane.active if not each.prefilling)
+        prompts = [
+            each
+            for each in lane.active
+            if each.prefilling and not (suggests and each.request.max_tokens == 0)
+        ]
+        if not prompts:
+            return []
         prompts.sort(key=lambda s: s.turn)
         budget = lane.batch.capacity - (MAX_LIMIT + 1) * decoding
         if decoding:
@@ -426,6 +437,11 @@ def _owner(request: Generate) -> str | None:
     if request.private or not request.cache_prompt or request.priority == "editor":
         return request.conversation
     return request.conversation or ANYONE
+
+
+def _suggests(request: Generate) -> bool:
+    """Does an editor wait for its text? A prompt that is only to be read keeps nobody waiting."""
+    return request.priority == "editor" and request.max_tokens != 0
 
 
 def _step(sequence: Sequence, read: list[int]) -> SequenceStep:

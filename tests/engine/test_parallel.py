@@ -524,6 +524,31 @@ def test_who_waits_for_a_text_is_read_before_a_shorter_warm_up(
     cycle.finish()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_warm_up_is_not_read_while_a_suggestion_is_written(
+    cycle: Running, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """And then it is, to its end; a prompt whose answer somebody waits for is read all the time."""
+    cycle.forget()
+    rng, lane = np.random.default_rng(seed), cycle.pair.shared
+    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    asked = cycle.start([BOS, *range(10)], int(rng.integers(4, 20)), priority="editor")
+    assert cycle.engine.hurries
+    while not cycle.answers[asked].deltas:
+        cycle.engine.step()
+    warm = cycle.start([401, *rng.integers(0, 400, 90).tolist()], 0, priority="editor")
+    other = cycle.start([BOS, *rng.integers(0, 400, 30).tolist()], 2)
+    while cycle.answers[asked].ending is None:
+        cycle.engine.step()
+        read = {each.id: each.slot.n_past for each in lane.active}
+        assert cycle.answers[asked].ending or read[warm] == 0
+        assert not cycle.engine.hurries
+    assert cycle.answers[other].started
+    cycle.finish()
+    assert cycle.answers[warm].done.prompt_tokens == 91
+    assert cycle.answers[other].done.completion_tokens == 2
+
+
 def test_prompts_are_read_in_short_passes_where_none_can_be_ended_for_who_comes(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
