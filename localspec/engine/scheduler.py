@@ -13,13 +13,12 @@ from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.pair.room import drafts_beside, fits
 from localspec.engine.prompt.infill import after_cursor
-from localspec.engine.sequence import Sequence, TokenizedRequest
+from localspec.engine.sequence import Sequence, TokenizedRequest, owner, suggests
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
-from localspec.protocol.frames import ANYONE, Generate
 
 USUAL = 256  # tokens that an answer is expected to have, unless it may have fewer
 
@@ -69,7 +68,7 @@ class Scheduler:
     def forget(self, conversation: str | None) -> None:
         """What waits of a conversation, with None of any, is not saved."""
         for waiting in self._waiting:
-            own = _owner(waiting.request)
+            own = owner(waiting.request)
             if own is not None and conversation in (None, own):
                 waiting.request = msgspec.structs.replace(
                     waiting.request, conversation=None, private=True
@@ -91,9 +90,9 @@ class Scheduler:
     def hurries(self) -> bool:
         """Whether an editor waits for its first token."""
         waiting = self._waiting[0] if self._waiting else None
-        first = isinstance(waiting, TokenizedRequest) and _suggests(waiting.request)
+        first = isinstance(waiting, TokenizedRequest) and suggests(waiting.request)
         return first or any(
-            each.prefilling and _suggests(each.request)
+            each.prefilling and suggests(each.request)
             for lane in self.lanes
             for each in lane.active
         )
@@ -186,7 +185,7 @@ class Scheduler:
 
     def _enter(self, lane: Lane, sequence: Sequence) -> None:
         slot, prompt = sequence.slot, sequence.tokens[: sequence.n_prompt]
-        slot.conversation = _owner(sequence.request)
+        slot.conversation = owner(sequence.request)
         slot.passing = after_cursor(self._pair.vocab.fim, prompt)
         verifier, scored = sequence.verifier, sequence.request.top_logprobs is not None
         on_device = self._pair.chooses_on_device and not lane.exact
@@ -230,11 +229,9 @@ class Scheduler:
         What is only to be read waits while an editor's suggestion is written: each of its tokens would come
         as late as a pass over a part of a prompt.
         """
-        suggests = any(_suggests(each.request) for each in lane.active if not each.prefilling)
+        busy = any(suggests(each.request) for each in lane.active if not each.prefilling)
         prompts = [
-            each
-            for each in lane.active
-            if each.prefilling and not (suggests and each.request.max_tokens == 0)
+            each for each in lane.active if each.prefilling and not (busy and each.only_read)
         ]
         if not prompts:
             return []
@@ -401,8 +398,8 @@ class Scheduler:
         if lane.exact:  # only whole chunks of a prompt are the same in every run
             chunks = sequence.n_prompt // EXACT_CHUNK * EXACT_CHUNK
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
-        if (owner := sequence.slot.conversation) is not None:
-            self._pair.memory.keep(sequence.tokens[sequence.tally.cached :], owner)
+        if (conversation := sequence.slot.conversation) is not None:
+            self._pair.memory.keep(sequence.tokens[sequence.tally.cached :], conversation)
         lane.slots.release(sequence.slot)
         lane.active.remove(sequence)
         lane.ended += 1
@@ -428,20 +425,6 @@ class Scheduler:
             lane.slots.clear(slot)
         lane.context.clear()
         self._pair.prefixes.clear()
-
-
-def _owner(request: Generate) -> str | None:
-    """Whose text is saved: a conversation's, or that of anyone who does not mind; an editor's changes
-    with each key.
-    """
-    if request.private or not request.cache_prompt or request.priority == "editor":
-        return request.conversation
-    return request.conversation or ANYONE
-
-
-def _suggests(request: Generate) -> bool:
-    """Does an editor wait for its text? A prompt that is only to be read keeps nobody waiting."""
-    return request.priority == "editor" and request.max_tokens != 0
 
 
 def _step(sequence: Sequence, read: list[int]) -> SequenceStep:

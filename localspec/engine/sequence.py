@@ -17,9 +17,23 @@ from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import Tally, listed
-from localspec.protocol.frames import Delta, Done, Generate, TokenLogprob
+from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob
 
 SHORT_S = 1.0  # who types has asked again by then
+
+
+def suggests(request: Generate) -> bool:
+    """Does an editor wait for its text? A prompt that is only to be read keeps nobody waiting."""
+    return request.priority == "editor" and request.max_tokens != 0
+
+
+def owner(request: Generate) -> str | None:
+    """Whose text is saved: a conversation's, or that of anyone who does not mind; an editor's changes
+    with each key.
+    """
+    if request.private or not request.cache_prompt or request.priority == "editor":
+        return request.conversation
+    return request.conversation or ANYONE
 
 
 @dataclass(slots=True, eq=False)
@@ -101,8 +115,12 @@ class Sequence:
         """When its prompt is read among several: an editor's first, of them one that is only to be read last,
         then the short ones.
         """
-        request = self.request
-        return request.priority != "editor", request.max_tokens == 0, len(self.slot.unread)
+        return self.request.priority != "editor", self.only_read, len(self.slot.unread)
+
+    @property
+    def only_read(self) -> bool:
+        """Is nothing to be written after its prompt?"""
+        return self.request.max_tokens == 0
 
     @property
     def generated(self) -> int:
