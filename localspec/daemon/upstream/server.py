@@ -297,8 +297,8 @@ _OF_TEMPLATES = {
     "chat_template_kwargs",
     "add_generation_prompt",
     "continue_final_message",
+    "model",
 }
-_OF_TEMPLATES |= {"model"}
 
 
 def _template(prompt: frames.ChatPrompt, known: Known) -> dict[str, Any]:
