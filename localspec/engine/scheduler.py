@@ -82,9 +82,9 @@ class Scheduler:
         return sum(len(lane.active) for lane in self.lanes)
 
     @property
-    def _writing(self) -> int:
-        """How many wait for every pass, for it may give them a token."""
-        return sum(not each.prefilling for lane in self.lanes for each in lane.active)
+    def _writing(self) -> bool:
+        """Does somebody wait for every pass, for it may give him a token?"""
+        return any(not each.prefilling for lane in self.lanes for each in lane.active)
 
     @property
     def hurries(self) -> bool:

@@ -94,6 +94,11 @@ class Stream:
     def read(self) -> bytes:
         return self._response.read()
 
+    def await_text(self) -> None:
+        """Read up to the first event with text; every stream begins with one that has none."""
+        while b'"content":"' not in (line := self.readline()).replace(b'"content":""', b""):
+            assert line, "the stream ended without text"
+
     def leave(self) -> None:
         """Close the connection, as a client does that has enough."""
         self._response.close()

@@ -43,10 +43,9 @@ class Turns:
         if self._file < 0:
             yield
             return
-        began = time.monotonic()
         # Only one that hurries keeps its place in a round; who is next holds it no longer than it waits.
-        self._next = self._next or self._locked(_QUEUE, began + _HURRIED * self._patience)
-        mine = self._locked(_TURN, time.monotonic() + self._patience)
+        self._next = self._next or self._locked(_QUEUE, _HURRIED * self._patience)
+        mine = self._locked(_TURN, self._patience)
         if self._next and not hurry:
             self._next = False
             self._unlock(_QUEUE)
@@ -62,7 +61,9 @@ class Turns:
             self._next = False
             self._unlock(_QUEUE)
 
-    def _locked(self, what: int, until: float) -> bool:
+    def _locked(self, what: int, patience: float) -> bool:
+        """Whether it is ours, after so many seconds at most."""
+        until = time.monotonic() + patience
         while True:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, what)

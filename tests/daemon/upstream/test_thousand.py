@@ -114,8 +114,7 @@ def _refused_here(both: Both, text: str) -> None:
 
 def _left(both: Both, text: str) -> None:
     with both.here.streaming("forever", model="big") as stream:
-        while b'"content":"0' not in stream.readline():
-            pass
+        stream.await_text()
 
 
 def _bystander(both: Both, text: str) -> None:

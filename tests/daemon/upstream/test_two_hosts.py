@@ -230,8 +230,7 @@ def test_whoever_leaves_frees_the_other_host(
 ) -> None:
     there, _ = another
     with hosts.home.streaming("forever", model="big") as stream:
-        while b'"content":"' not in stream.readline().replace(b'"content":""', b""):
-            pass
+        stream.await_text()
         assert there.status()["running"] == 1
     wait_for(lambda: not there.status()["running"], "the request's end on the other host")
 
@@ -241,8 +240,7 @@ def test_a_server_that_is_killed_ends_its_answers_and_another_pair_gives_the_nex
 ) -> None:
     _, daemon = another
     with hosts.home.streaming("forever", model="big") as stream:
-        while b'"content":"' not in stream.readline().replace(b'"content":""', b""):
-            pass
+        stream.await_text()
         worker = daemon.worker_pid()
         os.kill(daemon.pid, signal.SIGKILL)
         daemon.process.communicate()
