@@ -269,10 +269,17 @@ def test_other_answers_are_not() -> None:
 
 
 def told(
-    name: str, about: Any, low: float, high: float, drafted: int = 300, sampling: Any = "greedy"
+    name: str,
+    about: Any,
+    low: float,
+    high: float,
+    drafted: int = 300,
+    sampling: Any = "greedy",
+    per_pass: float = 3.0,
 ) -> Workload:
     estimate = Estimate((low + high) / 2, low, high, 4)
-    found = Acceptance(drafted, drafted // 2, drafted - drafted // 2, 0.5, 0.3, 0.5, 1.0, 1.5)
+    accepted = drafted // 2
+    found = Acceptance(drafted, accepted, drafted - accepted, 0.5, 0.3, 0.5, 1.0, per_pass)
     word = verdict.verdict(estimate, found, 400)
     return Workload(name, about, sampling, word, speed_up=estimate, acceptance=found)
 
@@ -319,6 +326,21 @@ def test_what_is_faster_is_never_called_slower(low: float, wide: float, drafted:
         assert word == "off"
 
 
+@given(st.floats(1.04, 5), st.floats(1, 1.5), st.floats(1, 4), st.integers(0, 400))
+def test_nothing_is_called_faster_by_more_than_its_passes_bring(
+    low: float, wide: float, per_pass: float, drafted: int
+) -> None:
+    work = told("x", "code", low, low * wide, drafted, per_pass=per_pass)
+    assert work.speed_up is not None
+    expected = per_pass > verdict.GAIN and work.speed_up.value <= 1.25 * per_pass
+    assert (work.verdict == "faster") is expected
+
+
+def test_what_one_pair_of_answers_gained_without_drafts_is_noise() -> None:
+    found = Acceptance(3, 1, 2, 0.33, 0.01, 0.33, 0.5, 1.01)
+    assert verdict.verdict(Estimate(1.44), found, 80) == "unclear"
+
+
 @pytest.mark.parametrize(
     ("value", "drafted", "said"),
     [
@@ -337,7 +359,7 @@ def test_what_is_faster_is_never_called_slower(low: float, wide: float, drafted:
 def test_a_single_pair_of_answers_is_judged_by_its_figure(
     value: float, drafted: int, said: str
 ) -> None:
-    found = Acceptance(drafted, 0, drafted, 0.0, 0.0, 0.0, 0.0, 1.0)
+    found = Acceptance(drafted, drafted // 2, drafted, 0.0, 0.0, 0.0, 0.0, max(value, 1.0))
     word = verdict.verdict(Estimate(value), found, 400)
     assert (
         verdict.sentence([Workload("prose", "text", "greedy", word, speed_up=Estimate(value))])

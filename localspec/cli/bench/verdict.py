@@ -17,6 +17,8 @@ def verdict(found: Estimate | None, acceptance: Acceptance | None, tokens: int) 
     """tokens: that were written with drafts."""
     if found is None:
         return "not measured"
+    if _impossible(found, acceptance):
+        return "unclear"
     low, high, gain, loss = found.low, found.high, GAIN, LOSS
     if low is None or high is None:
         low = high = found.value
@@ -32,6 +34,18 @@ def verdict(found: Estimate | None, acceptance: Acceptance | None, tokens: int) 
     if near:
         return "same"
     return "unclear"
+
+
+def _impossible(found: Estimate, acceptance: Acceptance | None) -> bool:
+    """Is it called faster by more than its passes can give? Then something else changed meanwhile.
+
+    A pass with drafts takes at least as long as one without, so the speed-up is at most the tokens of a
+    pass.
+    """
+    if acceptance is None or acceptance.tokens_per_pass is None or found.value <= GAIN:
+        return False
+    most = acceptance.tokens_per_pass
+    return most <= GAIN or found.value > most * _BAND
 
 
 def sentence(workloads: Sequence[Workload]) -> str:
