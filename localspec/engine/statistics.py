@@ -20,6 +20,7 @@ class Tally:
     n_prompt: int
     cached: int = 0
     moved: int = 0  # of `cached`, from another place of the text
+    exact: int = 0  # of `cached`, before the first that was ever moved
     drafted: int = 0
     accepted: int = 0
     produced: int = 0
@@ -92,6 +93,7 @@ class Tally:
         return Timings(
             cache_n=self.cached,
             cache_shift_n=self.moved,
+            cache_exact_n=self.exact,
             prompt_n=read,
             prompt_ms=prompt_ms,
             prompt_per_token_ms=prompt_ms / max(read, 1),

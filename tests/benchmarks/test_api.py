@@ -236,13 +236,6 @@ def test_how_near_a_tie_was_is_told_where_two_answers_part() -> None:
     assert editor.parting([], " a") == math.inf
 
 
-def test_a_cache_is_not_exact_until_what_was_moved_in_it_is_gone() -> None:
-    moves = editor.Moves()
-    said = [(0, 0), (90, 0), (80, 50), (95, 0), (31, 0), (30, 0), (95, 0)]
-    exact = [moves.exact({"cache_n": n, "cache_shift_n": moved}) for n, moved in said]
-    assert exact == [True, True, False, False, False, True, True]
-
-
 def test_a_recorded_session_is_the_same_for_the_same_seed() -> None:
     one = recorded.session(120, 2, random.Random(7))
     assert one == recorded.session(120, 2, random.Random(7))

@@ -221,7 +221,9 @@ class Editors(Company):
                 del self.running[request]
                 if answer.tokens:
                     self.texts.append(answer.all_tokens)
-                    self.moved += answer.done.timings.cache_shift_n
+                    timings = answer.done.timings
+                    self.moved += timings.cache_shift_n
+                    assert timings.cache_exact_n <= timings.cache_n - timings.cache_shift_n
         super_running = {r: n for r, n in self.running.items() if n < 0}
         for request in super_running:
             del self.running[request]

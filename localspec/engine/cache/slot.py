@@ -81,6 +81,11 @@ class Slot:
         return count if self.exact is None else min(count, self.exact)
 
     @property
+    def reused_exact(self) -> int:
+        """Of what a request took from the cache, all before the first token that was ever moved."""
+        return self.exact_part(self.reused - self.moved)
+
+    @property
     def lasting(self) -> int:
         """How many of the tokens it has read somebody may come back to."""
         return self.n_past if self.passing is None else min(self.passing, self.n_past)

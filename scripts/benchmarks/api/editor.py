@@ -160,24 +160,6 @@ def models_of(bench: Bench) -> Models:
     return bench.shipped()
 
 
-class Moves:
-    """Up to where the cache is as a cold request's: what is read after moved tokens is not, either."""
-
-    def __init__(self) -> None:
-        self._until = math.inf
-
-    def exact(self, timings: Mapping[str, Any]) -> bool:
-        """Whether nothing that this answer took from the cache had been moved; in the session's order."""
-        cached, moved = int(timings.get("cache_n", 0)), int(timings.get("cache_shift_n", 0))
-        if moved:
-            self._until = min(self._until, cached - moved)
-            return False
-        if cached > self._until:
-            return False
-        self._until = math.inf
-        return True
-
-
 class Replay:
     """Step by step the same to both."""
 
@@ -187,7 +169,6 @@ class Replay:
         self._server = server
         self._keys: dict[bool, list[Key]] = {True: [], False: []}
         self._warm = {True: 0, False: 0}
-        self._moves = {True: Moves(), False: Moves()}
         self._refused: list[str] = []
 
     def ask(self, at: int, step: Step, ours: bool) -> None:
@@ -198,7 +179,6 @@ class Replay:
         if step.kind == WARM_UP:
             timings = asked.post("/infill", {**GREEDY, **step.fields})["timings"]
             self._warm[ours] += int(timings["prompt_n"])
-            self._moves[ours].exact(timings)
             return
         try:
             answer = asked.stream("/infill", self._body(step), empty=True)
@@ -214,7 +194,7 @@ class Replay:
                 answer.first_s * 1e3,
                 int(answer.timings["prompt_n"]),
                 int(answer.timings.get("cache_shift_n", 0)),
-                self._moves[ours].exact(answer.timings),
+                answer.timings.get("cache_exact_n") == answer.timings.get("cache_n"),
                 answer.text,
             )
         )
