@@ -212,7 +212,9 @@ class Replay:
             else:
                 scored = self._daemon.post("/infill", {**body, "n_probs": 2})
                 tokens = scored.get("completion_probabilities", [])
-                counts[f"{name}_near"] += parting(tokens, key.text) <= NEAR_TIE
+                # Scored, it is decoded without drafts and may go on as either does.
+                gap = min(parting(tokens, text) for text in (key.text, cold.text))
+                counts[f"{name}_near"] += gap <= NEAR_TIE
         return Same(**counts)
 
     def _body(self, step: Step) -> dict[str, Any]:
