@@ -420,12 +420,12 @@ class Timings(msgspec.Struct):
     As there, `predicted_ms` is from the first token to the last, and the rates of predicted tokens are of
     those after the first. What it has not, of the cached tokens: `cache_shift_n`, those moved in the cache for
     this request, and `cache_exact_n`, those before the first that was moved for this one or an earlier one:
-    if that is fewer than `cache_n`, the answer is near to what a fresh reading gives.
+    if that is fewer than `cache_n`, the answer is near to what a fresh reading gives. None: it is not known,
+    of another server or while a prompt is read.
     """
 
     cache_n: int = 0
     cache_shift_n: int = 0
-    cache_exact_n: int = 0
     prompt_n: int = 0
     prompt_ms: float = 0.0
     prompt_per_token_ms: float = 0.0
@@ -436,6 +436,7 @@ class Timings(msgspec.Struct):
     predicted_per_second: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
+    cache_exact_n: int | None = None
 
 
 class CallPart(msgspec.Struct, omit_defaults=True):

@@ -79,7 +79,9 @@ def test_a_line_deleted_far_above_moves_what_is_below_it(served: Home) -> None:
     second = infill(served, input_prefix="".join(lines[:-24] + lines[-23:]), input_extra=[])
     assert second["timings"]["cache_shift_n"] >= 32
     assert first["timings"]["cache_exact_n"] == first["timings"]["cache_n"]
-    key = infill(served, input_prefix="".join(lines[:-24] + lines[-23:]), prompt="d", input_extra=[])
+    key = infill(
+        served, input_prefix="".join(lines[:-24] + lines[-23:]), prompt="d", input_extra=[]
+    )
     for told in (second["timings"], key["timings"]):  # the next key goes on from what was moved
         assert told["cache_exact_n"] < told["cache_n"]
     assert key["timings"]["cache_shift_n"] == 0
