@@ -82,7 +82,9 @@ class Sequence:
         # Does the context end it where nothing else does?
         self._cut_short = asked is None or asked > room
         self.n_prompt = len(tokenized.tokens)
-        self.tally = Tally(self.n_prompt, slot.reused, slot.moved, slot.reused_exact)
+        self.tally = Tally(
+            self.n_prompt, cached=slot.reused, moved=slot.moved, exact=slot.reused_exact
+        )
         self.tally.trace = [] if tokenized.request.timings else None
         self.finished = False
         self.finish_reason = "stop"

@@ -146,7 +146,13 @@ class Choice:
         read = self.processed - self.cached_tokens
         spent = self.reading_ms if read else 0.0
         each, rate = (spent / read, 1000 * read / spent) if spent else (0.0, 0.0)
-        return frames.Timings(self.cached_tokens, 0, read, spent, each, rate)
+        return frames.Timings(
+            cache_n=self.cached_tokens,
+            prompt_n=read,
+            prompt_ms=spent,
+            prompt_per_token_ms=each,
+            prompt_per_second=rate,
+        )
 
     @property
     def finish(self) -> str:

@@ -250,16 +250,17 @@ class Reply:
         predicted_ms = 1e3 * (self._last - self._first)
         fresh, written = self._prompt - self._cached, self._written
         return frames.Timings(
-            self._cached,
-            0,
-            fresh,
-            prompt_ms,
-            prompt_ms / fresh if fresh else 0.0,
-            1e3 * fresh / prompt_ms if prompt_ms else 0.0,
-            written,
-            predicted_ms,
-            predicted_ms / written if written else 0.0,
-            1e3 * (written - 1) / predicted_ms if predicted_ms and written > 1 else 0.0,
+            cache_n=self._cached,
+            prompt_n=fresh,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=prompt_ms / fresh if fresh else 0.0,
+            prompt_per_second=1e3 * fresh / prompt_ms if prompt_ms else 0.0,
+            predicted_n=written,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=predicted_ms / written if written else 0.0,
+            predicted_per_second=(
+                1e3 * (written - 1) / predicted_ms if predicted_ms and written > 1 else 0.0
+            ),
         )
 
     def _speculation(self, spoken: Spoken | None) -> frames.Speculation:
