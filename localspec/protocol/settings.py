@@ -36,8 +36,9 @@ KV_BLOCK = 32  # numbers of a cache that share a scale, but for f16
 FlashAttention = Literal["auto", "on", "off"]
 # Rows computed at once where a CPU chooses to be without flash attention: each has a score for every cell.
 SCORED_ROWS = 128
-# Tokens of context up to which it is no faster: short texts attend to each other's cells, too.
-SHORT = 2048
+# Tokens of context up to which that is no faster: short texts attend to each other's cells, too. With
+# vectors of 512 bits flash attention reads faster up to some 8 000 tokens, and writes no slower (facts.md).
+SHORT, SHORT_WIDE = 2048, 12288
 FEW = 5  # texts at once, most of which seldom write: 4 that do are as fast either way (facts.md)
 # How the rows of a text's tokens become one: their mean, the first, the last; "rank": a score, by a head
 # of the model's own, of how well a text answers a question.
@@ -123,13 +124,15 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
         """Of the cache's keys, and of its values."""
         return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
 
-    def on_cpu(self, context: int) -> FlashAttention:
+    def on_cpu(self, context: int, *, wide: bool) -> FlashAttention:
         """Flash attention where "auto" is a CPU's to choose, with so many tokens of context. One text is
         written faster without it, the more the longer it is; many are together slower, for each attends
         to all. It needs less memory, and only with it values can be quantized.
+
+        wide: the CPU computes with vectors of 512 bits.
         """
         auto = self.flash_attention == "auto" and self.kv_types == ("f16", "f16")
-        long = self.parallel <= FEW and context > SHORT
+        long = self.parallel <= FEW and context > (SHORT_WIDE if wide else SHORT)
         return "off" if auto and long else self.flash_attention
 
 

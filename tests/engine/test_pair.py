@@ -12,11 +12,12 @@ import pytest
 from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model, write_pair
 from localspec.engine.llama import Context, ContextSettings, Model
 from localspec.engine.pair import exact
+from localspec.engine.pair import load as loading
 from localspec.engine.pair import models as opening
 from localspec.engine.pair.measuring import Measured
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.settings import FEW, SCORED_ROWS, SHORT
+from localspec.protocol.settings import FEW, SCORED_ROWS, SHORT, SHORT_WIDE
 from tests.support.pairs import BOS, expected, target_alone
 from tests.support.running import HERE_ALONE, Running, drafting, running
 
@@ -212,17 +213,20 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
 
 @HERE_ALONE
 @pytest.mark.parametrize(
-    ("settings", "shared", "exact"),
+    ("wide", "settings", "shared", "exact"),
     [
-        ({"n_ctx": SHORT + 256}, ("off", SCORED_ROWS), ("auto", 256)),
-        ({"n_ctx": SHORT}, ("auto", 256), ("auto", 256)),
-        ({"n_ctx": SHORT + 256, "parallel": FEW + 1}, ("auto", 256), ("auto", 256)),
-        ({"n_ctx": SHORT + 256, "type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
-        ({"n_ctx": SHORT + 256, "flash_attention": "on"}, ("on", 256), ("on", 256)),
-        ({"flash_attention": "off"}, ("off", 256), ("off", 256)),
+        (False, {"n_ctx": SHORT + 256}, ("off", SCORED_ROWS), ("auto", 256)),
+        (False, {"n_ctx": SHORT}, ("auto", 256), ("auto", 256)),
+        (True, {"n_ctx": SHORT_WIDE + 256}, ("off", SCORED_ROWS), ("auto", 256)),
+        (True, {"n_ctx": SHORT_WIDE}, ("auto", 256), ("auto", 256)),
+        (False, {"n_ctx": SHORT + 256, "parallel": FEW + 1}, ("auto", 256), ("auto", 256)),
+        (False, {"n_ctx": SHORT + 256, "type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
+        (False, {"n_ctx": SHORT + 256, "flash_attention": "on"}, ("on", 256), ("on", 256)),
+        (True, {"flash_attention": "off"}, ("off", 256), ("off", 256)),
     ],
 )
 def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
+    wide: bool,
     settings: dict[str, Any],
     shared: tuple[str, int],
     exact: tuple[str, int],
@@ -231,7 +235,7 @@ def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
 ) -> None:
     """Exact mode keeps what it was tried with, and a person what the configuration says."""
     used: list[tuple[str, int]] = []
-    shape = Shape(1, 64, 128, 2, 512, n_ctx=4096)
+    shape = Shape(1, 64, 128, 2, 512, n_ctx=2 * SHORT_WIDE)
     target, draft = map(str, write_pair(tmp_path, shape, shape))
 
     class NotedContext(Context):
@@ -240,6 +244,7 @@ def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
             super().__init__(model, settings)
 
     monkeypatch.setattr(opening, "Context", NotedContext)
+    monkeypatch.setattr(loading, "wide_vectors", lambda: wide)
     with running(PairFiles("long", target, draft), **settings) as engine:
         assert used == [shared, shared]  # target and draft
         plain = engine.ask([3, 1, 4], 8)

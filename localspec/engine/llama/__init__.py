@@ -28,6 +28,7 @@ from localspec.engine.llama.library import (
     last_beat,
     llama_version,
     system_info,
+    wide_vectors,
 )
 from localspec.engine.llama.model import Model
 from localspec.engine.llama.rpc import notice_cuts, reach
@@ -66,4 +67,5 @@ __all__ = [
     "reach",
     "system_info",
     "why_no_heads",
+    "wide_vectors",
 ]

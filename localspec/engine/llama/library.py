@@ -99,6 +99,11 @@ def system_info() -> str:
     return text.decode("utf-8", "replace").strip()
 
 
+def wide_vectors() -> bool:
+    """Does llama.cpp compute with vectors of 512 bits on this CPU?"""
+    return "AVX512 = 1" in system_info()
+
+
 def devices(*, gpus: bool) -> list[int]:
     """This machine's GPUs that the build can use, or what else it has passes run on."""
     lib = ggml.libggml

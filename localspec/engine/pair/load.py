@@ -28,6 +28,7 @@ from localspec.engine.llama import (
     notice_cuts,
     reach,
     why_no_heads,
+    wide_vectors,
 )
 from localspec.engine.pair import measuring, placement
 from localspec.engine.pair.exact import ExactMode
@@ -245,7 +246,7 @@ class _Load:
         rows = settings.n_batch * (AT_ONCE if self.on_gpu and not stated else 1)
         attention = settings.flash_attention
         if not self.on_gpu and not stated and target.cuttable:
-            attention = settings.on_cpu(self.n_ctx)
+            attention = settings.on_cpu(self.n_ctx, wide=wide_vectors())
         made_with = self.n_ctx, parallel, threads, rows, self.opened, attention, self._machines
         return Models(target, draft, compared, settings, *made_with)
 
