@@ -212,8 +212,9 @@ class Scheduler:
             chosen = decoding
             if len(decoding) < len(lane.active):
                 chosen = decoding + self._prefill(lane, len(decoding))
-        if any(sequence.drafting.drafters for sequence in decoding):
-            self._limit_drafts(lane, chosen, decoding)
+        # Most rounds of a text that nothing can be drafted for end here: what drafts may take is not asked.
+        if looking := [one for one in decoding if one.drafting.drafters and one.drafting.looks()]:
+            self._limit_drafts(lane, chosen, len(decoding), looking)
         return chosen
 
     def alone(self, lane: Lane, sequence: Sequence) -> Sequence:
@@ -263,25 +264,27 @@ class Scheduler:
         return chosen
 
     def _limit_drafts(
-        self, lane: Lane, sequences: list[Sequence], decoding: list[Sequence]
+        self, lane: Lane, sequences: list[Sequence], decoding: int, looking: list[Sequence]
     ) -> None:
-        """How many drafts each that decodes may bring: rows of the pass, room, tokens that may come."""
+        """How many drafts each may bring of those that are `looking` for some, among so many that decode:
+        rows of the pass, room, tokens that may come.
+        """
         rows = sum(len(each.step.read) for each in sequences)
         spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
         if self._running > 1 or self._waiting:
-            spare = min(spare, drafts_beside(lane, sequences, len(decoding)))
-        most = min(spare // len(decoding), MAX_LIMIT)
+            spare = min(spare, drafts_beside(lane, sequences, decoding))
+        most = min(spare // decoding, MAX_LIMIT)
         if lane.max_depth is not None:
             most = min(most, lane.max_depth)
         if lane.alike and len(sequences) > 1:  # each has rows for the drafts of the others
             held = sum(len(sequence.tokens) for sequence in lane.active)
-            most = min(most, (self._pair.n_ctx - held) // len(decoding))
-            if len(sequences) > len(decoding):
+            most = min(most, (self._pair.n_ctx - held) // decoding)
+            if len(sequences) > decoding:
                 most = 0  # nobody has as many rows as a prompt
-        for sequence in decoding:
+        for sequence in looking:
             room = self._pair.n_ctx - len(sequence.tokens) - 1
             sequence.step.drafts.limit = min(sequence.left - 1, room, most)
-            sequence.step.drafts.hurried = len(sequences) > len(decoding)
+            sequence.step.drafts.hurried = len(sequences) > decoding
 
     def make_way(self, lane: Lane, sequences: list[Sequence]) -> None:
         """Drafts take the place of a prompt's tokens where the pass would get longer than it may be."""

@@ -475,12 +475,12 @@ def test_what_was_found_is_looked_for_again_at_once() -> None:
     for found in (False, False, False, False, False, True, False, False):
         drafting.looked(found, most=7)
         rests.append(drafting.rest)
-        while drafting.rests():
+        while not drafting.looks():
             pass
     assert rests == [1, 2, 4, 7, 7, 0, 1, 2]
     fixed = Drafting([], FixedDepth(3))
     fixed.looked(False, most=7)
-    assert not fixed.rests()
+    assert fixed.looks()
 
 
 def test_the_costs_replayed_are_those_measured() -> None:

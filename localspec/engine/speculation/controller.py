@@ -109,10 +109,10 @@ class Drafting:
             reason = impossible or no_model
         return cls([], policy, reason)
 
-    def rests(self) -> bool:
-        """Is it not to look in this round?"""
+    def looks(self) -> bool:
+        """Does it look for drafts in this round? To be asked once in each."""
         self.rest -= 1
-        return self.rest >= 0 and not self.policy.fixed
+        return self.rest < 0 or self.policy.fixed
 
     def looked(self, found: bool, most: int) -> None:
         """A look has brought tokens, or none. most: rounds to rest, after many that brought none."""
@@ -190,11 +190,7 @@ class Controller:
         Raises:
             DecodeFatal: a context is lost.
         """
-        wanting = [
-            step
-            for step in steps
-            if step.drafts.limit > 0 and step.drafting.drafters and not step.drafting.rests()
-        ]
+        wanting = [step for step in steps if step.drafts.limit > 0 and step.drafting.drafters]
         if not wanting:
             return
         start = self._clock()
