@@ -37,7 +37,8 @@ FlashAttention = Literal["auto", "on", "off"]
 # Rows computed at once where a CPU chooses to be without flash attention: each has a score for every cell.
 SCORED_ROWS = 128
 # Tokens of context up to which that is no faster: short texts attend to each other's cells, too. With
-# vectors of 512 bits flash attention reads faster up to some 8 000 tokens, and writes no slower (facts.md).
+# vectors of 512 bits flash attention reads faster up to some 8 000 tokens, writes as fast up to 4 000, and
+# slower beyond (facts.md).
 SHORT, SHORT_WIDE = 2048, 12288
 FEW = 5  # texts at once, most of which seldom write: 4 that do are as fast either way (facts.md)
 # How the rows of a text's tokens become one: their mean, the first, the last; "rank": a score, by a head

@@ -180,9 +180,8 @@ def load_of(settings: EngineSettings, built: str | None) -> Load:
     from localspec.registry.header.need import Load
 
     on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
-    # Without it memory has to have room for scores; whether it is chosen is known when llama.cpp is loaded.
-    most = settings.on_cpu(SHORT + 1, wide=False)
-    attention = most if on_cpu else settings.flash_attention
+    # What this CPU's vectors choose is known when llama.cpp is loaded: until then, what needs more memory.
+    attention = settings.on_cpu(SHORT + 1, wide=False) if on_cpu else settings.flash_attention
     return Load(
         context=settings.n_ctx,
         kv_types=settings.kv_types,

@@ -190,7 +190,7 @@ class Controller:
         Raises:
             DecodeFatal: a context is lost.
         """
-        wanting = [step for step in steps if step.drafts.limit > 0 and step.drafting.drafters]
+        wanting = [step for step in steps if step.drafts.limit > 0]
         if not wanting:
             return
         start = self._clock()
