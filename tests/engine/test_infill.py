@@ -83,10 +83,10 @@ def test_what_does_not_fit_is_cut_far_from_the_cursor() -> None:
     assert text.count("a") > 2 * text.count("b")
 
 
-def test_a_small_hole_leaves_room_for_the_end_of_the_repository() -> None:
-    text = shown(InfillPrompt("p", "s", [("f", "c" * 5000 + "end")]), n_ctx=600)
+def test_a_small_context_has_room_for_the_end_of_the_repository() -> None:
+    text = shown(InfillPrompt("p", "s", [("f", "c" * 5000 + "end")]), n_ctx=1024)
     assert text.endswith("cend<F>filename\n<P>p<S>s<M>")
-    assert text.count("c") > 300
+    assert text.count("c") > 150
 
 
 # ------------------------------------------------------------------------ somebody types
@@ -183,6 +183,42 @@ def test_what_is_warmed_up_is_what_the_next_request_begins_with(vocab: Vocab) ->
         for wanted in (0, 96)
     )
     assert warm == asked
+
+
+@given(
+    pieces=st.integers(0, 16),
+    lines=st.integers(1, 64),
+    place=st.integers(0, 2000),
+    above=st.integers(0, 400),
+    below=st.integers(0, 400),
+    typed=st.text(st.sampled_from("ab ,("), max_size=300),
+    wanted=st.sampled_from([1, 32, 128, 200]),
+    n_ctx=st.sampled_from([1024, 2048, 4096, 8192]),
+    budget=st.sampled_from([1024, 2048, 16384]),
+)
+def test_a_ring_is_warmed_up_for_whatever_file_the_cursor_is_in(
+    vocab: Vocab,
+    pieces: int,
+    lines: int,
+    place: int,
+    above: int,
+    below: int,
+    typed: str,
+    wanted: int,
+    n_ctx: int,
+    budget: int,
+) -> None:
+    """As llama.vim does where its ring has changed: with no file at all, and no matter where one types."""
+    extra = [
+        (name, "".join(text.splitlines(keepends=True)[:lines])) for name, text in ring(0, pieces)
+    ]
+    warm = infill_tokens(cast(Any, vocab), InfillPrompt("", "", extra, "", 0), n_ctx, budget)
+    file = SOURCE[max(place - above, 0) : place], SOURCE[place : place + below]
+    prompt = at_cursor("".join(file[0]) + typed, "".join(file[1]), extra, max(wanted, 1))
+    asked = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
+    if wanted <= 128:  # who wants a longer text leaves less room for others
+        assert common_prefix(warm, asked) >= len(warm) - 2  # all but the markers <S> and <M>
+    assert len(asked) <= n_ctx - wanted
 
 
 @given(

@@ -3,7 +3,8 @@
 [repository] [BOS] <prefix> text before the cursor <suffix> text after it <middle>, as llama-server
 lays it out. An editor asks after every key, so what matters is that the next prompt begins as this one
 did: the text before the cursor begins at a line that stays the same while the cursor moves on, and the
-repository has room in large steps. The same request always has the same prompt.
+repository has the same room beside every file, were it empty: editors warm it up with no file at all. The
+same request always has the same prompt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PREFILL_S = 2.0  # of reading a whole prompt: as long as an editor may wait for 
 LEAST, USUAL, MOST = 512, 1024, 2048
 DEFAULT_PREDICT = 128  # tokens kept free for the completion where the request does not say
 _MARKERS = 8  # tokens of the layout, and some to spare
-_STEP = 128  # tokens: the repository's room changes by so many
+_WORTH = 128  # tokens: of a longer file so many at least, or it is left out
 LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
@@ -51,18 +52,16 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
         return vocab.tokenize(text, add_special=False, parse_special=False)
 
     room = max(min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _MARKERS, _MARKERS)
-    near = min(max(LEAST, min(budget // 2, MOST)), room * 4 // 5)
+    near = min(max(LEAST, min(budget // 2, MOST)), room * 3 // 5)
     behind, typed = near // 6, near // 4
     after = _beginning(prompt.suffix, behind - _MARKERS, plain)
     line = plain(prompt.prompt)
     left = near - behind - max(len(line) - typed, 0)  # a long line leaves less for what is above it
     if left > 0:
-        before, whole = _end(prompt.prefix, left, plain)
+        before = _end(prompt.prefix, left, plain)
     else:
-        before, whole = [], False
-        line, _ = _end(prompt.prompt, near - behind + typed, plain)
-    used = len(before) + len(line) + len(after) if whole else near + typed
-    extra = _repository(vocab, prompt, plain, room - -(-used // _STEP) * _STEP)
+        before, line = [], _end(prompt.prompt, near - behind + typed, plain)
+    extra = _repository(vocab, prompt, plain, room - near - typed)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
     return [*extra, *bos, fim.prefix, *before, *line, fim.suffix, *after, fim.middle]
 
@@ -84,8 +83,8 @@ def _reserve(n_predict: int, n_ctx: int) -> int:
     return steps if steps <= n_ctx // 4 else wanted
 
 
-def _end(text: str, limit: int, plain: Plain) -> tuple[list[int], bool]:
-    """Tokens of the end of a text, at most `limit` and mostly more than half of that; is it all of it?
+def _end(text: str, limit: int, plain: Plain) -> list[int]:
+    """Tokens of the end of a text, at most `limit` and mostly more than half of that.
 
     Of the lines that it may begin with, it is the one with the smallest checksum of itself and those
     after it. So it stays the same while text comes in at the end, until it is too far away.
@@ -98,14 +97,14 @@ def _end(text: str, limit: int, plain: Plain) -> tuple[list[int], bool]:
         if count > limit // 2:
             choices.append(first)
     if not first and len(tail) == len(text):
-        return plain(text)[-limit:], True
+        return plain(text)[-limit:]
     if choices:
         start = min(choices[::-1], key=lambda at: zlib.crc32("".join(lines[at : at + 4]).encode()))
-        return plain("".join(lines[start:]))[-limit:], False
+        return plain("".join(lines[start:]))[-limit:]
     tokens = plain(tail)  # a line that is longer than all there is room for
     places = range(max(len(tokens) - limit, 0), len(tokens) - limit // 2)
     start = min(places, key=lambda at: zlib.crc32(repr(tokens[at : at + 4]).encode()), default=0)
-    return tokens[start:], False
+    return tokens[start:]
 
 
 def _beginning(text: str, limit: int, plain: Plain) -> list[int]:
@@ -137,7 +136,7 @@ def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> 
         if left <= 0:
             break
         body = plain(text[-left * LONG_TOKEN :])
-        if left < min(len(body), _STEP):
+        if left < min(len(body), _WORTH):
             break
         pieces = [*mark, *body[-left:], *pieces]
     return [*head, *pieces, *foot]
