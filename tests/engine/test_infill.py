@@ -214,7 +214,7 @@ def test_a_ring_is_warmed_up_for_whatever_file_the_cursor_is_in(
     ]
     warm = infill_tokens(cast(Any, vocab), InfillPrompt("", "", extra, "", 0), n_ctx, budget)
     file = SOURCE[max(place - above, 0) : place], SOURCE[place : place + below]
-    prompt = at_cursor("".join(file[0]) + typed, "".join(file[1]), extra, max(wanted, 1))
+    prompt = at_cursor("".join(file[0]) + typed, "".join(file[1]), extra, wanted)
     asked = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
     if wanted <= 128:  # who wants a longer text leaves less room for others
         assert common_prefix(warm, asked) >= len(warm) - 2  # all but the markers <S> and <M>

@@ -52,6 +52,7 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
         return vocab.tokenize(text, add_special=False, parse_special=False)
 
     room = max(min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _MARKERS, _MARKERS)
+    # With a quarter for a line being typed that is all there is, or leaves a quarter to other files.
     most = room * 3 // 5 if prompt.extra else room * 4 // 5
     near = min(max(LEAST, min(budget // 2, MOST)), most)
     behind, typed = near // 6, near // 4
