@@ -637,7 +637,7 @@ def encode(frame: Frame) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-def frame_length(header: bytes) -> int:
+def frame_length(header: bytes | bytearray) -> int:
     """Body length in bytes from a 4-byte header.
 
     Raises:
@@ -647,6 +647,23 @@ def frame_length(header: bytes) -> int:
     if length > MAX_FRAME:
         raise ValueError(f"frame of {length} bytes exceeds {MAX_FRAME}")
     return length
+
+
+def taken(buffer: bytearray) -> list[bytes]:
+    """The bodies of the frames that are whole, which leave the buffer.
+
+    Raises:
+        ValueError: as frame_length.
+    """
+    bodies, at = [], 0
+    while len(buffer) - at >= HEADER_SIZE:
+        end = at + HEADER_SIZE + frame_length(buffer[at : at + HEADER_SIZE])
+        if len(buffer) < end:
+            break
+        bodies.append(bytes(buffer[at + HEADER_SIZE : end]))
+        at = end
+    del buffer[:at]
+    return bodies
 
 
 HEADER_SIZE = _HEADER.size

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import reduce
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.protocol import frames
 from localspec.protocol.frames import Delta, Timings, TokenLogprob
 
 PIECE = st.tuples(st.text(max_size=6), st.integers(1, 4), st.booleans())
@@ -28,3 +30,20 @@ def test_text_sent_together_says_what_it_says_apart(pieces: list[tuple[str, int,
     marked = [found.text[start:end] for start, end in found.drafted]
     assert marked == [text for text, _, drafted in pieces if drafted]
     assert (found.tokens, found.timings) == (written, apart[-1].timings)
+
+
+@given(st.lists(st.text(max_size=40), max_size=6), st.lists(st.integers(1, 30), min_size=1))
+def test_frames_are_whole_however_their_bytes_arrive(texts: list[str], steps: list[int]) -> None:
+    sent = b"".join(frames.encode(frames.Notice(text)) for text in texts)
+    buffer, found, at = bytearray(), [], 0
+    for number in range(len(sent)):
+        buffer += sent[at : (at := at + steps[number % len(steps)])]
+        found += frames.taken(buffer)
+    decoded = map(frames.from_worker_decoder.decode, found)
+    assert [each.text for each in decoded if isinstance(each, frames.Notice)] == texts
+    assert not buffer
+
+
+def test_what_is_longer_than_any_frame_is_none() -> None:
+    with pytest.raises(ValueError, match="exceeds"):
+        frames.taken(bytearray(b"\xff\xff\xff\xff and more"))

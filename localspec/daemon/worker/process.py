@@ -100,13 +100,72 @@ class Owner(Protocol):
         """It has ended. What it was doing waits to be told: see `Worker.fail`."""
 
 
+class _Link(asyncio.Protocol):
+    """Our end of the socket. A frame is taken in the turn of the loop that brings its last byte: with
+    each token of each answer, a stream of asyncio's would cost a turn more.
+    """
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+        self._take: Callable[[bytes], None] | None = None
+        self._transport: asyncio.Transport | None = None
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def bring(self, take: Callable[[bytes], None]) -> None:
+        """Have `take` called with the body of each frame until the socket closes.
+
+        Raises:
+            Exception: what `take` has raised, or why the socket broke.
+        """
+        self._take = take
+        self._deliver()
+        await self._closed
+
+    def send(self, data: bytes) -> None:
+        """Queue it; once the socket is closed it goes nowhere."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Once what is queued is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def _deliver(self) -> None:
+        if self._take is None or self._closed.done():
+            return
+        try:
+            for body in frames.taken(self._unread):
+                self._take(body)
+        except Exception as error:  # what comes after it has no beginning
+            self._closed.set_exception(error)
+
+    # asyncio's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        self._deliver()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._closed.done():
+            return
+        if exc is None:
+            self._closed.set_result(None)
+        else:
+            self._closed.set_exception(exc)
+
+
 class Worker:
     """A running engine, and what it does: a load, then requests, each by its number."""
 
     def __init__(
         self,
         process: Process,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        link: _Link,
         owner: Owner,
         watchdog: float,
     ) -> None:
@@ -115,7 +174,7 @@ class Worker:
         self.decoded = False
         self.progress: frames.Loading | None = None  # of the load
         self._process = process
-        self._reader, self._writer = streams
+        self._link = link
         self._owner = owner
         self._heard = time.monotonic()  # when the last frame came
         self._still_s = 0.0  # how long it has come no step further, where that was its last word
@@ -269,13 +328,13 @@ class Worker:
         stderr = asyncio.create_task(self._read_stderr())
         watching = asyncio.create_task(self._watch(watchdog))
         try:
-            await self._read_frames()
+            await self._link.bring(self._heard_from)
         except (ValueError, msgspec.DecodeError):
             log.exception("the engine sent something that is no frame")
         except OSError as error:
             log.info("the engine's socket broke: %s", error)
         finally:
-            self._writer.close()
+            self._link.close()
         try:
             # Without its socket it has nothing to live for.
             returncode = await asyncio.wait_for(self._process.wait(), _GRACE)
@@ -317,16 +376,11 @@ class Worker:
 
     def _send(self, frame: frames.Frame) -> None:
         """Queue a frame; for a worker that is gone it goes nowhere, and its owner hears the rest."""
-        if not self._writer.is_closing():
-            self._writer.write(frames.encode(frame))
+        self._link.send(frames.encode(frame))
 
-    async def _read_frames(self) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while True:
-                header = await self._reader.readexactly(frames.HEADER_SIZE)
-                body = await self._reader.readexactly(frames.frame_length(header))
-                self._heard, self._still_s = time.monotonic(), 0.0
-                self._take(frames.from_worker_decoder.decode(body))
+    def _heard_from(self, body: bytes) -> None:
+        self._heard, self._still_s = time.monotonic(), 0.0
+        self._take(frames.from_worker_decoder.decode(body))
 
     def _take(self, frame: frames.FromWorker) -> None:
         """Hand a frame to whom it is for, if that is still there."""
@@ -407,8 +461,8 @@ async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker
                 start_new_session=True,
                 env=dict(os.environ),
             )
-        streams = await asyncio.open_connection(sock=ours)
+        _, link = await asyncio.get_running_loop().create_connection(_Link, sock=ours)
     except BaseException:
         ours.close()
         raise
-    return Worker(process, streams, owner, watchdog)
+    return Worker(process, link, owner, watchdog)
