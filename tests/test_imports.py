@@ -225,6 +225,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "engine/speculation/cost",
             "engine/speculation/depth",
             "engine/speculation/drafters",
+            "engine/speculation/warm_start",
         },
         "loading makes what a pair consists of, and its lanes run sequences",
     ),
@@ -239,6 +240,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "engine/speculation/drafters",
         },
         "what to draft and what to accept, of any drafter",
+    ),
+    "engine/speculation/warm_start": (
+        {"engine/llama", "engine/speculation/acceptance", "engine/speculation/drafters"},
+        "both models' passes, before there is a pair",
     ),
     "engine/speculation/drafters": (
         {

@@ -17,9 +17,8 @@ from localspec.protocol.sampling import Sampled
 from localspec.protocol.settings import EngineSettings as EngineSettings
 from localspec.protocol.settings import Pooling, Upstream
 
-MAX_FRAME = (
-    256 * 1024 * 1024
-)  # a 1 M-token prompt is a few MB; more than this is a bug, not a request
+# Bytes. A prompt of a million tokens is a few MB; more than this is a bug, not a request.
+MAX_FRAME = 256 * 1024 * 1024
 _HEADER = struct.Struct("<I")
 ANYONE = "clients"  # in place of a conversation, whose text is saved: of those who named none
 
@@ -672,9 +671,7 @@ HEADER_SIZE = _HEADER.size
 def read_blocking(sock: socket.socket) -> bytes | None:
     """One body from a blocking socket, or None at a clean end of stream."""
     header = _read_exactly(sock, HEADER_SIZE)
-    if header is None:
-        return None
-    return _read_exactly(sock, frame_length(header))
+    return None if header is None else _read_exactly(sock, frame_length(header))
 
 
 def _read_exactly(sock: socket.socket, count: int) -> bytes | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.engine.cache.prefixes import CopyCost, Prefixes
+from localspec.engine.cache.prefixes import Prefixes
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import (
@@ -39,6 +39,7 @@ from localspec.engine.pair.models import (
     check_numbers,
     check_pair,
     chooses_rightly,
+    copy_cost_of,
     key_of,
     open_draft,
     open_model,
@@ -46,8 +47,8 @@ from localspec.engine.pair.models import (
     runner,
     some_text,
     takes_not,
-    threads_for,
     usable_cores,
+    why_no_rollback,
 )
 from localspec.engine.pair.pair import NO_DRAFT, Pair
 from localspec.engine.pair.profile import Learned, ProfileStore, Stored
@@ -58,6 +59,7 @@ from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.model import PREFILL_WIDTH, DraftModel, ModelDrafter
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
 from localspec.engine.speculation.drafters.shared import SharedTokens
+from localspec.engine.speculation.warm_start import TEXTS, TOKENS, warm_start
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.purpose import is_sidecar
@@ -68,16 +70,6 @@ AT_ONCE = 4
 DEFAULT_CONTEXT = 8192  # tokens, where the settings leave it to us and the model allows it
 Progress = Callable[[str, float], None]
 Notice = Callable[[str], None]
-
-
-# Nanoseconds of a thread that one head of a layer takes to skip a cell in one row: measured on a CPU, with
-# 24 layers of 14 heads, a row is 1.45 ms dearer beside 9 000 idle cells on two threads.
-IDLE_CELL_NS = 1.0
-# The same of a cell that is attended to: a text of 1 000 tokens is written at 34 ms each beside another as
-# long and at 27 without.
-CELL_NS = 30.0
-# Without flash attention nothing is skipped: every row attends to every cell, and to idle ones in vain.
-SCORED_CELL_NS = 25.0
 
 
 def _silent(_: str) -> None:
@@ -159,7 +151,7 @@ class _Load:
             context.emit_states()
         with self._turn():
             check_numbers(context, batch)
-        no_rollback = _why_no_rollback(context, draft)
+        no_rollback = why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
         self._progress("profile", 0.0)
         profile = self._profile(key_of(self._files, models, measured={"choose_on_device": chooses}))
@@ -177,6 +169,9 @@ class _Load:
                 else lambda: any(lane.slots.evict_draft() for lane in pair.lanes),
                 first,
             )
+        learned = self._learned(costs, steps)
+        if drafter is not None:
+            self._warm_start(context, batch, drafter, learned)
         pair = Pair(
             files=self._files,
             models=models,
@@ -186,7 +181,7 @@ class _Load:
             no_rollback=no_rollback,
             no_draft=self._no_draft,
             chooses_on_device=chooses,
-            learned=self._learned(costs, steps),
+            learned=learned,
             profile=profile,
             prefixes=prefixes,
             sessions=sessions,
@@ -392,22 +387,26 @@ class _Load:
         costs = CostProfile(target, draft, self._stored.overhead_ms)
         return Learned(costs, self._stored.known_of(Drafter.kinds), self._noise)
 
+    def _warm_start(
+        self, context: Context, batch: Batch, drafter: DraftModel, learned: Learned
+    ) -> None:
+        """Where it takes no longer than measuring. Of heads nothing is tried: they read the states of a text
+        that has a slot.
+        """
+        calibration = learned.calibrations[drafter.kind]
+        token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
+        if drafter.context.heads or not calibration.unknown:
+            return
+        if token_ms * TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
+            return
+        warm_start(context, batch, drafter, calibration, self._turn)
+
     def _prefixes(
         self, costs: CostTable, models: Models, notice: Notice
     ) -> tuple[Prefixes, SessionStore]:
         """What texts that lose their slot go into: memory, and from there the disk."""
-        settings, target = self._settings, models.target
-        # What a GPU takes to skip cells was not measured.
-        heads = 0 if self.on_gpu else target.n_layer * target.n_attention_heads
-        threads = threads_for(target, models.threads)
-        each = heads / threads / 1e6
-        flash = models.attention != "off"
-        splits = flash and threads > 1 and settings.kv_types == ("f16", "f16")
-        copy_cost = CopyCost(
-            partial(costs.per_token_ms, PREFILL_WIDTH),
-            cell_ms=each * (IDLE_CELL_NS if flash else SCORED_CELL_NS),
-            split_ms=each * CELL_NS if splits else 0.0,
-        )
+        settings = self._settings
+        copy_cost = copy_cost_of(models, costs, self.on_gpu)
         prefixes = Prefixes(settings.prefix_bytes, copy_cost)
         folder = Path(settings.states_dir) if settings.states_dir else None
         key = key_of(self._files, models)
@@ -419,12 +418,3 @@ class _Load:
 def _can_move(target: Model) -> bool:
     """Whether it gets a sequence more, for what is moved in its cache."""
     return target.cuttable and not target.n_swa
-
-
-def _why_no_rollback(target: Context, draft: Context | None) -> str | None:
-    """Why drafts cannot be taken back, if they cannot."""
-    for context, name in ((target, "target"), (draft, "draft")):
-        if context is not None and not context.cuttable and context.n_rollback == 0:
-            description = context.model.description
-            return f"the {name} ({description}) cannot roll back tokens"
-    return None

@@ -6,6 +6,7 @@ depth         how deep to draft: the best rate of tokens, by cost and acceptance
 cost          what a pass costs on this machine, by width
 attention     and by what is before it in the text
 acceptance    how often drafts are accepted: of a pair, and of one text
+warm_start    what is expected of a draft model that nobody has seen at work
 drafters      the kinds of drafts, behind one interface
 
 Nothing here knows a request's sequence, its lane or its pair: they are above.

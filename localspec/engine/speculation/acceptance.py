@@ -35,8 +35,7 @@ INITIAL_ACCEPTANCE = 0.75
 PROBE_SHARE, LEAST_PROBE_SHARE = 0.007, 0.004
 FIRST_CREDIT, MOST_CREDIT = 2.0, 4.0
 GOOD = GRID >= 0.6  # rates at which drafting pays on most machines
-_KNOWN = 50  # checked drafts from which on a draft model is no longer new
-_TRIED = 16  # checked drafts from which on all sequences may try it
+_TRIED = 16  # checked drafts from which on a draft model is no longer new, and all sequences may try it
 _HOPE = 50  # checked drafts that what is expected of a new one is worth
 
 
@@ -102,6 +101,17 @@ class Calibration:
         if self._since >= 8:
             self._refresh()
 
+    def expect(self, belief: Floats) -> None:
+        """Texts are likely to be as `belief` (len(GRID),) says: as much as what was expected before."""
+        self.prior = np.maximum((self.prior + belief) / 2, 0.002)
+        self.prior /= self.prior.sum()
+        self._refresh()
+
+    @property
+    def unknown(self) -> bool:
+        """Has nothing been checked yet?"""
+        return not self.count.any()
+
     @property
     def new(self) -> bool:
         """Has so little been checked that what the first texts show is news for all?"""
@@ -110,8 +120,7 @@ class Calibration:
     def earn(self, spent_ms: float, plain_ms: float) -> None:
         """`spent_ms` went by without drafts: a share of it may be spent on probing."""
         if self._credit_ms is None:
-            new = self.count.sum() < _KNOWN
-            self._credit_ms = FIRST_CREDIT * plain_ms if new else 0.0
+            self._credit_ms = FIRST_CREDIT * plain_ms if self.new else 0.0
         self._credit_ms += spent_ms * self.probe_share
         self._credit_ms = min(self._credit_ms, MOST_CREDIT * plain_ms)
 

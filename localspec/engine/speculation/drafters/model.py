@@ -249,15 +249,33 @@ class DraftModel:
         self._batch.clear()
         wanted = min(PROBE_ROWS, end - begin)
         last = self._add_text(slot, begin, end, 0, self._scratch, wanted)
+        for at, hit in self._foresees(last, slot.tokens[end + 1 - wanted :]):
+            belief.observe(at, hit)
+        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
+
+    def foresees(self, tokens: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, bool]]:
+        """Would it have drafted what the target has `chosen` after each of the last `tokens` of a text? The
+        bucket of its confidence, and whether; of so many as a pass of it may have logits.
+        """
+        self._batch.clear()
+        last = -1
+        for at, token in enumerate(tokens):
+            wanted = at >= len(tokens) - len(chosen)
+            last = self._batch.add(self._shared.shown(token), at, self._scratch, wanted)
+        return self._foresees(last, chosen)
+
+    def _foresees(self, last: int, chosen: Sequence[int]) -> list[tuple[int, bool]]:
+        """The same of the text in the batch, whose last row is `last`. It goes out again."""
         try:
             self._pass(timed=False)
         finally:
             self.context.remove(self._scratch, 0)
-        for back in reversed(range(wanted)):
-            logits = self._proposals(last - back)
+        found = []
+        for row, token in enumerate(chosen, start=last + 1 - len(chosen)):
+            logits = self._proposals(row)
             best = int(logits.argmax())
-            belief.observe(bucket(probability(logits, best)), best == slot.tokens[end - back])
-        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
+            found.append((bucket(probability(logits, best)), best == token))
+        return found
 
     def _prefill(self, slot: Slot, end: int) -> None:
         """Read tokens up to `end` in chunks."""
