@@ -61,7 +61,8 @@ def test_nothing_of_the_texts_stays(tmp_path: Path, load: Callable[..., Running]
     prompt = list(range(3, 40))
     answers = [load(each).ask(prompt, speculative=AUTO) for each in (files, target_alone(files))]
     assert answers[0].tokens == answers[1].tokens
-    assert answers[0].started is not None and answers[0].started.cached_tokens == 0
+    assert answers[0].started is not None
+    assert answers[0].started.cached_tokens == 0
 
 
 def test_it_is_done_once(
