@@ -98,7 +98,7 @@ class Encoder:
         jobs = dict.fromkeys(job for job, _ in taken)
         # Of one request alone: another one's pass is not to be made twice because somebody leaves.
         leaver = [job.id for job in jobs] if len(jobs) == 1 else []
-        self._model.context.stop = self.interruption.begins(leaver, yields=False)
+        self._model.context.stop = self.interruption.begins(leaver)
         try:
             found = self._model.encode([text for _, text in taken])
         except (Aborted, DecodeFatal) as error:

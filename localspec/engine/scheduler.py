@@ -11,7 +11,7 @@ import msgspec
 from localspec.engine.cache.shift import READ_ANEW
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.room import drafts_beside, fits
+from localspec.engine.pair.room import drafts_beside, ends_for, fits
 from localspec.engine.prompt.infill import after_cursor
 from localspec.engine.sequence import Sequence, TokenizedRequest, owner, suggests
 from localspec.engine.speculation.acceptance import MAX_LIMIT
@@ -351,28 +351,20 @@ class Scheduler:
             batch.add(filler, position, sequence.slot.id, True)
             position += 1
 
-    def ends_for(self, lane: Lane, sequences: list[Sequence]) -> tuple[list[int], bool]:
-        """Whose leaving ends the pass on its way, and whether it ends for one that comes.
-
-        The one's who has most of it: what is left for the others is sooner done. And it ends for one that
-        comes where nobody writes, and prompts are read in passes as wide as can be; none of them just after
-        it has lost one so.
-        """
-        own = sequences[0].slot
-        if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own):
-            return [], False  # llama.cpp moves all their states in a pass
-        rows = lane.batch.rows
-        by = [each.id for each in sequences if each.prefilling and 2 * len(each.step.read) > rows]
-        if self._writing or lane.exact or any(each.yields for each in sequences):
-            return by, False
-        return by, lane.slots.cuttable and lane.slots.free and lane.is_long
+    def ends_for(self, lane: Lane, sequences: list[Sequence]) -> tuple[list[int], float]:
+        """Whose leaving ends the pass on its way, and how many seconds long it ends for one that comes."""
+        return ends_for(lane, sequences, self._writing)
 
     def stopped(self, lane: Lane, sequences: list[Sequence], made_room: bool) -> None:
         """A pass was ended on its way: nobody has read anything. made_room: for one that comes."""
+        spent = time.perf_counter() - lane.began
+        begun = spent <= lane.begins_s and all(each.patient for each in sequences)
         for sequence in sequences:
             lane.slots.stopped(sequence.slot)
-            if made_room:
-                sequence.has_lost(time.perf_counter() - lane.began)
+            if made_room and begun:
+                sequence.has_waited(spent)
+            elif made_room:
+                sequence.has_lost(spent)
 
     # ------------------------------------------------------------------------ leaving a slot
 

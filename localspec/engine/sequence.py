@@ -20,6 +20,7 @@ from localspec.engine.statistics import Tally, listed
 from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob
 
 SHORT_S = 1.0  # who types has asked again by then
+PATIENCE_S = 0.05  # that a prompt waits, all in all, for others that come with it
 
 
 def suggests(request: Generate) -> bool:
@@ -98,6 +99,7 @@ class Sequence:
         self.number = 0  # its place in the order of first starts
         self.alone = False  # it is to run without company
         self._short_until = -math.inf  # it is read in short passes (perf_counter)
+        self._waited_s = 0.0  # for passes that began once more
         self.gave_way = -1  # how many had left its lane when it gave up its slot
 
     @property
@@ -111,6 +113,15 @@ class Sequence:
         So whoever comes again and again costs it a fifth of its time at most.
         """
         self._short_until = time.perf_counter() + max(4 * seconds, SHORT_S)
+
+    @property
+    def patient(self) -> bool:
+        """May a pass that reads it begin once more for one that comes?"""
+        return self._waited_s < PATIENCE_S
+
+    def has_waited(self, seconds: float) -> None:
+        """A pass had just begun, and begins once more with one that came."""
+        self._waited_s += seconds
 
     @property
     def turn(self) -> tuple[bool, bool, int]:

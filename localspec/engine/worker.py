@@ -61,9 +61,9 @@ Tokenized = TokenizedRequest | TokenizedInputs
 Asked = Generate | Embed | Rerank | Tokenize | Detokenize | ApplyTemplate | CountTokens
 
 SAVE_EVERY = 50  # answers between two savings of what was learned
-# Seconds of text sent at once, what a screen takes for a picture: each time costs the daemon and its
-# client a turn on cores that a small model's next pass, of a few milliseconds, wants for itself.
-TOGETHER_S = 0.016
+# Seconds of text sent at once, what a film takes for a picture: each time costs the daemon and its client
+# a turn, for each text that is written, on cores that the next pass wants for itself.
+TOGETHER_S = 0.03
 
 
 class Worker:

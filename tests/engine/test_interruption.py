@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localspec.engine import sequence
 from localspec.engine.interruption import Interruption
-from localspec.engine.llama import Aborted, Batch, Context, ContextSettings, Model
+from localspec.engine.llama import Aborted, Batch, Context, ContextSettings, Model, Stop
+from localspec.engine.pair import lane
 from localspec.protocol.frames import PairFiles, Speculative
 from tests.support.recurrent import lfm2_pair, mamba_pair
 from tests.support.rescoring import assert_alike
@@ -156,7 +159,14 @@ def test_a_state_that_half_a_pass_went_into_is_not_gone_on_from(
     assert engine.ask(LONG[:300], 8).tokens == truth
 
 
+@pytest.fixture
+def no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass is under way as soon as it runs."""
+    monkeypatch.setattr(lane, "BEGINS_S", 0.0)
+
+
 @HEEDED
+@pytest.mark.usefixtures("no_beginning")
 def test_a_prompt_that_is_read_alone_makes_room_once_for_one_that_comes(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
@@ -182,6 +192,38 @@ def test_a_prompt_that_is_read_alone_makes_room_once_for_one_that_comes(
     assert [engine.answers[each].tokens for each in (request, editor)] == truth
 
 
+@HEEDED
+@settings(max_examples=10)
+@given(st.lists(st.integers(1, 12), min_size=3, max_size=3))
+def test_all_who_come_as_a_pass_begins_are_read_in_one(
+    contextual: Running, places: list[int]
+) -> None:
+    """Wherever in its beginning, and as often as its patience lasts."""
+    prompts = [LONG[:60], *SHORT]
+    truth = truths(contextual, prompts, 8)
+    interruption = contextual.engine.interruption
+    ids = [contextual.start(prompts[0], 8)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lane, "BEGINNING", 1e6)
+        patch.setattr(lane, "BEGINS_S", 1e3)
+        patch.setattr(sequence, "PATIENCE_S", 1e6)
+        for place, prompt in zip(places, prompts[1:], strict=True):
+            interruption.stop = StopAfter(place, interruption.came)
+            contextual.engine.step()
+            assert contextual.sequence(ids[0]).slot.n_past == 0
+            ids.append(contextual.start(prompt, 8))
+            interruption.heard()
+        patch.setattr(sequence, "PATIENCE_S", 0.0)
+        interruption.stop = StopAfter(1, interruption.came)
+        contextual.engine.step()
+        assert not any(contextual.sequence(each).prefilling for each in ids)
+    interruption.stop = Stop()
+    interruption.heard()
+    contextual.finish()
+    assert [contextual.answers[each].tokens for each in ids] == truth
+
+
+@pytest.mark.usefixtures("no_beginning")
 def test_nobody_who_comes_ends_a_pass_that_is_short(cycle: Running) -> None:
     cycle.forget()
     request = cycle.start(LONG, 4)
@@ -196,10 +238,25 @@ def test_what_is_told_before_a_pass_begins_is_not_lost() -> None:
     interruption = Interruption()
     interruption.left(7)
     assert not interruption.stop
-    assert interruption.begins([8], yields=True) is interruption.stop
+    assert interruption.begins([8], yields_s=1.0) is interruption.stop
     assert not interruption.stop
-    interruption.begins([7], yields=False)
+    interruption.begins([7])
     assert interruption.stop
     interruption.heard()
     assert not interruption.stop
-    assert interruption.begins([], yields=False) is None
+    assert interruption.begins([]) is None
+
+
+@pytest.mark.parametrize(("yields_s", "after_s", "ends"), [
+    (0.0, 0.0, False), (0.5, -1.0, True), (0.5, 0.4, True), (0.5, 0.6, False), (math.inf, 1e9, True),
+])  # fmt: skip
+def test_a_pass_ends_for_who_comes_in_time(yields_s: float, after_s: float, ends: bool) -> None:
+    now = [10.0]
+    interruption = Interruption(lambda: now[0])
+    for passes in (1, 2):  # what was heard of does not end the next one
+        interruption.heard()
+        begins, comes = 10.0 * passes, 10.0 * passes + after_s
+        for now[0], told in sorted([(begins, False), (comes, True)]):
+            interruption.came() if told else interruption.begins([], yields_s)
+            assert told or comes < begins or not interruption.stop  # nobody has come yet
+        assert bool(interruption.stop) is interruption.made_room is ends

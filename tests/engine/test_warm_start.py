@@ -6,10 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from llama_cpp import LLAMA_VOCAB_TYPE_SPM
 
+from localspec.engine.llama import Vocab
 from localspec.engine.pair import measuring
 from localspec.engine.speculation.acceptance import GRID, Calibration
 from localspec.engine.speculation.cost import CostTable
+from localspec.engine.speculation.warm_start import _texts
 from localspec.protocol.frames import PairFiles, Speculative
 from tests.support.pairs import contextual_pair, cycle_pair, expected, target_alone
 from tests.support.running import Running, drafting
@@ -82,3 +85,24 @@ def test_a_slow_target_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(measuring, "BUDGET_S", 1e-6)
     assert of(load(pairs[0.0])).unknown
+
+
+@pytest.mark.parametrize(("bytes_", "texts"), [(["<0x09>", "<0x0A>"], 2), ([], 0)])
+def test_a_vocabulary_that_not_all_text_can_be_read_with_is_not_tried(
+    bytes_: list[str], texts: int
+) -> None:
+    """llama.cpp would end the process, at each load."""
+
+    class Pieces(Vocab):
+        def __init__(self) -> None:
+            self.kind = LLAMA_VOCAB_TYPE_SPM
+            self._all = ["<unk>", *bytes_, *"abcdefgh"]
+            self.size = len(self._all)
+
+        def text(self, token: int) -> str:
+            return self._all[token]
+
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            return [1] * len(text)
+
+    assert len(_texts(Pieces(), 64)) == texts

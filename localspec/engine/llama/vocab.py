@@ -142,6 +142,15 @@ class Vocab:
         apart = 0.0 if self._cutter is None else self._cutter.seconds(text, cuts)
         return len(text) * CHARACTER + apart
 
+    @cached_property
+    def reads_all(self) -> bool:
+        """Has it tokens for any text? llama.cpp ends the process where SentencePiece's has neither a
+        character nor its bytes; those that have bytes have them among the first tokens.
+        """
+        if self.kind != C.LLAMA_VOCAB_TYPE_SPM:
+            return True
+        return any(self.text(token) == "<0x0A>" for token in range(self.size))
+
     def tokenize_piece(self, raw: bytes) -> list[int]:
         """Tokens of at most some hundred bytes, which may begin or end within a character."""
         buffer = (C.llama_token * (len(raw) + 8))()

@@ -29,6 +29,9 @@ LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations rea
 # Of what others may wait for a pass that reads prompts, what is planned: the longest of hundreds takes a
 # third more than is expected of it.
 PLANNED = 0.75
+# Of what a pass takes that reads prompts, and seconds, in which it has just begun: requests that are sent
+# together arrive within some milliseconds.
+BEGINNING, BEGINS_S = 1 / 8, 0.02
 
 
 class Lane:
@@ -151,6 +154,11 @@ class Lane:
     def is_long(self) -> bool:
         """Will a pass over the batch take longer than somebody else should wait for it?"""
         return self.batch.rows * self._row > self._gap_s
+
+    @property
+    def begins_s(self) -> float:
+        """So long has a pass over the batch just begun: who comes with another is told a moment later."""
+        return min(BEGINNING * self.batch.rows * self._row, BEGINS_S)
 
     @property
     def _row(self) -> float:

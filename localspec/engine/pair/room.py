@@ -1,7 +1,10 @@
-"""What there is room for in a lane: one more text, and drafts in a pass that others wait for."""
+"""What there is room for in a lane: one more text, drafts in a pass that others wait for, and one that comes
+while a pass runs.
+"""
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from localspec.engine.cache.prefixes import common_prefix
@@ -61,3 +64,23 @@ def drafts_beside(lane: Lane, sequences: list[Sequence], decoding: int) -> int:
     if any(each.request.priority == "editor" for each in prompts):
         growing = 0
     return min(most, max(left, 0) + growing // YIELD)
+
+
+def ends_for(lane: Lane, sequences: list[Sequence], writing: bool) -> tuple[list[int], float]:
+    """Whose leaving ends the pass on its way, and how many seconds long it ends for one that comes.
+
+    The one's who has most of it: what is left for the others is sooner done. And it ends for one that
+    comes where nobody is `writing`: at any time where others should not wait for it, but not just after one
+    was ended so; and as it begins, so that all who come together are read together.
+    """
+    own = sequences[0].slot
+    if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own):
+        return [], 0.0  # llama.cpp moves all their states in a pass
+    rows = lane.batch.rows
+    by = [each.id for each in sequences if each.prefilling and 2 * len(each.step.read) > rows]
+    makes_room = lane.slots.cuttable and lane.slots.free
+    if not makes_room or writing or lane.exact or any(each.yields for each in sequences):
+        return by, 0.0
+    if lane.is_long:
+        return by, math.inf
+    return by, lane.begins_s if all(each.patient for each in sequences) else 0.0

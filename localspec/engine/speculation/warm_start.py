@@ -15,6 +15,7 @@ import numpy as np
 from localspec.engine.llama import Batch, Context, NotFinite, Vocab
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.errors import InvalidRequest
 
 CODE = """\
 def moving_average(values: list[float], width: int) -> list[float]:
@@ -64,10 +65,15 @@ def warm_start(
 
 
 def _texts(vocab: Vocab, most: int) -> list[list[int]]:
-    """The beginnings that are read, in tokens, `most` of each; none that is too short."""
+    """The beginnings that are read, in tokens, `most` of each; none that is too short, or may not be read."""
+    if not vocab.reads_all:
+        return []
+    found = []
+    for text in TEXTS:
+        with suppress(InvalidRequest):
+            found.append(vocab.tokenize(text, add_special=True, parse_special=False))
     cut = min(TOKENS, most)
-    found = [vocab.tokenize(each, add_special=True, parse_special=False)[:cut] for each in TEXTS]
-    return [tokens for tokens in found if len(tokens) >= LEAST]
+    return [tokens[:cut] for tokens in found if min(len(tokens), cut) >= LEAST]
 
 
 def _chosen(target: Context, batch: Batch, tokens: Sequence[int]) -> list[int]:
