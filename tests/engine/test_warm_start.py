@@ -96,7 +96,7 @@ def test_a_vocabulary_that_not_all_text_can_be_read_with_is_not_tried(
     class Pieces(Vocab):
         def __init__(self) -> None:
             self.kind = LLAMA_VOCAB_TYPE_SPM
-            self._all = ["<unk>", *bytes_, *"abcdefgh"]
+            self._all: list[str] = ["<unk>", *bytes_, *"abcdefgh"]
             self.size = len(self._all)
 
         def text(self, token: int) -> str:
