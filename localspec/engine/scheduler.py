@@ -358,7 +358,8 @@ class Scheduler:
     def stopped(self, lane: Lane, sequences: list[Sequence], made_room: bool) -> None:
         """A pass was ended on its way: nobody has read anything. made_room: for one that comes."""
         spent = time.perf_counter() - lane.began
-        begun = spent <= lane.begins_s and all(each.patient for each in sequences)
+        # It ends at the end of a step of its own, a moment after it was told to.
+        begun = spent <= 2 * lane.begins_s and all(each.patient for each in sequences)
         for sequence in sequences:
             lane.slots.stopped(sequence.slot)
             if made_room and begun:
