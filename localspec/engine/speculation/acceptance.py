@@ -35,9 +35,7 @@ INITIAL_ACCEPTANCE = 0.75
 PROBE_SHARE, LEAST_PROBE_SHARE = 0.007, 0.004
 FIRST_CREDIT, MOST_CREDIT = 2.0, 4.0
 GOOD = GRID >= 0.6  # rates at which drafting pays on most machines
-_TRIED = (
-    16  # checked drafts from which on a draft model is no longer new, and all sequences may try it
-)
+_TRIED = 16  # checked drafts from which on a draft model is not new, and all sequences may try it
 _HOPE = 50  # checked drafts that what is expected of a new one is worth
 
 
