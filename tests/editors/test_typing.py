@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.daemons import Home, temporary_home
 from tests.support.editors import EDITORS, Editor, editing, infill, scripted
+from tests.support.terminal import PATIENCE
 
 TEXT = "import os\n\n\ndef add(one, two):\n\treturn one + two  # 日本 é\n\n\nprint(add(1, 2))\n"
 ACCEPT = {"all": "\t", "line": "\x1b[Z", "word": "\x1b[1;5C", "next": "\x1b[1;5B"}
@@ -115,12 +116,16 @@ class Pair:
             self._wait(editor, key)
 
     def _wait(self, editor: Editor, key: str) -> None:
-        """Until it has done with the keys."""
+        """Until it has done with the keys. One that interrupts takes with it what was typed meanwhile, F12
+        too: that is typed again."""
         if key.endswith("\x1b"):  # what comes next is no part of it
-            time.sleep(0.06)
+            time.sleep(0.15)
         count = editor.value("get(g:, 'done')")
-        editor.type("\x1b[24~")
-        editor.until("get(g:, 'done')", count + 1)
+        for deadline in (2.0, 4.0, PATIENCE):
+            editor.type("\x1b[24~")
+            if editor.comes("get(g:, 'done')", lambda done: done > count, deadline):
+                return
+        raise AssertionError(f"after {self.keys}: {editor.wrong} {editor.shown()}")
 
     def _accept(self, before: Now, what: str) -> None:
         ours, other = self.editors

@@ -90,14 +90,20 @@ class Editor:
         assert not (isinstance(value, dict) and "exception" in value), value
         return value
 
+    def comes(self, expression: str, right: Callable[[Any], bool], patience: float) -> bool:
+        """Whether it has a value for which `right` is true, within so many seconds."""
+        deadline = time.monotonic() + patience
+        while not right(self.value(expression)):
+            if time.monotonic() > deadline:
+                return False
+        return True
+
     def until(self, expression: str, wanted: Any) -> None:
         """Wait until an expression has this value, or one for which `wanted` is true."""
         right: Callable[[Any], bool] = wanted if callable(wanted) else lambda value: value == wanted
-        deadline = time.monotonic() + PATIENCE
-        while not right(value := self.value(expression)):
-            assert time.monotonic() < deadline, (
-                f"{expression} is {value!r}; {self.wrong} {self.shown()}"
-            )
+        assert self.comes(expression, right, PATIENCE), (
+            f"{expression} is {self.value(expression)!r}; {self.wrong} {self.shown()}"
+        )
 
     @property
     def lines(self) -> list[str]:
