@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -648,21 +649,19 @@ def frame_length(header: bytes | bytearray) -> int:
     return length
 
 
-def taken(buffer: bytearray) -> list[bytes]:
-    """The bodies of the frames that are whole, which leave the buffer.
+def taken(buffer: bytearray) -> Iterator[bytes]:
+    """The bodies of the frames that are whole, each of which leaves the buffer.
 
     Raises:
-        ValueError: as frame_length.
+        ValueError: as frame_length, after those before it.
     """
-    bodies, at = [], 0
-    while len(buffer) - at >= HEADER_SIZE:
-        end = at + HEADER_SIZE + frame_length(buffer[at : at + HEADER_SIZE])
+    while len(buffer) >= HEADER_SIZE:
+        end = HEADER_SIZE + frame_length(buffer[:HEADER_SIZE])
         if len(buffer) < end:
-            break
-        bodies.append(bytes(buffer[at + HEADER_SIZE : end]))
-        at = end
-    del buffer[:at]
-    return bodies
+            return
+        body = bytes(buffer[HEADER_SIZE:end])
+        del buffer[:end]
+        yield body
 
 
 HEADER_SIZE = _HEADER.size

@@ -208,16 +208,15 @@ def test_all_who_come_as_a_pass_begins_are_read_in_one(
         patch.setattr(lane, "BEGINS_S", 1e3)
         patch.setattr(sequence, "PATIENCE_S", 1e6)
         for place, prompt in zip(places, prompts[1:], strict=True):
-            interruption.stop = StopAfter(place, interruption.came)
+            patch.setattr(interruption, "stop", StopAfter(place, interruption.came))
             contextual.engine.step()
             assert contextual.sequence(ids[0]).slot.n_past == 0
             ids.append(contextual.start(prompt, 8))
             interruption.heard()
         patch.setattr(sequence, "PATIENCE_S", 0.0)
-        interruption.stop = StopAfter(1, interruption.came)
+        patch.setattr(interruption, "stop", StopAfter(1, interruption.came))
         contextual.engine.step()
         assert not any(contextual.sequence(each).prefilling for each in ids)
-    interruption.stop = Stop()
     interruption.heard()
     contextual.finish()
     assert [contextual.answers[each].tokens for each in ids] == truth

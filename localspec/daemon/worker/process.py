@@ -105,10 +105,11 @@ class _Link(asyncio.Protocol):
     each token of each answer, a stream of asyncio's would cost a turn more.
     """
 
+    _transport: asyncio.Transport  # from the first of asyncio's calls on
+
     def __init__(self) -> None:
         self._unread = bytearray()
         self._take: Callable[[bytes], None] | None = None
-        self._transport: asyncio.Transport | None = None
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def bring(self, take: Callable[[bytes], None]) -> None:
@@ -123,13 +124,12 @@ class _Link(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Queue it; once the socket is closed it goes nowhere."""
-        if self._transport is not None and not self._transport.is_closing():
+        if not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
         """Once what is queued is sent."""
-        if self._transport is not None:
-            self._transport.close()
+        self._transport.close()
 
     def _deliver(self) -> None:
         if self._take is None or self._closed.done():
