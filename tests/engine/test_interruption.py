@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localspec.engine import sequence
 from localspec.engine.interruption import Interruption
-from localspec.engine.llama import Aborted, Batch, Context, ContextSettings, Model, Stop
+from localspec.engine.llama import Aborted, Batch, Context, ContextSettings, Model
 from localspec.engine.pair import lane
 from localspec.protocol.frames import PairFiles, Speculative
 from tests.support.recurrent import lfm2_pair, mamba_pair
