@@ -18,7 +18,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -147,6 +147,7 @@ def test_nobody_beats_who_knows_beforehand(known: list[bool], costs: Costs) -> N
 
 
 @given(KNOWN, COSTS, st.integers(0, 12))
+@example([False, False], Costs({1: 99.0, 2: 98.0, 8: 98.0}, {1: 0.5}, 0.0), 0)
 def test_a_replay_writes_what_was_written(known: list[bool], costs: Costs, depth: int) -> None:
     """Rounds made from what is known are known again, but for what stands behind whole acceptance."""
     rounds, at = [], 0

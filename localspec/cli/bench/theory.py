@@ -128,12 +128,17 @@ def fixed(known: Sequence[bool], depth: int, prices: Prices) -> float:
 
 
 def clairvoyant(known: Sequence[bool], deepest: int, prices: Prices) -> float:
-    """Milliseconds at the least, of somebody who drafts only what will be accepted."""
+    """Milliseconds at the least, of somebody who knows what will be accepted: more than that is drafted only
+    where a wider pass was measured to be cheaper.
+    """
     round_ms = [prices.round(depth) for depth in range(deepest + 1)]
     left = [0.0] * (len(known) + 1)
     for at in reversed(range(len(known))):
-        right = _right(known, at, min(deepest, len(known) - at - 1))
-        left[at] = min(round_ms[depth] + left[at + depth + 1] for depth in range(right + 1))
+        most = min(deepest, len(known) - at - 1)
+        right = _right(known, at, most)
+        left[at] = min(
+            round_ms[depth] + left[at + min(depth, right) + 1] for depth in range(most + 1)
+        )
     return left[0]
 
 
