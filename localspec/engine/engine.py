@@ -13,8 +13,9 @@ from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.engine.speculation.controller import Controller, PassCosts
+from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import Clock
+from localspec.engine.speculation.depth import PassCosts
 from localspec.engine.speculation.verification import Doubtful
 from localspec.errors import Cancelled
 from localspec.protocol.frames import Reading, Started

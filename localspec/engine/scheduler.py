@@ -15,8 +15,8 @@ from localspec.engine.pair.room import drafts_beside, ends_for, fits
 from localspec.engine.prompt.infill import after_cursor
 from localspec.engine.sequence import Sequence, TokenizedRequest, owner, suggests
 from localspec.engine.speculation.acceptance import MAX_LIMIT
-from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
+from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
 

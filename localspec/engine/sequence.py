@@ -13,8 +13,8 @@ from localspec.engine.output import Chunk, LineRules, TextStream
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.speculation.controller import Drafting, SequenceStep
 from localspec.engine.speculation.drafters.ngram import NgramIndex
+from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import Tally, listed
 from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob

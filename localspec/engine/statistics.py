@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from localspec.engine.speculation.controller import SequenceStep
+from localspec.engine.speculation.step import SequenceStep
 from localspec.protocol.frames import Speculation, Timings, Verified
 
 

@@ -12,9 +12,9 @@ import pytest
 from localspec.engine import scheduler
 from localspec.engine.llama import BadBatch, NoKvSlot
 from localspec.engine.sequence import Sequence
-from localspec.engine.speculation.controller import Drafting
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.ngram import NgramDrafter
+from localspec.engine.speculation.step import Drafting
 from localspec.protocol.frames import Constraint, Done, PairFiles, Sampling, Speculative
 from tests.support.pairs import N_VOCAB
 from tests.support.rescoring import NEAR_TIE, worst_gap

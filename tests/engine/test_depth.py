@@ -23,7 +23,7 @@ from localspec.engine.speculation.acceptance import (
     Floats,
     bucket,
 )
-from localspec.engine.speculation.controller import FIRST, Drafting
+from localspec.engine.speculation.controller import FIRST
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
@@ -35,6 +35,7 @@ from localspec.engine.speculation.depth import (
 )
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.model import ModelDrafter
+from localspec.engine.speculation.step import Drafting
 from tests.support.replay import (
     COSTS,
     DRAFT_MS,
@@ -51,7 +52,7 @@ from tests.support.replay import (
 
 _POLICY = MeasuredDepth()
 decide, keep_drafting = _POLICY.decide, _POLICY.keep_drafting
-worth_verifying = _POLICY.worth_verifying
+worth_verifying, at_first = _POLICY.worth_verifying, _POLICY.at_first
 STEP_MS = DRAFT_MS[1]
 
 
@@ -186,6 +187,51 @@ def test_one_more_is_drafted_and_as_many_verified_as_the_formula_says(
     gain = max(values[drafted + 1 :], default=values[drafted]) - values[drafted]
     if known and abs(gain) > 1e-9:
         assert keep_drafting(candidate, costs, at_rate) == (gain > 0)
+
+
+@given(
+    beliefs,
+    st.lists(st.integers(0, BUCKETS - 1), min_size=1, max_size=2 * MAX_DEPTH + 1),
+    st.integers(1, MAX_DEPTH),
+    st.floats(0, 0.1),
+)
+def test_as_many_known_tokens_are_verified_at_first_as_two_rounds_gain_most_with(
+    weights: list[float], known: list[int], most: int, at_rate: float
+) -> None:
+    belief, costs = belief_of(weights), pass_ms()[1 : most + 2]
+    sure = [*known, *known[-1:] * (2 * most)]  # of what comes after them the last one says most
+
+    def next_round(after: int, drafts: int) -> float:
+        """What it gains if so many tokens have come: one after another, as its rows turn out."""
+        gain, came = 0.0, belief.survival(sure[:after], after)[-1]
+        for each in range(drafts + 1):
+            gain += float(belief.survival(sure[: after + each], after + each)[-1] / came)
+        return gain - at_rate * float(costs[drafts])
+
+    def two_rounds(first: int) -> float:
+        came = belief.survival(sure[: first + 1], first + 1)
+        later = max(next_round(first + 1, drafts) for drafts in range(most + 1))
+        return float(came[:-1].sum() - at_rate * costs[first] + came[-1] * max(later, 0.0))
+
+    values = [two_rounds(first) for first in range(most + 1)]
+    found = at_first(Candidate(belief, len(known), 0.0, 0.0, known, known), costs, at_rate)
+    assert values[found] == pytest.approx(max(values))
+    assert FixedDepth(3).at_first(Candidate(belief, 9, 0.0), costs, at_rate) == most
+
+
+def test_a_passage_that_shows_early_whether_it_is_repeated_is_tried_with_few_tokens() -> None:
+    """Seven of ten are, and then to their end: a wide pass pays, a narrow one before it pays more."""
+    belief = Belief(Calibration())
+    belief.calibration.offset[:] = 0
+    belief.calibration._refresh()
+    belief.weights = np.where(GRID[-1] == GRID, 0.7, np.where(GRID[0] == GRID, 0.3, 0.0))
+    candidate = Candidate(belief, MAX_DEPTH, 0.0, 0.0, [5] * MAX_DEPTH, range(MAX_DEPTH))
+    found = decide([candidate], round_of(pass_ms()))
+    assert found.depths[0] > 8
+    assert at_first(candidate, pass_ms()[1 : found.depths[0] + 2], found.rate) <= 3
+    belief.weights = np.where(GRID[-1] == GRID, 1.0, 0.0)
+    found = decide([candidate], round_of(pass_ms()))
+    assert at_first(candidate, pass_ms()[1 : found.depths[0] + 2], found.rate) > 8
 
 
 def test_text_the_draft_has_not_read_is_a_reason_not_to_draft() -> None:

@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
-import numpy as np
-
-from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import DecodeFatal, NoKvSlot, NotFinite
-from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Calibration, Floats
+from localspec.engine.llama import DecodeFatal
+from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.cost import Clock, CostProfile
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
     Candidate,
-    DepthPolicy,
-    FixedDepth,
-    MeasuredDepth,
+    PassCosts,
     RoundCosts,
     best_value,
 )
-from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
-from localspec.engine.speculation.verification import Verifier
+from localspec.engine.speculation.drafters.base import DraftRequest
+from localspec.engine.speculation.step import MOST_REST, SequenceStep
 
-MOST_REST = 8  # rounds in which no drafts are asked for, after many that did not pay
 # What is lost where a passage that could be copied is seen a round later, of a pass: there is one to be
 # seen in a hundred tokens, each of which would come at half the price.
 LATE = 1 / 200
@@ -40,128 +32,6 @@ _KEPT = 0.95  # of what a look was believed to take, with each look
 # nobody would see it: after so many rounds (four times as many each time) in which more would likely have
 # been kept than seems to pay, all of that is verified.
 NARROW, MOST_NARROW, LIKELY = 8, 512, 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class PassCosts:
-    """What the target's pass of a round costs. ms: milliseconds (rows + 1,), by its rows.
-
-    alike: of so many sequences each has as many rows as the one with the most; 0: each has its own.
-    """
-
-    ms: Callable[[int], Floats]
-    alike: int = 0
-
-    def by_depth(self, rows: int, deepest: int = 0) -> Floats:
-        """(MAX_LIMIT + 1,): by the drafts of one sequence beside all other `rows`, its own token among
-        them. deepest: drafts of the other that has most.
-        """
-        if not self.alike:
-            return self.ms(rows + MAX_LIMIT)[rows:]
-        counts = self.alike * (1 + np.maximum(np.arange(MAX_LIMIT + 1), deepest))
-        return np.asarray(self.ms(int(counts[-1]))[counts])
-
-
-@dataclass(slots=True)
-class Drafting:
-    """How one sequence drafts, as long as its request runs. reason: why it cannot at all.
-
-    rest: rounds in which it does not look for drafts; missed: looks in a row that brought nothing.
-    """
-
-    drafters: list[Drafter]
-    policy: DepthPolicy
-    reason: str | None = None
-    rest: int = 0
-    missed: int = 0
-
-    @classmethod
-    def of(
-        cls,
-        given: Resources,
-        calibrations: Mapping[str, Calibration],
-        usual_depth: int | None,
-        impossible: str | None,
-        no_model: str,
-    ) -> Drafting:
-        """For a new sequence. usual_depth: where the request names none; None: as it pays.
-
-        impossible: why this pair cannot speculate at all, if so; no_model: why no model drafts for it.
-        """
-        asked = given.asked
-        depth = asked.depth if asked.depth is not None else usual_depth
-        policy: DepthPolicy = (
-            MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
-        )
-        if asked.enabled and depth != 0 and impossible is None:
-            drafters = [
-                kind(given, Belief(calibrations[kind.kind]))
-                for kind in Drafter.kinds
-                if kind.serves(given)
-            ]
-            if drafters:
-                return cls(drafters, policy)
-        if not asked.enabled:
-            reason = "disabled by the request"
-        elif asked.depth == 0 or usual_depth == 0:
-            reason = "depth 0 was requested"
-        else:
-            reason = impossible or no_model
-        return cls([], policy, reason)
-
-    def looks(self) -> bool:
-        """Does it look for drafts in this round? To be asked once in each."""
-        self.rest -= 1
-        return self.rest < 0 or self.policy.fixed
-
-    def looked(self, found: bool, most: int) -> None:
-        """A look has brought tokens, or none. most: rounds to rest, after many that brought none."""
-        self.missed = 0 if found else min(self.missed + 1, MOST_REST)
-        self.rest = min(2**self.missed // 2, most)
-
-    def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
-        """A kind of drafts cannot serve this sequence any more; its answer goes on without."""
-        drafter.close(slot)
-        self.drafters = [each for each in self.drafters if each is not drafter]
-        if isinstance(error, NoKvSlot):
-            self.reason = f"the context of {drafter.called} is full"
-        elif isinstance(error, NotFinite):
-            self.reason = f"NaN or infinite values from {drafter.called}"
-        else:
-            traceback.print_exception(error)
-            self.reason = "drafting failed"
-
-
-@dataclass(slots=True, eq=False)
-class SequenceStep:
-    """One sequence's part of a pass: tokens to read, then drafts to verify.
-
-    drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass, as it was
-    decided, but for this step's drafts; deepest: drafts of the other step that has most. looked: whether
-    it was asked for drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
-    prompt. error: what ends this sequence, and no other.
-    """
-
-    read: list[int]
-    drafts: DraftRequest
-    drafting: Drafting
-    verifier: Verifier
-    drafter: Drafter | None = None
-    candidate: Candidate | None = None
-    base: int = 0
-    deepest: int = 0
-    looked: bool = False
-    first_row: int = -1
-    error: Exception | None = None
-
-    @property
-    def rows(self) -> int:
-        return len(self.read) + len(self.drafts.tokens)
-
-    def drop_drafts(self) -> None:
-        """The pass brings one token for this step."""
-        self.drafter = self.candidate = None
-        self.drafts.cut(0)
 
 
 class Controller:
@@ -295,9 +165,8 @@ class Controller:
             depths, rate = [d.depths[0] for d in each], max(d.rate for d in each)
         else:
             decision = steps[0].drafting.policy.decide(candidates, costs, other, others)
-            depths, rate = decision.depths, decision.rate
-            if len(candidates) == 1 and candidates[0].tokens and depths[0]:
-                depths = [self._widened(candidates[0], depths[0])]
+            rate = decision.rate
+            depths = self._at_first(steps, passes, decision.depths, other, others, rate)
         rows = other + len(steps) + sum(depths)
         for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             step.base = rows - depth
@@ -307,8 +176,36 @@ class Controller:
             step.drafts.cut(depth)
         return rate
 
-    def _widened(self, candidate: Candidate, depth: int) -> int:
-        """How many tokens to verify of those that were looked up, where `depth` of them seem to pay."""
+    def _at_first(
+        self,
+        steps: list[SequenceStep],
+        passes: PassCosts,
+        depths: list[int],
+        other: int,
+        others: int,
+        rate: float,
+    ) -> list[int]:
+        """`depths`, but of known tokens only as many as this round should bring."""
+        rows, share = other + len(steps) + sum(depths), 1 / (len(steps) + others)
+        overhead = self._costs().overhead(self._sequences, True)
+        found = []
+        for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
+            candidate = step.candidate
+            if not depth or candidate is None or not candidate.tokens:
+                found.append(depth)
+                continue
+            likely = self._wider(candidate, depth) if len(steps) == 1 else 0
+            deepest = max([0, *depths[:at], *depths[at + 1 :]])
+            ms = passes.by_depth(rows - depth, deepest)[: depth + 1]
+            # What a round costs without these drafts, each sequence pays its share of.
+            ms = ms - (1 - share) * ms[0] + share * overhead
+            found.append(likely or step.drafting.policy.at_first(candidate, ms, rate))
+        return found
+
+    def _wider(self, candidate: Candidate, depth: int) -> int:
+        """How many of the looked-up tokens to verify, where no more than `depth` of them seem to pay, to see
+        what that costs; 0: not now.
+        """
         survival = candidate.belief.survival(candidate.known, candidate.limit)
         likely = int((survival >= LIKELY).sum()) - 1
         if likely > depth:
@@ -316,7 +213,7 @@ class Controller:
             if self._narrow >= self._patience:
                 self._narrow, self._patience = 0, min(4 * self._patience, MOST_NARROW)
                 return likely
-        return depth
+        return 0
 
     # ------------------------------------------------------------------------ the drafts
 

@@ -9,11 +9,12 @@ of all these rounds is taken: rows are alike to the pass, so no other choice of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Floats
 from localspec.engine.speculation.cost import CostTable
@@ -43,6 +44,26 @@ class Candidate:
     known: Sequence[int] = ()
     tokens: Sequence[int] = ()
     steps: CostTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """What the target's pass of a round costs. ms: milliseconds (rows + 1,), by its rows.
+
+    alike: of so many sequences each has as many rows as the one with the most; 0: each has its own.
+    """
+
+    ms: Callable[[int], Floats]
+    alike: int = 0
+
+    def by_depth(self, rows: int, deepest: int = 0) -> Floats:
+        """(MAX_LIMIT + 1,): by the drafts of one sequence beside all other `rows`, its own token among
+        them. deepest: drafts of the other that has most.
+        """
+        if not self.alike:
+            return self.ms(rows + MAX_LIMIT)[rows:]
+        counts = self.alike * (1 + np.maximum(np.arange(MAX_LIMIT + 1), deepest))
+        return np.asarray(self.ms(int(counts[-1]))[counts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +123,13 @@ class DepthPolicy(Protocol):
         sequences that get a token each.
         """
 
+    def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
+        """How many known tokens to verify in this round, where the rest may come with the next one; 0: none.
+
+        round_ms[k]: what a round costs in which this sequence brings k of them, the most they may be at the
+        end.
+        """
+
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
         """Is one more draft worth its time, now that the confidence of the last ones is known?"""
 
@@ -139,6 +167,24 @@ class MeasuredDepth:
         if not count:
             return Decision([0] * n, plain)
         return Decision([taken[:count].count(at) for at in range(n)], best)
+
+    def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
+        """The k that gains most in two rounds: Σ_{j≤k} S_j - rate·cost(k), and what the next round gains
+        at its best depth, if these and the token after them come (S_{k+1}).
+
+        Whether a passage is repeated shows in its first tokens. They tell it at a small part of the price,
+        or, as the target's own, for nothing; then all the rest is surer.
+        """
+        most = len(round_ms) - 1
+        known = [*candidate.known[: 2 * most + 1]]
+        known += known[-1:] * (2 * most + 1 - len(known))
+        survival = candidate.belief.survival(known, 2 * most + 1)
+        cost = rate * round_ms
+        kept = survival.cumsum()
+        # later[k, j]: Σ_{i≤j} S_{k+1+i}, the tokens of the next round with j drafts
+        later = sliding_window_view(kept[1:], most + 1) - kept[: most + 1, None]
+        after = (later - survival[1 : most + 2, None] * cost).max(axis=1)
+        return int((kept[: most + 1] - cost + after.clip(min=0)).argmax())
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
         drafted = len(candidate.known)  # what those have cost is paid
@@ -210,6 +256,9 @@ class FixedDepth:
         others: int = 0,
     ) -> Decision:
         return Decision([min(self.depth, c.limit) for c in candidates], 0.0)
+
+    def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
+        return len(round_ms) - 1
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
         return len(candidate.known) < min(self.depth, candidate.limit)
