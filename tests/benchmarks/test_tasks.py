@@ -17,6 +17,7 @@ from benchmarks.texts.replay import COSTS, Replay, calibration
 from benchmarks.texts.tasks import LEARNED_FROM, TASKS
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
+from localspec.engine.speculation.step import LOSS, LOSS_SHARE
 
 TARGET = Path(localspec.__file__).parent / "builtin" / "target.gguf"
 COPY = Answered("copy", "copy", list(range(100, 400)), list(range(100, 400)))
@@ -50,6 +51,24 @@ def test_a_copy_is_wide_from_the_first_text_on_and_free_text_costs_nothing() -> 
     assert copied.ms < 0.4 * plain.ms
     free = Answered("free", "free", list(range(300)), list(range(1000, 1300)))
     assert Replay().write(free).ms == Replay().write(free, plain=True).ms
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.integers(2, 40), st.floats(0, 0.9))
+def test_whatever_a_text_repeats_drafts_lose_it_little(seed: int, longest: int, new: float) -> None:
+    """Passages of earlier text that break off anywhere: two rounds and two of a hundred at the most."""
+    rng = random.Random(seed)
+    prompt = [rng.randrange(30_000) for _ in range(200)]
+    answer: list[int] = []
+    while len(answer) < 300:
+        text = prompt + answer
+        at = rng.randrange(len(text))
+        answer += text[at : at + rng.randint(1, longest)]
+        answer += [rng.randrange(30_000)] * (rng.random() < new)
+    each = Answered("any", "free", prompt, answer)
+    found, plain = Replay().write(each), Replay().write(each, plain=True)
+    a_round = plain.ms / plain.passes
+    assert found.ms <= plain.ms + (LOSS + LOSS_SHARE * found.passes) * a_round
 
 
 @pytest.mark.parametrize(

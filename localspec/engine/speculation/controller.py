@@ -194,12 +194,17 @@ class Controller:
             if not depth or candidate is None or not candidate.tokens:
                 found.append(depth)
                 continue
-            likely = self._wider(candidate, depth) if len(steps) == 1 else 0
             deepest = max([0, *depths[:at], *depths[at + 1 :]])
-            ms = passes.by_depth(rows - depth, deepest)[: depth + 1]
+            ms = passes.by_depth(rows - depth, deepest)
             # What a round costs without these drafts, each sequence pays its share of.
             ms = ms - (1 - share) * ms[0] + share * overhead
-            found.append(likely or step.drafting.policy.at_first(candidate, ms, rate))
+            count = self._wider(candidate, depth) if len(steps) == 1 else 0
+            count = count or step.drafting.policy.at_first(candidate, ms[: depth + 1], rate)
+            if step.drafter is not None and not step.drafter.predicted:
+                price = ms / ms[0] - 1
+                count = step.drafting.affords(price[: count + 1])
+                step.price = float(price[count])
+            found.append(count)
         return found
 
     def _wider(self, candidate: Candidate, depth: int) -> int:
@@ -270,6 +275,7 @@ class Controller:
         """A step has been verified: each drafter learns from the tokens kept."""
         for drafter in step.drafting.drafters:
             drafter.observe(step.drafts, kept, drafter is step.drafter)
+        step.drafting.settle(step.price or 0.0, 0 if step.price is None else len(kept) - 1)
         if step.looked:
             step.drafting.looked(len(kept) > 1, self._most_rest)
 

@@ -6,21 +6,27 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import NoKvSlot, NotFinite
-from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Calibration
+from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Calibration, Floats
 from localspec.engine.speculation.depth import Candidate, DepthPolicy, FixedDepth, MeasuredDepth
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
 
 MOST_REST = 8  # rounds in which no drafts are asked for, after many that did not pay
+# What drafts that were looked up may lose an answer, in rounds without any: so many at first, this share of
+# all that come, and what they have gained, up to so many (a pass of 64 rows takes 20).
+LOSS, LOSS_SHARE, MOST_LOSS = 2.0, 0.02, 32.0
 
 
 @dataclass(slots=True)
 class Drafting:
     """How one sequence drafts, as long as its request runs. reason: why it cannot at all.
 
-    rest: rounds in which it does not look for drafts; missed: looks in a row that brought nothing.
+    rest: rounds in which it does not look for drafts; missed: looks in a row that brought nothing. spare:
+    what drafts that were looked up may still lose, in rounds without any.
     """
 
     drafters: list[Drafter]
@@ -28,6 +34,7 @@ class Drafting:
     reason: str | None = None
     rest: int = 0
     missed: int = 0
+    spare: float = LOSS
 
     @classmethod
     def of(
@@ -73,6 +80,16 @@ class Drafting:
         self.missed = 0 if found else min(self.missed + 1, MOST_REST)
         self.rest = min(2**self.missed // 2, most)
 
+    def affords(self, price: Floats) -> int:
+        """The most known tokens that it may try. price[k]: what a round with k of them costs more, in rounds
+        without any.
+        """
+        return int(np.flatnonzero(price <= self.spare)[-1])
+
+    def settle(self, price: float, gained: int) -> None:
+        """A round has brought so many tokens more, at this price."""
+        self.spare = min(self.spare + LOSS_SHARE + gained - price, MOST_LOSS)
+
     def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
         """A kind of drafts cannot serve this sequence any more; its answer goes on without."""
         drafter.close(slot)
@@ -91,8 +108,9 @@ class SequenceStep:
     """One sequence's part of a pass: tokens to read, then drafts to verify.
 
     drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass, as it was
-    decided, but for this step's drafts; deepest: drafts of the other step that has most. looked: whether
-    it was asked for drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
+    decided, but for this step's drafts; deepest: drafts of the other step that has most. price: of known
+    tokens, in rounds without them; None: none are tried, or the caller foretold them. looked: whether it was
+    asked for drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
     prompt. error: what ends this sequence, and no other.
     """
 
@@ -104,6 +122,7 @@ class SequenceStep:
     candidate: Candidate | None = None
     base: int = 0
     deepest: int = 0
+    price: float | None = None
     looked: bool = False
     first_row: int = -1
     error: Exception | None = None
