@@ -15,8 +15,8 @@ from tests.support.daemons import Home, RunningDaemon, temporary_home
 # would too: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's affair. Whether a change may land is not to hang on a draw:
-# `.ci/run` draws the same examples each time, as Hypothesis advises for CI, and who runs the tests draws others.
+# How long an example takes is the machine's affair. Whether a change may land is not to hang on a
+# draw: `.ci/run` draws the same examples each time, as Hypothesis advises for CI; other runs draw others.
 settings.register_profile("suite", deadline=None, database=None, derandomize="CI" in os.environ)
 settings.load_profile("suite")
 
