@@ -119,24 +119,34 @@ class Controller:
 
     def _choose(self, step: SequenceStep, passes: PassCosts, rows: int) -> bool:
         """Set the step's drafter and candidate to the best this sequence could have now."""
-        offers = []
+        fixed, offers = step.drafting.policy.fixed, []
         for drafter in step.drafting.drafters:
-            if drafter.costly and self._rest and not step.drafting.policy.fixed:
+            if drafter.costly and self._rest and not fixed:
                 continue
             candidate = drafter.offer(step.drafts)
-            if candidate is not None:
-                if not candidate.tokens and not step.drafting.policy.fixed:
-                    most = MAX_DEPTH if drafter.proven else FIRST
-                    candidate.limit = min(candidate.limit, most)
-                offers.append((drafter, candidate))
+            if candidate is None:
+                continue
+            if not candidate.tokens and not fixed:
+                most = MAX_DEPTH if drafter.proven else FIRST
+                candidate.limit = min(candidate.limit, most)
+            offers.append((drafter, candidate))
+        if not offers:
+            return False
+        if not fixed:
+            costs = passes.by_depth(rows)
+            plain_ms = float(costs[0]) + self._costs().overhead(self._sequences, False)
+            costs = costs - costs[0]
+            for drafter, candidate in offers:
+                if candidate.tokens and not drafter.predicted:
+                    price = costs[: candidate.limit + 1] * self._sequences / plain_ms
+                    candidate.limit = step.drafting.affords(price)
+            offers = [offer for offer in offers if offer[1].limit]
         if not offers:
             return False
         best = offers[0]  # a fixed depth ranks the kinds; the policy compares what they may give
-        if len(offers) > 1 and not step.drafting.policy.fixed:
+        if len(offers) > 1 and not fixed:
             offers.sort(key=lambda offer: not offer[1].tokens)  # of equals, what costs nothing
-            costs = passes.by_depth(rows)
-            rate = 1 / (float(costs[0]) + self._costs().overhead(self._sequences, False))
-            best = max(offers, key=lambda offer: best_value(offer[1], costs - costs[0], rate))
+            best = max(offers, key=lambda offer: best_value(offer[1], costs, 1 / plain_ms))
         step.drafter, step.candidate = best
         step.drafts.tokens, step.drafts.buckets = list(best[1].tokens), list(best[1].known)
         return True
@@ -201,9 +211,7 @@ class Controller:
             count = self._wider(candidate, depth) if len(steps) == 1 else 0
             count = count or step.drafting.policy.at_first(candidate, ms[: depth + 1], rate)
             if step.drafter is not None and not step.drafter.predicted:
-                price = ms / ms[0] - 1
-                count = step.drafting.affords(price[: count + 1])
-                step.price = float(price[count])
+                step.price = float(ms[count] / ms[0]) - 1
             found.append(count)
         return found
 

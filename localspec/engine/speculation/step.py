@@ -88,7 +88,7 @@ class Drafting:
 
     def settle(self, price: float, gained: int) -> None:
         """A round has brought so many tokens more, at this price."""
-        self.spare = min(self.spare + LOSS_SHARE + gained - price, MOST_LOSS)
+        self.spare = min(max(self.spare + LOSS_SHARE + gained - price, 0.0), MOST_LOSS)
 
     def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
         """A kind of drafts cannot serve this sequence any more; its answer goes on without."""

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from benchmarks.texts.replay import COSTS
 from localspec.engine.cache.slot import Slot
-from localspec.engine.speculation.depth import Candidate
+from localspec.engine.speculation.acceptance import GRID, Belief, Calibration
+from localspec.engine.speculation.controller import Controller
+from localspec.engine.speculation.cost import CostProfile, CostTable
+from localspec.engine.speculation.depth import Candidate, MeasuredDepth, PassCosts
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
+from localspec.engine.speculation.step import LOSS, LOSS_SHARE, Drafting, SequenceStep
 from localspec.protocol.frames import PairFiles, Sampling, Speculative
 from tests.support.rescoring import NEAR_TIE, worst_gap
 from tests.support.running import GREEDY, HERE_ALONE, Running, drafting
@@ -77,6 +85,53 @@ def test_a_new_kind_gives_the_tokens_of_plain_decoding(
     truth = engine.ask(PROMPT, 60).tokens
     tokens = engine.ask(PROMPT, 60, GREEDY, Speculative()).tokens
     assert tokens == truth or worst_gap(contextual_files.target, PROMPT, tokens) < NEAR_TIE
+
+
+def test_known_tokens_that_lose_too_much_leave_the_rounds_to_other_kinds(kinds: None) -> None:
+    """However sure they seem: these are never right, and never say so."""
+
+    class SureDrafter(Drafter):
+        kind, rank = "sure", -2
+
+        @classmethod
+        def serves(cls, given: Resources) -> bool:
+            return True
+
+        def offer(self, request: DraftRequest) -> Candidate | None:
+            return self.known([5] * 8, 9)
+
+        def observe(self, request: DraftRequest, kept: list[int], used: bool) -> None:
+            pass
+
+    class RightDrafter(SureDrafter):
+        kind, rank, costly, proven = "right", -1, True, True
+
+        def offer(self, request: DraftRequest) -> Candidate | None:
+            return Candidate(self.belief, request.limit, 1.0)
+
+        def propose(self, requests: list[DraftRequest]) -> None:
+            for request in requests:
+                request.tokens, request.buckets = [7, 7, 7], [9, 9, 9]
+
+    given: Any = None
+    table = CostTable(COSTS)
+    controller = Controller(lambda: CostProfile(table, None, 0.3), lambda _: False)
+    sure = SureDrafter(given, Belief(Calibration(0.98)))
+    sure.belief.weights = np.where(GRID >= 0.98, 1.0, 0.0)
+    drafting = Drafting([sure, RightDrafter(given, Belief(Calibration(0.8)))], MeasuredDepth())
+    verifier: Any = SimpleNamespace(reject=False, matcher=None)
+    slot: Any = SimpleNamespace(tokens=[1])
+    tried, lost = [], 0.0
+    for _ in range(60):
+        step = SequenceStep([1], DraftRequest(slot, 8), drafting, verifier)
+        controller.next([step], PassCosts(table.padded_ms))
+        tried.append(step.drafter.kind if step.drafter else "")
+        lost += step.price or 0.0
+        right = tried[-1] == "right"
+        controller.observe(step, [7] * (1 + right * len(step.drafts.tokens)))
+    assert "sure" in tried
+    assert lost <= LOSS + LOSS_SHARE * 60
+    assert tried.count("right") > 40
 
 
 def test_a_kind_that_cannot_draft_steps_aside(
