@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,25 @@ def test_a_worker_killed_mid_stream_ends_the_answer_with_an_error_and_the_next_o
     assert "next request starts a new one" in error["message"]
     assert home.chat("say again").text == "again"
     assert home.status()["counts"]["worker_deaths"] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process was started with")
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("", "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.arena_max=4", "glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_an_engine_is_asked_to_use_huge_pages_unless_somebody_has_said_otherwise(
+    home: Home, start_daemon: Start, said: str, found: str
+) -> None:
+    home.environment["GLIBC_TUNABLES"] = said
+    daemon = start_daemon()
+    home.chat("say hello")
+    environment = Path(f"/proc/{daemon.worker_pid()}/environ").read_bytes().split(b"\0")
+    assert f"GLIBC_TUNABLES={found}".encode() in environment
 
 
 def test_a_death_is_explained_with_the_workers_last_words(
