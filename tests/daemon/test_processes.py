@@ -51,8 +51,9 @@ def test_an_engine_is_asked_to_use_huge_pages_unless_somebody_has_said_otherwise
     home.environment["GLIBC_TUNABLES"] = said
     daemon = start_daemon()
     home.chat("say hello")
-    environment = Path(f"/proc/{daemon.worker_pid()}/environ").read_bytes().split(b"\0")
-    assert f"GLIBC_TUNABLES={found}".encode() in environment
+    environment = Path(f"/proc/{daemon.worker_pid()}/environ").read_bytes()
+    environment = environment.replace(b"\0", b":")  # glibc cuts the values apart where they stand
+    assert f":GLIBC_TUNABLES={found}:".encode() in b":" + environment
 
 
 def test_a_death_is_explained_with_the_workers_last_words(
