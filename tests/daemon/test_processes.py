@@ -36,7 +36,7 @@ def test_a_worker_killed_mid_stream_ends_the_answer_with_an_error_and_the_next_o
     assert home.status()["counts"]["worker_deaths"] == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process was started with")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("said", "found"),
     [
