@@ -132,7 +132,7 @@ class Controller:
             offers.append((drafter, candidate))
         if not offers:
             return False
-        if not fixed:
+        if not fixed and (len(offers) > 1 or offers[0][1].tokens):  # there is something to weigh
             costs = passes.by_depth(rows)
             plain_ms = float(costs[0]) + self._costs().overhead(self._sequences, False)
             costs = costs - costs[0]
