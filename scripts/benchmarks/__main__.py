@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ PARTS = {
     "soak_daemon": "load on a daemon for as long as one likes (scripts/soak)",
 }
 
+OWN_ENGINE = {"agreement", "engine", "gpu", "tasks"}  # they run one in their own process
+
 
 def main(arguments: list[str]) -> int:
     """Run one part; 2 when there is none of that name."""
@@ -30,7 +33,17 @@ def main(arguments: list[str]) -> int:
     return code
 
 
+def _as_an_engine() -> None:
+    """Have the environment that a daemon gives its engine, part of which is read as a process begins."""
+    from localspec.daemon.worker.process import engine_environment
+
+    if (wanted := engine_environment()) != dict(os.environ):
+        os.execve(sys.executable, sys.orig_argv, wanted)
+
+
 if __name__ == "__main__":
     # Python puts the folder it was told to run there; a PYTHONPATH would be handed on to every daemon.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    if OWN_ENGINE.intersection(sys.argv[1:2]):
+        _as_an_engine()
     sys.exit(main(sys.argv[1:]))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.engine import main
+from benchmarks.measuring.runs import PLAIN
 from benchmarks.measuring.workloads import TINY, build, workload
-from benchmarks.servers.llama_server import Server
+from benchmarks.servers.llama_server import Running, Server
+from localspec.daemon.worker.process import engine_environment
 
 SMALL = ["--size", "tiny", "--tokens", "40", "--prompt", "8", "--skip", "8", "--repetitions", "1"]
 
@@ -32,6 +36,33 @@ def test_every_setting_runs_beside_llama_server(
     assert "outputs that left the right text: 0" in printed.out
     assert "[7/7" in printed.err
     assert not list(tmp_path.glob("state-*")), "what was learned is not kept for the next run"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("said", ["", "glibc.malloc.arena_max=4"])
+def test_what_is_set_for_our_own_engine_is_not_llama_servers(
+    tmp_path: Path, fake_server: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", said)
+    monkeypatch.setenv("GLIBC_TUNABLES", engine_environment()["GLIBC_TUNABLES"])
+    server = Server(fake_server, tmp_path / "none", tmp_path / "none", 64, 1)
+    with Running(server, PLAIN) as running:
+        there = Path(f"/proc/{running.pid}/environ").read_bytes().replace(b"\0", b":")
+    assert b"hugetlb" not in there
+    assert (b":GLIBC_TUNABLES=" + said.encode() in b":" + there) == bool(said)
+
+
+def test_an_engine_of_the_benchmarks_own_has_what_a_daemon_gives_it() -> None:
+    root = Path(__file__).parents[2]
+    code = (
+        "import os, runpy, sys, benchmarks.engine\n"
+        "benchmarks.engine.main = lambda _: print(os.environ['GLIBC_TUNABLES']) or 0\n"
+        "sys.argv = ['scripts/bench', 'engine']\n"
+        f"runpy.run_path({str(root / 'scripts/benchmarks/__main__.py')!r}, run_name='__main__')\n"
+    )
+    run = [sys.executable, "-c", code]
+    done = subprocess.run(run, cwd=root / "scripts", capture_output=True, text=True, check=False)
+    assert "hugetlb" in done.stdout, done.stderr
 
 
 def test_a_server_that_does_not_start_is_a_sentence(

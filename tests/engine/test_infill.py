@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import localspec
@@ -138,9 +138,9 @@ def test_a_key_reads_what_was_typed_and_what_follows_the_cursor(
     assert sum(keys) <= theirs * len(keys)  # now and then the text above begins anew
 
 
-def as_llama_server(vocab: Any, prompt: InfillPrompt) -> list[int]:
-    """Its prompt where it has room for all of it (`format_prompt_infill`), but that it takes the text of a
-    marker in the cursor's line for the marker.
+def as_llama_server(vocab: Any, prompt: InfillPrompt, n_batch: int) -> list[int]:
+    """Its prompt (`format_prompt_infill`) where it has room for all other files, but that it takes the text
+    of a marker in the cursor's line for the marker.
     """
 
     def plain(text: str) -> list[int]:
@@ -156,24 +156,28 @@ def as_llama_server(vocab: Any, prompt: InfillPrompt) -> list[int]:
             extra += plain("\n\n--- snippet ---\n\n")
         extra += plain(text)
     bos = [vocab.bos] if vocab.add_bos else []
-    before, after = plain(prompt.prefix) + plain(prompt.prompt), plain(prompt.suffix)
+    line, quarter = plain(prompt.prompt), n_batch // 4
+    before = plain(prompt.prefix)[-3 * quarter :] + line
+    after = plain(prompt.suffix)[: max(quarter - 2 - len(line), 0)]
     return [*extra, *bos, fim.prefix, *before, fim.suffix, *after, fim.middle]
 
 
-@given(data=st.data(), place=st.integers(0, 500), pieces=st.integers(0, 3))
-def test_where_both_have_room_the_prompt_is_llama_servers(
-    vocab: Vocab, data: st.DataObject, place: int, pieces: int
+@given(data=st.data(), place=st.integers(0, 500), budget=st.sampled_from([1024, 2048, 4096]))
+def test_in_a_file_that_begins_within_reach_the_prompt_is_llama_servers(
+    vocab: Vocab, data: st.DataObject, place: int, budget: int
 ) -> None:
-    """Token by token, wherever the cursor is: only how much is taken may differ."""
+    """Token by token, wherever the cursor is, and however much follows it."""
     ends = ["\n", "\r\n", "\t", "日本 é", "\n\n\n", " ", "<|fim_middle|>"]
     end = data.draw(st.sampled_from(ends))
-    above = "".join(SOURCE[place : place + data.draw(st.integers(0, 15))]) + end
-    below = end + "".join(SOURCE[place + 15 : place + 15 + data.draw(st.integers(0, 3))])
-    prompt = at_cursor(above, below, [(name, text[:300]) for name, text in ring(0, pieces)])
-    theirs = as_llama_server(vocab, prompt)
-    ours = infill_tokens(cast(Any, vocab), prompt, 32768, 4096)
-    assert len(theirs) < 2048
-    assert ours == theirs
+    lines = budget // 80  # of 3/4 · budget / 2 tokens
+    above = "".join(SOURCE[place : place + data.draw(st.integers(0, lines))]) + end
+    below = end + "".join(SOURCE[place + lines : place + lines + data.draw(st.integers(0, 200))])
+    pieces = data.draw(st.integers(0, 3))
+    prompt = at_cursor(above, below, [(name, text[:150]) for name, text in ring(0, pieces)])
+    prefix = vocab.tokenize(prompt.prefix, add_special=False, parse_special=False)
+    assume(len(prefix) <= budget // 2 * 3 // 4)
+    ours = infill_tokens(cast(Any, vocab), prompt, 32768, budget)
+    assert ours == as_llama_server(vocab, prompt, budget // 2)
 
 
 def test_what_is_warmed_up_is_what_the_next_request_begins_with(vocab: Vocab) -> None:

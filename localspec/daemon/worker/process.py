@@ -27,6 +27,7 @@ log = logging.getLogger("localspec.worker")
 
 # `--fd N` is appended: the worker's end of the socketpair.
 DEFAULT_COMMAND = (sys.executable, "-P", "-m", "localspec.engine")
+HUGE_PAGES = "glibc.malloc.hugetlb=1"  # a tunable of glibc
 
 _STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
 _GRACE = 2.0  # seconds between asking a worker to end and ending it
@@ -459,7 +460,7 @@ async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker
                 stderr=PIPE,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=_environment(),
+                env=engine_environment(),
             )
         _, link = await asyncio.get_running_loop().create_connection(_Link, sock=ours)
     except BaseException:
@@ -468,13 +469,13 @@ async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker
     return Worker(process, link, owner, watchdog)
 
 
-def _environment() -> dict[str, str]:
-    """An engine's: weights lie in huge pages, where glibc and the kernel can, unless the user has said how.
+def engine_environment() -> dict[str, str]:
+    """Ours, as an engine has it: weights lie in huge pages, where glibc and the kernel can.
 
-    A pass reads them all, and looking up where each of the small pages lies is a tenth of its time.
+    Unless the user has said how. A pass reads them all, and looking up where each of the small pages
+    lies is a tenth of its time.
     """
-    name, ours = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
-    said = os.environ.get(name, "")
+    said = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb" in said:
         return dict(os.environ)
-    return {**os.environ, name: f"{said}:{ours}" if said else ours}
+    return {**os.environ, "GLIBC_TUNABLES": f"{said}:{HUGE_PAGES}" if said else HUGE_PAGES}

@@ -3,8 +3,9 @@
 [repository] [BOS] <prefix> text before the cursor <suffix> text after it <middle>, as llama-server
 lays it out. An editor asks after every key, so what matters is that the next prompt begins as this one
 did: the text before the cursor begins at a line that stays the same while the cursor moves on, and the
-repository has the same room beside every file, were it empty: editors warm it up with no file at all. The
-same request always has the same prompt.
+repository has the same room beside every file, were it empty: editors warm it up with no file at all. Of a
+file that begins within reach as much is taken as llama-server takes. The same request always has the same
+prompt.
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
     after = _beginning(prompt.suffix, behind - _MARKERS, plain)
     line = plain(prompt.prompt)
     left = near - behind - max(len(line) - typed, 0)  # a long line leaves less for what is above it
-    if left > 0:
+    above = _whole(prompt.prefix, near - typed, plain)
+    if above is not None and len(line) <= typed:  # a short file: as llama-server cuts it
+        before = above
+        after = max(after, _tokens(prompt.suffix, typed - 2 - len(line), plain), key=len)
+    elif left > 0:
         before = _end(prompt.prefix, left, plain)
     else:
         before, line = [], _end(prompt.prompt, near - behind + typed, plain)
@@ -83,6 +88,19 @@ def _reserve(n_predict: int, n_ctx: int) -> int:
     wanted = n_predict or DEFAULT_PREDICT
     steps = max(1 << (wanted - 1).bit_length(), DEFAULT_PREDICT)
     return steps if steps <= n_ctx // 4 else wanted
+
+
+def _whole(text: str, limit: int, plain: Plain) -> list[int] | None:
+    """All of a text's tokens; None: they are more than `limit`."""
+    if len(text) > limit * LONG_TOKEN:
+        return None
+    tokens = plain(text)
+    return tokens if len(tokens) <= limit else None
+
+
+def _tokens(text: str, count: int, plain: Plain) -> list[int]:
+    """The first tokens of a text, so many at most."""
+    return plain(text[: max(count, 0) * LONG_TOKEN])[: max(count, 0)]
 
 
 def _end(text: str, limit: int, plain: Plain) -> list[int]:
@@ -117,7 +135,7 @@ def _beginning(text: str, limit: int, plain: Plain) -> list[int]:
         if (count := count + len(plain(line))) > limit:
             break
         kept += line
-    return plain(kept or head)[: max(limit, 0)]
+    return _tokens(kept or head, limit, plain)
 
 
 def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> list[int]:

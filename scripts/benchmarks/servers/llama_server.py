@@ -19,6 +19,7 @@ from benchmarks.measuring.workloads import Text
 from benchmarks.servers.daemon import Heard, Streamed, timed
 from benchmarks.servers.process import Started
 from localspec.client.transport import events
+from localspec.daemon.worker.process import HUGE_PAGES
 from localspec.engine import environment
 
 LOAD_S = 300.0  # a cold 8 B model from a slow disk
@@ -64,8 +65,12 @@ class Server:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment without what we set for our own OpenMP: llama-server keeps its defaults."""
-    return {name: value for name, value in os.environ.items() if name not in environment.WAITING}
+    """Our environment without what we set for our own engine: llama-server keeps its defaults."""
+    kept = {name: value for name, value in os.environ.items() if name not in environment.WAITING}
+    tunables = kept.pop("GLIBC_TUNABLES", "").split(":")
+    if theirs := ":".join(each for each in tunables if each not in ("", HUGE_PAGES)):
+        kept["GLIBC_TUNABLES"] = theirs
+    return kept
 
 
 class Running(Started):
