@@ -1,10 +1,10 @@
 """`scripts/bench engine`: plain, every fixed depth and `auto` on pairs of known acceptance.
 
-Synthetic pairs (benchmarks.synthetic) are written once and kept. Per acceptance rate the pair is
-loaded once and all settings take turns on it, on the same texts, in an order shuffled anew for each
-repetition; every output is checked token by token. `auto` starts with nothing learned and keeps what
-it learns from text to text, as in real use. With --llama-server the same files are given to a
-llama-server per setting, in the same turns.
+Synthetic pairs (benchmarks.synthetic), or targets with MTP heads (--heads), are written once and kept.
+Per acceptance rate the pair is loaded once and all settings take turns on it, on the same texts, in an
+order shuffled anew for each repetition; every output is checked token by token. `auto` starts with
+nothing learned and keeps what it learns from text to text, as in real use. With --llama-server the same
+files are given to a llama-server per setting, in the same turns.
 
 `scripts/bench engine replay TRACE` replays depth policies on a trace written with --record.
 """
@@ -59,6 +59,8 @@ def main(arguments: list[str]) -> int:
 
 def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     """What to measure, for `scripts/bench engine` and `scripts/gpu_check`."""
+    from benchmarks.measuring.workloads import HEADS
+
     parser = argparse.ArgumentParser(
         program,
         description=description,
@@ -70,6 +72,11 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--target-shape", metavar="K=V,…", help="e.g. layers=32,width=4096,ff=14336,heads=32,"
         "kv-heads=8,vocab=151936,quant=q4_0: changes to the size chosen")  # fmt: skip
     add("--draft-shape", metavar="K=V,…", help="the same for the draft")
+    add(
+        "--heads",
+        choices=HEADS,
+        help="a target with MTP heads in its file, or in a sidecar, as draft",
+    )
     add("--acceptance", nargs="+", metavar="α", help="0.9, bursty, or HIGH/LOW for other bursts")
     add("--depths", default="1,2,3,4,5,6,7,8", help="fixed depths, separated by commas")
     add("--tokens", type=positive, default=256, help="to generate (256)")
@@ -106,13 +113,16 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     size = SIZES["quick" if options.quick else options.size]
     if options.rounds and not options.quick and options.size == "big":
         size = SOAK
+    if options.heads and (options.record or options.rounds):
+        raise ValueError("--heads: neither with --record nor with --rounds")
+    size = replace(size, heads=options.heads)
     if not options.target_shape and not options.draft_shape:
         return size
     target = shape(options.target_shape, size.target) if options.target_shape else size.target
     draft = shape(options.draft_shape, size.draft) if options.draft_shape else size.draft
     if draft.n_vocab != target.n_vocab:  # a pair has one vocabulary: the target's
         draft = replace(draft, n_vocab=target.n_vocab)
-    return Sizes("custom", target, draft)
+    return Sizes("custom", target, draft, options.heads)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -169,7 +179,8 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
     notes = [
         f"{platform.machine()}, {os.cpu_count()} cores, {settings.n_threads} threads; "
         f"llama-cpp-python {llama.llama_version()}; {llama.system_info()}",
-        f"pair {plan.sizes.name}: target {plan.sizes.target}, draft {plan.sizes.draft}",
+        f"pair {plan.sizes.name}: target {plan.sizes.target}, draft {plan.sizes.draft}"
+        + (f", MTP heads: {plan.sizes.heads}" if plan.sizes.heads else ""),
         f"{plan.repetitions} texts per α, {plan.prompt} tokens read, {plan.tokens} generated; "
         f"`later` leaves out the first {plan.skip}",
         f"before: {before}",

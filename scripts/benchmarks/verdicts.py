@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     found: list[Verdict] = []
     if options.only != "code":
         files = build(work, QUICK, workload(_BAD), say)
-        found += _bad(_told((files.target, files.draft), wanted))
+        found += _bad(_told([each for each in (files.target, files.draft) if each], wanted))
     if options.only != "bad":
         pair = synthetic.write_code_pair(work / "code", QUICK.target, QUICK.draft)
         found += _code(_told(pair, wanted))
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     return 0 if all(each.holds for each in found) else 1
 
 
-def _told(pair: tuple[Path, Path], wanted: Sequence[str]) -> dict[str, Any]:
+def _told(pair: Sequence[Path], wanted: Sequence[str]) -> dict[str, Any]:
     """The report of a bench in a home that has seen nothing before."""
     with tempfile.TemporaryDirectory(prefix="lsb-") as home:
         environment = {**os.environ, "LOCALSPEC_HOME": home}

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.engine import main
 from benchmarks.measuring.runs import PLAIN
-from benchmarks.measuring.workloads import TINY, build, workload
+from benchmarks.measuring.workloads import HEADS, TINY, build, workload
 from benchmarks.servers.llama_server import Running, Server
 from localspec.daemon.worker.process import engine_environment
 
@@ -36,6 +36,20 @@ def test_every_setting_runs_beside_llama_server(
     assert "outputs that left the right text: 0" in printed.out
     assert "[7/7" in printed.err
     assert not list(tmp_path.glob("state-*")), "what was learned is not kept for the next run"
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_targets_with_heads_are_measured_too(
+    tmp_path: Path, fake_server: Path, capsys: pytest.CaptureFixture[str], heads: str
+) -> None:
+    arguments = [*SMALL, "--work", str(tmp_path), "--heads", heads, "--acceptance", "0.7"]
+    arguments += ["--depths", "3", "--llama-server", str(fake_server)]
+    out = tmp_path / "out.json"
+    assert main([*arguments, "--json", str(out)]) == 0
+    runs = {run["setting"]: run for run in json.loads(out.read_text())["workloads"][0]["runs"]}
+    assert runs["3"]["accepted"] > 0 < runs["server 3"]["drafted"]
+    assert runs["plain"]["drafted"] == 0
+    assert f"MTP heads: {heads}" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -102,6 +116,7 @@ def test_memory_over_many_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ["--target-shape", "layers=x"],
         ["--llama-server", "/nowhere/llama-server"],
         ["--tokens", "0"],
+        ["--heads", "glm4moe", "--rounds", "9"],
     ],
 )
 def test_wrong_usage_is_said_before_anything_is_done(wrong: list[str], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 from benchmarks.measuring.runner import Runner
 from benchmarks.measuring.runs import AUTO, PLAIN, Run, Setting
@@ -112,7 +113,8 @@ def _workload(plan: Plan, wanted: Workload, state: Path, progress: _Progress) ->
     runs: list[Run] = []
     first_mb = 0.0
     progress.say(f"loading the pair of α = {wanted.name}")
-    with Runner(files.target, files.draft, settings, plan.rpc) as runner:
+    kind: Literal["draft", "mtp"] = "mtp" if plan.sizes.heads else "draft"
+    with Runner(files.target, files.draft, settings, plan.rpc, kind) as runner:
         warm = text(files, plan.prompt, plan.tokens, rng)
         runner.warm_up(warm)
         for repetition, each in enumerate(texts):
@@ -141,6 +143,7 @@ def _server(plan: Plan, files: Files, settings: EngineSettings) -> Server | None
         gpu_layers=settings.n_gpu_layers,
         type_kv=settings.type_kv,
         extra=plan.server_arguments,
+        drafts_with="draft-mtp" if plan.sizes.heads else "draft-simple",
     )
 
 

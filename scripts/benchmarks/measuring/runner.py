@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import msgspec
 
@@ -65,10 +65,18 @@ class Runner(Driven):
     """
 
     def __init__(
-        self, target: Path, draft: Path, settings: EngineSettings, rpc: tuple[str, ...] = ()
+        self,
+        target: Path,
+        draft: Path | None,
+        settings: EngineSettings,
+        rpc: tuple[str, ...] = (),
+        kind: Literal["draft", "mtp"] = "draft",
     ) -> None:
-        """Load the pair, the target's layers on the machines of `rpc`. Raises LoadFailed."""
-        files = PairFiles("bench", str(target), str(draft), rpc=rpc)
+        """Load the pair, the target's layers on the machines of `rpc`. draft: None where it is in the
+        target's file. Raises LoadFailed.
+        """
+        files = PairFiles("bench", str(target), str(draft) if draft else None, rpc=rpc)
+        self._kind = kind
         super().__init__(load_pair(files, settings, lambda _stage, _fraction: None))
         self._requests = 0
         self._auto = replace(self.pair.learned)
@@ -142,7 +150,7 @@ class Runner(Driven):
             Sampling(temperature=0.0),
             tokens,
             # the synthetic text never repeats; a lookup would cost nothing and gain nothing
-            speculative=Speculative(setting.depth != 0, setting.depth, "draft"),
+            speculative=Speculative(setting.depth != 0, setting.depth, self._kind),
             exact=False,
             cache_prompt=False,
         )

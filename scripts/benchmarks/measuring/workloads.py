@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from benchmarks import synthetic
 from benchmarks.synthetic import Cycle, Quant, Shape
+from benchmarks.synthetic_heads import write_heads
+from benchmarks.synthetic_sidecar import write_with_sidecar
 
 SEED = 0  # of the files; the texts have their own
+# Targets with attention everywhere, and with a recurrent state, whose file holds heads; heads in their own.
+Heads = Literal["glm4moe", "qwen35", "sidecar"]
+HEADS: tuple[Heads, ...] = get_args(Heads)
 Say = Callable[[str], None]
 
 
@@ -54,17 +60,18 @@ def workload(text: str) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Shapes of a pair, under a name for people."""
+    """Shapes of a pair, under a name for people. heads: it drafts with MTP heads, of one of HEADS."""
 
     name: str
     target: Shape
     draft: Shape
+    heads: Heads | None = None
 
     @property
     def folder(self) -> str:
         """The folder its files lie in: the name, and a hash of the shapes."""
         key = hashlib.sha256(repr((SEED, self.target, self.draft)).encode()).hexdigest()
-        return f"{self.name}-{key[:8]}"
+        return "-".join([self.name, *([self.heads] if self.heads else []), key[:8]])
 
 
 BIG = Sizes("big", synthetic.BIG_TARGET, synthetic.BIG_DRAFT)
@@ -113,10 +120,12 @@ def shape(text: str, base: Shape) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """One workload's pair on disk, and the cycles the two follow."""
+    """One workload's pair on disk, and the cycles the two follow. draft: None where it is in the target's
+    file.
+    """
 
     target: Path
-    draft: Path
+    draft: Path | None
     cycle: Cycle
     drafted: Cycle
 
@@ -128,15 +137,38 @@ def build(work: Path, sizes: Sizes, wanted: Workload, say: Say) -> Files:
         ImportError: the `gguf` package is missing (it is in the `test` extra).
         OSError: no room for the files.
     """
+    if sizes.heads:  # models that have some have the usual vocabulary
+        sizes = replace(sizes, target=replace(sizes.target, code=False))
     folder = work / sizes.folder
     folder.mkdir(parents=True, exist_ok=True)
     cycle = synthetic.target_cycle(sizes.target.n_vocab, SEED, len(sizes.target.specials))
     drafted = synthetic.draft_cycle(cycle, wanted.acceptance, SEED + 1)
     rates = wanted.acceptance if isinstance(wanted.acceptance, tuple) else (wanted.acceptance,)
     label = "-".join(f"{rate:g}" for rate in rates)
+    if sizes.heads:
+        return Files(*_with_heads(folder / label, sizes, wanted, say), cycle, drafted)
     target = _written(folder / "target.gguf", sizes.target, cycle, SEED, say)
     draft = _written(folder / f"draft-{label}.gguf", sizes.draft, drafted, SEED + 2, say)
     return Files(target, draft, cycle, drafted)
+
+
+def _with_heads(folder: Path, sizes: Sizes, wanted: Workload, say: Say) -> tuple[Path, Path | None]:
+    """The target, and its heads where they have a file of their own."""
+    if not folder.exists():
+        say(f"writing {folder}")
+        part = folder.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        if sizes.heads == "sidecar":
+            target = sizes.target
+            small = replace(target, n_layer=2, n_embd=target.n_embd // 4, n_ff=target.n_ff // 4)
+            write_with_sidecar(part, target, small, wanted.acceptance, seed=SEED)
+        elif sizes.heads:
+            file = part / "target.gguf"
+            write_heads(file, sizes.target, wanted.acceptance, sizes.heads, seed=SEED)
+        part.replace(folder)
+    sidecar = folder / "mtp-target.gguf"
+    return folder / "target.gguf", sidecar if sidecar.exists() else None
 
 
 def _written(path: Path, shape: Shape, cycle: Cycle, seed: int, say: Say) -> Path:

@@ -32,12 +32,13 @@ class Server:
 
     context: tokens in all; each of `parallel` places has its share of them.
     gpu_layers negative: as llama-server decides, which is all that fit. socket: a path that ends with .sock,
-    where it listens instead of at a port.
+    where it listens instead of at a port. draft: None where it is in the target's file. drafts_with: its
+    name for the kind of drafts.
     """
 
     program: Path
     target: Path
-    draft: Path
+    draft: Path | None
     context: int
     threads: int
     gpu_layers: int = -1
@@ -45,6 +46,7 @@ class Server:
     parallel: int = 1
     extra: Sequence[str] = ()
     socket: str = ""
+    drafts_with: str = "draft-simple"
 
     def command(self, depth: int, port: int) -> list[str]:
         """The command line; depth 0 is plain decoding."""
@@ -56,7 +58,8 @@ class Server:
         if self.gpu_layers >= 0:
             line += ["-ngl", str(self.gpu_layers)]
         if depth:
-            line += ["--spec-type", "draft-simple", "-md", str(self.draft)]
+            line += ["--spec-type", self.drafts_with]
+            line += ["-md", str(self.draft)] if self.draft else []
             line += ["--spec-draft-n-max", str(depth), "-td", str(self.threads)]
             line += ["-ctkd", self.type_kv, "-ctvd", self.type_kv]
             if self.gpu_layers >= 0:
