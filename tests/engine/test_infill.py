@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import localspec
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.llama import FimTokens, Model
-from localspec.engine.prompt.infill import infill_tokens, prompt_budget
+from localspec.engine.prompt.infill import infill_tokens, plain_text, prompt_budget
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 
@@ -262,3 +262,47 @@ def test_a_prompt_is_as_long_as_an_editor_can_wait_for() -> None:
     assert prompt_budget(20.0) == prompt_budget(4.5) == prompt_budget(2.0) == 1024
     assert prompt_budget(1.9) == prompt_budget(1.0) == 2048
     assert prompt_budget(0.1) == prompt_budget(0.11) == 16384
+
+
+@given(
+    keys=st.lists(st.tuples(st.integers(0, 500), st.integers(0, 40)), min_size=1, max_size=6),
+    pieces=st.integers(0, 3),
+    budget=st.sampled_from([1024, 4096]),
+)
+def test_what_is_remembered_changes_no_prompt(
+    vocab: Vocab, keys: list[tuple[int, int]], pieces: int, budget: int
+) -> None:
+    remembered = plain_text(cast(Any, vocab))
+    for place, typed in keys:
+        above = "".join(SOURCE[:place]) + SOURCE[place][:typed]
+        prompt = at_cursor(above, "".join(SOURCE[place:]), ring(place % 5, pieces))
+        fresh = infill_tokens(cast(Any, vocab), prompt, 8192, budget)
+        assert infill_tokens(cast(Any, vocab), prompt, 8192, budget, remembered) == fresh
+
+
+@pytest.mark.parametrize("place", [20, 300])
+def test_of_what_an_editor_sent_before_nothing_becomes_tokens_again(
+    vocab: Vocab, place: int
+) -> None:
+    class Counted:
+        fim, bos, add_bos = vocab.fim, vocab.bos, vocab.add_bos
+        characters = 0
+
+        def tokenize(self, text: str, **how: bool) -> list[int]:
+            Counted.characters += len(text)
+            tokens: list[int] = vocab.tokenize(text, **how)
+            return tokens
+
+    counted = cast(Any, Counted())
+    remembered = plain_text(counted)
+    above, below, typed = (
+        "".join(SOURCE[:place]),
+        "".join(SOURCE[place + 1 :]),
+        "    value = list",
+    )
+    for count in range(len(typed)):
+        before = Counted.characters
+        prompt = at_cursor(above + typed[:count], below, ring(0, 4))
+        infill_tokens(counted, prompt, 8192, 4096, remembered)
+        if count:
+            assert Counted.characters - before == count

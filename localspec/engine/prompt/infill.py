@@ -11,7 +11,8 @@ prompt.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from localspec.engine.llama import FimTokens, Vocab
 from localspec.errors import InvalidRequest
@@ -27,7 +28,21 @@ _WORTH = 128  # tokens: of a longer file so many at least, or it is left out
 LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
-Plain = Callable[[str], list[int]]
+# What is remembered as tokens: so many lines, and longer texts; characters of a line at most.
+_LINES, _WHOLES, _LINE = 2048, 32, 256
+Plain = Callable[[str], Sequence[int]]
+
+
+def plain_text(vocab: Vocab) -> Plain:
+    """How text becomes tokens, markers in it like any other. It remembers: nearly all that an editor sends
+    with a key it has sent with the one before.
+    """
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(vocab.tokenize(text, add_special=False, parse_special=False))
+
+    line, whole = lru_cache(_LINES)(tokens), lru_cache(_WHOLES)(tokens)
+    return lambda text: line(text) if len(text) <= _LINE else whole(text)
 
 
 def prompt_budget(per_token_ms: float) -> int:
@@ -39,8 +54,11 @@ def prompt_budget(per_token_ms: float) -> int:
     return max(2 * min(max(tokens, LEAST), USUAL), tokens)
 
 
-def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -> list[int]:
-    """The prompt: `budget` tokens at most, and no more than the context has room for.
+def infill_tokens(
+    vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int, plain: Plain | None = None
+) -> list[int]:
+    """The prompt: `budget` tokens at most, and no more than the context has room for. plain: `plain_text` of
+    the vocabulary, kept from prompt to prompt.
 
     Raises:
         InvalidRequest: the model has no fill-in-the-middle tokens.
@@ -48,10 +66,7 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
     fim = vocab.fim
     if min(fim.prefix, fim.suffix, fim.middle) < 0:
         raise InvalidRequest("This model has no fill-in-the-middle tokens.", param="input_prefix")
-
-    def plain(text: str) -> list[int]:
-        return vocab.tokenize(text, add_special=False, parse_special=False)
-
+    plain = plain or plain_text(vocab)
     room = max(min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _MARKERS, _MARKERS)
     # With a quarter for a line being typed that is all there is, or leaves a quarter to other files.
     most = room * 3 // 5 if prompt.extra else room * 4 // 5
@@ -63,11 +78,12 @@ def infill_tokens(vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int) -
     above = _whole(prompt.prefix, near - typed, plain)
     if above is not None and len(line) <= typed:  # a short file: as llama-server cuts it
         before = above
-        after = max(after, _tokens(prompt.suffix, typed - 2 - len(line), plain), key=len)
+        quarter = _tokens(prompt.suffix, typed, plain)[: max(typed - 2 - len(line), 0)]
+        after = max(after, quarter, key=len)
     elif left > 0:
         before = _end(prompt.prefix, left, plain)
     else:
-        before, line = [], _end(prompt.prompt, near - behind + typed, plain)
+        before, line = (), _end(prompt.prompt, near - behind + typed, plain)
     extra = _repository(vocab, prompt, plain, room - near - typed)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
     return [*extra, *bos, fim.prefix, *before, *line, fim.suffix, *after, fim.middle]
@@ -90,7 +106,7 @@ def _reserve(n_predict: int, n_ctx: int) -> int:
     return steps if steps <= n_ctx // 4 else wanted
 
 
-def _whole(text: str, limit: int, plain: Plain) -> list[int] | None:
+def _whole(text: str, limit: int, plain: Plain) -> Sequence[int] | None:
     """All of a text's tokens; None: they are more than `limit`."""
     if len(text) > limit * LONG_TOKEN:
         return None
@@ -98,12 +114,12 @@ def _whole(text: str, limit: int, plain: Plain) -> list[int] | None:
     return tokens if len(tokens) <= limit else None
 
 
-def _tokens(text: str, count: int, plain: Plain) -> list[int]:
+def _tokens(text: str, count: int, plain: Plain) -> Sequence[int]:
     """The first tokens of a text, so many at most."""
-    return plain(text[: max(count, 0) * LONG_TOKEN])[: max(count, 0)]
+    return plain(text[: count * LONG_TOKEN])[:count]
 
 
-def _end(text: str, limit: int, plain: Plain) -> list[int]:
+def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
     """Tokens of the end of a text, at most `limit` and mostly more than half of that.
 
     Of the lines that it may begin with, it is the one with the smallest checksum of itself and those
@@ -127,9 +143,10 @@ def _end(text: str, limit: int, plain: Plain) -> list[int]:
     return tokens[start:]
 
 
-def _beginning(text: str, limit: int, plain: Plain) -> list[int]:
+def _beginning(text: str, limit: int, plain: Plain) -> Sequence[int]:
     """Tokens of the beginning of a text, at most `limit`; it ends with a line where that is possible."""
-    head = text[: max(limit, 0) * LONG_TOKEN]
+    limit = max(limit, 0)
+    head = text[: limit * LONG_TOKEN]
     count, kept = 0, ""
     for line in head.splitlines(keepends=True):
         if (count := count + len(plain(line))) > limit:

@@ -15,7 +15,7 @@ from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import check_tokens
 from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.pair import Pair
-from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, prompt_budget
+from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, plain_text, prompt_budget
 from localspec.engine.prompt.marks import NotSeen, pieces
 from localspec.engine.prompt.preparers import Small, Work, about_tokens
 from localspec.engine.prompt.template import TemplateRenderer
@@ -65,6 +65,7 @@ class Preparer:
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
+        self._infill_text = plain_text(vocab)
         # As it was measured when the pair was loaded: prompts should not change under an editor.
         self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
 
@@ -207,7 +208,9 @@ class Preparer:
             case TextPrompt(text, special):
                 found = self._tokenized(text, special, fits)
             case InfillPrompt():
-                found = infill_tokens(vocab, prompt, self._pair.n_ctx, self._infill_budget)
+                found = infill_tokens(
+                    vocab, prompt, self._pair.n_ctx, self._infill_budget, self._infill_text
+                )
             case ChatPrompt():
                 found = self._tokenized(self._without_bos(self.render(prompt)), True, fits)
         if not found:
