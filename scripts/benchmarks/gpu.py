@@ -52,6 +52,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         plan = engine.plan_of(options)
+        if plan.sizes.heads:
+            raise ValueError("--heads is for `scripts/bench engine`")
     except ValueError as error:
         parser.error(str(error))
     from localspec.engine import llama

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 from benchmarks.measuring.runner import Runner
 from benchmarks.measuring.runs import AUTO, PLAIN, Run, Setting
@@ -113,8 +112,7 @@ def _workload(plan: Plan, wanted: Workload, state: Path, progress: _Progress) ->
     runs: list[Run] = []
     first_mb = 0.0
     progress.say(f"loading the pair of α = {wanted.name}")
-    kind: Literal["draft", "mtp"] = "mtp" if plan.sizes.heads else "draft"
-    with Runner(files.target, files.draft, settings, plan.rpc, kind) as runner:
+    with Runner(files.target, files.draft, settings, plan.rpc) as runner:
         warm = text(files, plan.prompt, plan.tokens, rng)
         runner.warm_up(warm)
         for repetition, each in enumerate(texts):

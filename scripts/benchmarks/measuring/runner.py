@@ -70,14 +70,15 @@ class Runner(Driven):
         draft: Path | None,
         settings: EngineSettings,
         rpc: tuple[str, ...] = (),
-        kind: Literal["draft", "mtp"] = "draft",
     ) -> None:
         """Load the pair, the target's layers on the machines of `rpc`. draft: None where it is in the
         target's file. Raises LoadFailed.
         """
         files = PairFiles("bench", str(target), str(draft) if draft else None, rpc=rpc)
-        self._kind = kind
         super().__init__(load_pair(files, settings, lambda _stage, _fraction: None))
+        drafter = self.pair.drafter
+        heads = drafter is not None and drafter.kind == "mtp"
+        self._kind: Literal["draft", "mtp"] = "mtp" if heads else "draft"
         self._requests = 0
         self._auto = replace(self.pair.learned)
 
