@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
         if arguments[:1] == ["replay"]:
             return _replay(_replay_parser().parse_args(arguments[1:]))
         parser = options_parser("scripts/bench engine", str(__doc__))
+        _add_heads(parser)
         options = parser.parse_args(arguments)
         try:
             plan = plan_of(options)
@@ -59,8 +60,6 @@ def main(arguments: list[str]) -> int:
 
 def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     """What to measure, for `scripts/bench engine` and `scripts/gpu_check`."""
-    from benchmarks.measuring.workloads import HEADS
-
     parser = argparse.ArgumentParser(
         program,
         description=description,
@@ -72,11 +71,6 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     add("--target-shape", metavar="K=V,…", help="e.g. layers=32,width=4096,ff=14336,heads=32,"
         "kv-heads=8,vocab=151936,quant=q4_0: changes to the size chosen")  # fmt: skip
     add("--draft-shape", metavar="K=V,…", help="the same for the draft")
-    add(
-        "--heads",
-        choices=HEADS,
-        help="a target with MTP heads in its file, or in a sidecar, as draft",
-    )
     add("--acceptance", nargs="+", metavar="α", help="0.9, bursty, or HIGH/LOW for other bursts")
     add("--depths", default="1,2,3,4,5,6,7,8", help="fixed depths, separated by commas")
     add("--tokens", type=positive, default=256, help="to generate (256)")
@@ -107,22 +101,26 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_heads(parser: argparse.ArgumentParser) -> None:
+    from benchmarks.measuring.workloads import HEADS
+
+    what = "a target with MTP heads in its file, or in a sidecar, as draft"
+    parser.add_argument("--heads", choices=HEADS, help=what)
+
+
 def _sizes(options: argparse.Namespace) -> Sizes:
     from benchmarks.measuring.workloads import SIZES, SOAK, Sizes, shape
 
     size = SIZES["quick" if options.quick else options.size]
     if options.rounds and not options.quick and options.size == "big":
         size = SOAK
-    if options.heads and (options.record or options.rounds):
-        raise ValueError("--heads: neither with --record nor with --rounds")
-    size = replace(size, heads=options.heads)
     if not options.target_shape and not options.draft_shape:
         return size
     target = shape(options.target_shape, size.target) if options.target_shape else size.target
     draft = shape(options.draft_shape, size.draft) if options.draft_shape else size.draft
     if draft.n_vocab != target.n_vocab:  # a pair has one vocabulary: the target's
         draft = replace(draft, n_vocab=target.n_vocab)
-    return Sizes("custom", target, draft, options.heads)
+    return Sizes("custom", target, draft)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -135,9 +133,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
     depths = sorted({int(part) for part in options.depths.split(",")})
     if depths[0] < 1 or depths[-1] > 16:
         raise ValueError("--depths: from 1 to 16")
+    if options.heads and (options.record or options.rounds):
+        raise ValueError("--heads: neither with --record nor with --rounds")
+    sizes = _sizes(options)
     return Plan(
         work=(options.work or default_paths().cache / "bench").absolute(),
-        sizes=_sizes(options),
+        sizes=sizes.with_heads(options.heads) if options.heads else sizes,
         workloads=wanted or WORKLOADS,
         depths=depths,
         prompt=options.prompt,

@@ -52,8 +52,6 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     try:
         plan = engine.plan_of(options)
-        if plan.sizes.heads:
-            raise ValueError("--heads is for `scripts/bench engine`")
     except ValueError as error:
         parser.error(str(error))
     from localspec.engine import llama
@@ -77,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-tests", action="store_true", help="leave the engine's tests out")
     add("--exact-texts", type=int, default=50, help="texts compared in exact mode (50)")
     add("--exact-tokens", type=int, default=256, help="tokens of each (256)")
-    parser.set_defaults(size="gpu")
+    parser.set_defaults(size="gpu", heads=None)
     return parser
 
 

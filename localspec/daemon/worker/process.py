@@ -470,10 +470,9 @@ async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker
 
 
 def engine_environment() -> dict[str, str]:
-    """Ours, as an engine has it: weights lie in huge pages, where glibc and the kernel can.
+    """Ours, with weights in huge pages where glibc and the kernel can, unless the user has said how.
 
-    Unless the user has said how. A pass reads them all, and looking up where each of the small pages
-    lies is a tenth of its time.
+    A pass reads them all, and looking up where each of the small pages lies is a tenth of its time.
     """
     said = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc.hugetlb" in said:

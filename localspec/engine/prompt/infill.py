@@ -75,8 +75,8 @@ def infill_tokens(
     after = _beginning(prompt.suffix, behind - _MARKERS, plain)
     line = plain(prompt.prompt)
     left = near - behind - max(len(line) - typed, 0)  # a long line leaves less for what is above it
-    above = _whole(prompt.prefix, near - typed, plain)
-    if above is not None and len(line) <= typed:  # a short file: as llama-server cuts it
+    above = _whole(prompt.prefix, near - typed, plain) if len(line) <= typed else None
+    if above is not None:  # a short file: as llama-server cuts it
         before = above
         quarter = _tokens(prompt.suffix, typed, plain)[: max(typed - 2 - len(line), 0)]
         after = max(after, quarter, key=len)

@@ -65,11 +65,7 @@ class Runner(Driven):
     """
 
     def __init__(
-        self,
-        target: Path,
-        draft: Path | None,
-        settings: EngineSettings,
-        rpc: tuple[str, ...] = (),
+        self, target: Path, draft: Path | None, settings: EngineSettings, rpc: tuple[str, ...] = ()
     ) -> None:
         """Load the pair, the target's layers on the machines of `rpc`. draft: None where it is in the
         target's file. Raises LoadFailed.

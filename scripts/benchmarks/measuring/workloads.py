@@ -67,6 +67,10 @@ class Sizes:
     draft: Shape
     heads: Heads | None = None
 
+    def with_heads(self, heads: Heads) -> Sizes:
+        """The same with MTP heads, and the vocabulary of models that have some."""
+        return replace(self, target=replace(self.target, code=False), heads=heads)
+
     @property
     def folder(self) -> str:
         """The folder its files lie in: the name, and a hash of the shapes."""
@@ -137,8 +141,6 @@ def build(work: Path, sizes: Sizes, wanted: Workload, say: Say) -> Files:
         ImportError: the `gguf` package is missing (it is in the `test` extra).
         OSError: no room for the files.
     """
-    if sizes.heads:  # models that have some have the usual vocabulary
-        sizes = replace(sizes, target=replace(sizes.target, code=False))
     folder = work / sizes.folder
     folder.mkdir(parents=True, exist_ok=True)
     cycle = synthetic.target_cycle(sizes.target.n_vocab, SEED, len(sizes.target.specials))
@@ -156,7 +158,7 @@ def _with_heads(folder: Path, sizes: Sizes, wanted: Workload, say: Say) -> tuple
     """The target, and its heads where they have a file of their own."""
     if not folder.exists():
         say(f"writing {folder}")
-        part = folder.with_suffix(".part")
+        part = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         if sizes.heads == "sidecar":
