@@ -11,6 +11,7 @@ from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Aborted, DecodeFatal, NoKvSlot
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.pair import Pair
+from localspec.engine.sampling.deferred import GuideBusy
 from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.controller import Controller
@@ -19,6 +20,9 @@ from localspec.engine.speculation.depth import PassCosts
 from localspec.engine.speculation.verification import Doubtful
 from localspec.errors import Cancelled
 from localspec.protocol.frames import Reading, Started
+
+# Seconds that the loop sleeps where nothing but grammars is waited for.
+GUIDE_POLL_S = 0.005
 
 
 class Engine:
@@ -114,7 +118,10 @@ class Engine:
         Raises:
             DecodeFatal: a context can no longer be trusted; the process is to end.
         """
-        for lane in self._scheduler.admit(self._started, self._endings.refused):
+        lanes = self._scheduler.admit(self._started, self._endings.refused)
+        for lane in lanes:
+            for sequence in list(lane.active):
+                self._endings.guard(lambda _, sequence: sequence.begin_round(), lane, sequence)
             try:
                 self._round(lane)
             except DecodeFatal:
@@ -122,6 +129,9 @@ class Engine:
             except Exception as error:  # whose fault it is cannot be told
                 for sequence in list(lane.active):
                     self._endings.failed(lane, sequence, error)
+        running = [sequence for lane in lanes for sequence in lane.active]
+        if running and all(sequence.guide_busy for sequence in running):
+            running[0].await_guide(GUIDE_POLL_S)
 
     def _round(self, lane: Lane) -> None:
         start, busy = self._clock(), self.pair.spent_s()
@@ -160,7 +170,11 @@ class Engine:
         for sequence in sequences:
             if sequence in lane.active:  # else another one has sent them all to wait
                 self._endings.guard(self._verify, lane, sequence)
-        return [sequence for sequence in sequences if sequence in lane.active]
+        return [
+            sequence
+            for sequence in sequences
+            if sequence in lane.active and not sequence.step.repeats
+        ]
 
     def _decode(self, lane: Lane, sequences: list[Sequence]) -> bool:
         """One pass over all rows. False: no room, and someone was asked to leave; or it was ended on its
@@ -198,6 +212,11 @@ class Engine:
             return
         try:
             kept = sequence.verifier.verify(lane.context, step.first_row, slot.tokens, step.drafts)
+        except GuideBusy:  # the same pass once more, when its grammar has answered
+            sequence.verifier.take_back()
+            lane.slots.commit(slot, 0)
+            step.repeats = True
+            return
         except Doubtful:  # the same pass once more, now with logits
             sequence.verifier.on_device = lane.context.choose_on_device(slot.id, False)
             lane.slots.commit(slot, 0)

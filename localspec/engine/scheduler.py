@@ -200,13 +200,16 @@ class Scheduler:
     def schedule(self, lane: Lane) -> list[Sequence]:
         """Every sequence that decodes, and a bounded chunk of prompts: editors first, then short ones.
 
+        A sequence whose grammar has not answered yet sits the round out.
+
         Each has its `step` of this round.
         """
         if lane.exact:
-            chosen = [self.alone(lane, lane.active[0])]
+            ready = [sequence for sequence in lane.active if not sequence.guide_busy]
+            chosen = [self.alone(lane, sequence) for sequence in ready[:1]]
             decoding = [each for each in chosen if not each.prefilling]
         else:
-            decoding = [each for each in lane.active if not each.prefilling]
+            decoding = [each for each in lane.active if not (each.prefilling or each.guide_busy)]
             for sequence in decoding:
                 sequence.step = _step(sequence, sequence.slot.unread)
             chosen = decoding

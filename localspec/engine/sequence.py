@@ -98,6 +98,7 @@ class Sequence:
         self._ids: list[int] = []  # of tokens whose text was not shown yet
         self.number = 0  # its place in the order of first starts
         self.alone = False  # it is to run without company
+        self.guide_busy = False  # it sits rounds out until its grammar has answered
         self._short_until = -math.inf  # it is read in short passes (perf_counter)
         self._waited_s = 0.0  # for passes that began once more
         self.gave_way = -1  # how many had left its lane when it gave up its slot
@@ -134,6 +135,21 @@ class Sequence:
     def only_read(self) -> bool:
         """Is nothing to be written after its prompt?"""
         return self.request.max_tokens == 0
+
+    def begin_round(self) -> None:
+        """Note whether its grammar can answer in the round that begins.
+
+        Raises:
+            GrammarRejected: the grammar has failed.
+        """
+        guide = self.verifier.matcher
+        self.guide_busy = guide is not None and not guide.begin_round()
+
+    def await_guide(self, seconds: float) -> None:
+        """Wait for its grammar, where nothing else is to be done."""
+        guide = self.verifier.matcher
+        if guide is not None:
+            guide.wait(seconds)
 
     @property
     def generated(self) -> int:

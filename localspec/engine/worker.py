@@ -32,6 +32,7 @@ from localspec.engine.pair.turns import Turns
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.preparers import Preparers
 from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled, LocalspecError
 from localspec.protocol import frames
@@ -76,6 +77,7 @@ class Worker:
         self._preparers: Preparers[Tokenized] = Preparers(self.send, self._prepared)
         self._engine: Engine | Encoder | None = None
         self._renderer: TemplateRenderer | None = None
+        self._grammars: Grammars | None = None
         self._turns = Turns(None, 0.0)
         self._finished = 0
         self._resting = True  # nothing to do: no step is waited for
@@ -266,7 +268,8 @@ class Worker:
             pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
         )
         self._engine, self._renderer = Engine(pair, self._emit), renderer
-        self._preparers.use(Preparer(pair, renderer), Preparer(pair, renderer))
+        self._grammars = grammars = Grammars(vocab, isolated=True)
+        self._preparers.use(Preparer(pair, renderer, grammars), Preparer(pair, renderer, grammars))
         return pair.info()
 
     def _embedding_model(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
@@ -283,6 +286,9 @@ class Worker:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
+        if self._grammars is not None:
+            self._grammars.close()
+            self._grammars = None
         self._preparers.close()
 
 

@@ -32,7 +32,7 @@ from localspec.daemon.completion.reply.tools import (
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
 from localspec.engine.sampling.grammars.compile import Grammars
-from localspec.engine.sampling.grammars.gates import Pieces
+from localspec.engine.sampling.grammars.sources import SpecialTokens
 from localspec.engine.sampling.guide import Both, Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve
@@ -366,8 +366,8 @@ def test_what_a_template_writes_is_what_a_found_notation_lets_in(
 
 
 def test_what_ends_an_answer_is_in_no_grammar_of_its_calls() -> None:
-    pieces = Pieces([b"", b"", b"}"], {b"<|call|>": 0, b"<|calls|>": 1}, ends=[1])
-    assert pieces.spelled("}<|call|>\n<|calls|>") == '"}" <[0]> "\\n"'
+    special = SpecialTokens({"<|call|>": 0, "<|calls|>": 1}, ends=frozenset([1]))
+    assert special.spelled("}<|call|>\n<|calls|>") == '"}" <[0]> "\\n"'
 
 
 def test_what_a_schema_asks_in_vain_is_said_or_refused(caller: Running) -> None:

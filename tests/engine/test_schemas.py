@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localspec.engine.sampling.grammars.compile import _source
 from localspec.engine.sampling.grammars.schemas import closed
+from localspec.engine.sampling.grammars.sources import constraint_source
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint
 
@@ -42,7 +42,7 @@ def tokenizer() -> LLTokenizer:
 
 def matcher(schema: Any) -> LLMatcher:
     made = LLMatcher(
-        tokenizer(), _source(Constraint("json_schema", json.dumps(schema))), log_level=0
+        tokenizer(), constraint_source(Constraint("json_schema", json.dumps(schema))), log_level=0
     )
     assert not made.is_error(), made.get_error()
     return made
@@ -165,7 +165,7 @@ def test_a_schema_made_to_grow_is_closed_or_refused_at_once(schema: Any) -> None
 def test_one_that_grows_too_far_is_refused_in_words() -> None:
     schema: dict[str, Any] = {"allOf": [{"properties": {f"k{i}": {}}} for i in range(4000)]}
     with pytest.raises(GrammarRejected, match="too many parts or keys"):
-        _source(Constraint("json_schema", json.dumps(schema)))
+        constraint_source(Constraint("json_schema", json.dumps(schema)))
 
 
 # ------------------------------------------------------------------ at random

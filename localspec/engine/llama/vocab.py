@@ -248,22 +248,32 @@ class Vocab:
         """Every token that ends a generation."""
         return [token for token in range(self.size) if self.is_eog(token)]
 
+    @cached_property
+    def special_tokens(self) -> list[int]:
+        """Tokens that no text of an answer matches: control tokens, and user-defined ones like <this>."""
+        special = []
+        for token in range(self.size):
+            attributes = int(C.llama_vocab_get_attr(self._handle, token))
+            if attributes & C.LLAMA_TOKEN_ATTR_CONTROL:
+                special.append(token)
+            elif attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED:
+                piece = self.piece(token, special=True)
+                if piece[:1] + piece[-1:] == b"<>":
+                    special.append(token)
+        return special
+
     def guidance_tokenizer(self) -> Any:
         """llguidance's view of this vocabulary (an LLTokenizer). About 10 µs per token, once.
 
-        Control tokens are marked with 0xff, as llguidance expects, so that text never matches them.
+        Special tokens are marked with 0xff, as llguidance expects, so that text never matches them.
         """
         from llguidance import LLTokenizer
 
-        pieces = []
-        for token in range(self.size):
-            piece = self.piece(token, special=True)
-            attributes = int(C.llama_vocab_get_attr(self._handle, token))
-            control = attributes & C.LLAMA_TOKEN_ATTR_CONTROL
-            marked = (
-                attributes & C.LLAMA_TOKEN_ATTR_USER_DEFINED and piece[:1] + piece[-1:] == b"<>"
-            )
-            pieces.append(b"\xff" + piece if control or marked else piece)
+        special = set(self.special_tokens)
+        pieces = [
+            (b"\xff" if token in special else b"") + self.piece(token, special=True)
+            for token in range(self.size)
+        ]
         self._callback = self._callback or _TOKENIZE(self._tokenize_for_c)
         function = ctypes.cast(self._callback, ctypes.c_void_p).value
         return LLTokenizer.from_llamacpp(  # type: ignore[attr-defined] # its stubs lack it

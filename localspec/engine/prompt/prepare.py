@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+import msgspec
+
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import check_tokens
 from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, plain_text, prompt_budget
 from localspec.engine.prompt.marks import NotSeen, pieces
-from localspec.engine.prompt.preparers import Small, Work, about_tokens
+from localspec.engine.prompt.preparers import Small, Unfinished, Work, about_tokens
 from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.sampling.deferred import DeferredGuide
 from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.grammars.compile import Grammars
+from localspec.engine.sampling.grammars.compile import NOBODY_LEFT, Grammars, Left
 from localspec.engine.sampling.guide import Both, Guide
 from localspec.engine.sampling.infill import infill_sampler
 from localspec.engine.sampling.penalties import Breakers, BreakerTable
@@ -58,10 +61,13 @@ _SAMPLE = 4096  # characters of a text that is not read whole, to say about how 
 class Preparer:
     """Prepares requests for one loaded pair. Not thread-safe: each thread has its own."""
 
-    def __init__(self, pair: Pair, renderer: TemplateRenderer) -> None:
+    def __init__(
+        self, pair: Pair, renderer: TemplateRenderer, grammars: Grammars | None = None
+    ) -> None:
+        """grammars: compiles in a process of its own; by default, grammars are compiled in place."""
         self._pair = pair
         self._renderer = renderer
-        self._grammars = Grammars(pair.vocab)
+        self._grammars = grammars or Grammars(pair.vocab)
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
@@ -73,8 +79,8 @@ class Preparer:
         """What preparing the request may cost, found in a hundredth of that."""
         return self._pair.vocab.seconds("\n".join(_texts(request)), cuts=_messages(request))
 
-    def prepare(self, request: Work) -> TokenizedRequest:
-        """Ready for `Engine.submit`.
+    def prepare(self, request: Work) -> TokenizedRequest | Unfinished[TokenizedRequest]:
+        """Return the request ready for `Engine.submit`, or what is left to do where a grammar is to compile.
 
         Raises:
             InvalidRequest: and its subclasses, with the field at fault.
@@ -88,21 +94,41 @@ class Preparer:
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
         shown, tail = frozenset(self._control(request.shown)), self._rendered[-TAIL:]
-        matcher, note = self._grammars.answer(request, tail, shown)
-        guide: Guide | None = matcher
-        if (limit := self._limit(request)) is not None:
-            guide = limit if matcher is None else Both(limit, matcher)
-        return TokenizedRequest(
+        limit = self._limit(request)
+        tokenized = TokenizedRequest(
             request,
             tokens,
             self._sampler(settings),
-            guide,
+            limit,
             self._ngram_index(request.speculative, tokens),
             shown,
             tail,
             self._saved(request, tokens),
-            " ".join(filter(None, [note, unread])),
+            unread,
         )
+        job, _ = self._grammars.job(request, tail)
+        if self._grammars.ready(job):
+            return self._with_grammar(tokenized)
+        return Unfinished(partial(self._with_grammar, tokenized))
+
+    def _with_grammar(
+        self, tokenized: TokenizedRequest, left: Left = NOBODY_LEFT
+    ) -> TokenizedRequest:
+        """Add the request's grammar. In any thread.
+
+        Raises:
+            GrammarRejected: there is none that can be used.
+            Cancelled: `left` says that nobody waits any more.
+        """
+        guide, note = self._grammars.answer(
+            tokenized.request, tokenized.tail, tokenized.shown, left
+        )
+        if guide is not None:
+            deferred = DeferredGuide(guide)
+            limit = tokenized.matcher
+            tokenized.matcher = deferred if limit is None else Both(limit, deferred)
+        tokenized.note = " ".join(filter(None, [note, tokenized.note]))
+        return tokenized
 
     def _mark(self, request: Generate) -> str:
         """Have a chat's thoughts marked as this model marks them; returns what of them cannot be read."""
@@ -304,10 +330,13 @@ def _texts_of(prompt: Prompt) -> Iterator[str]:
             yield from (prefix, suffix, line)
             yield from (text for _, text in extra)
         case ChatPrompt(messages):
-            yield from (message.content or "" for message in messages)
-            yield from (
-                str(tool) for tool in prompt.tools or ()
-            )  # an agent's are longer than its chat
+            for message in messages:
+                yield message.content or ""
+                if message.extra:  # calls and thoughts
+                    yield msgspec.json.encode(message.extra).decode()
+            # an agent's tools are longer than its chat
+            yield msgspec.json.encode((prompt.tools, prompt.template_kwargs)).decode()
+            yield prompt.answer_prefix
 
 
 def _messages(request: Work | Small) -> int:

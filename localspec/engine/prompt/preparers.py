@@ -1,6 +1,8 @@
-"""The two threads that make requests ready, and what they ask of whoever does it.
+"""The threads that make requests ready, and what they ask of whoever does it.
 
-One has the requests that take long, so that they stall no short one; neither stalls an answer.
+One takes the short requests, one those whose text takes long. A request whose grammar must be compiled gets
+a thread of its own for that, since nobody can say how long it takes. So none of them delays a short one, and
+none delays an answer.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from localspec.engine.llama import Vocab, check_tokens
+from localspec.engine.priority import lower_priority
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol.frames import (
     MOST_PIECES,
@@ -36,21 +40,32 @@ Work = Generate | Embed | Rerank  # what an engine does, once it is prepared
 Ready_co = TypeVar("Ready_co", covariant=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Unfinished(Generic[Ready_co]):
+    """A request whose preparing may take any time from here on.
+
+    finish: does the rest, in any thread. Given a function that says whether nobody waits any more; raises
+    Cancelled where that is so, and InvalidRequest.
+    """
+
+    finish: Callable[[Callable[[], bool]], Ready_co]
+
+
 class Prepares(Protocol[Ready_co]):
     """Makes requests ready for one loaded model, in one thread."""
 
     def seconds(self, request: Work | Small) -> float:
         """What preparing may cost."""
 
-    def prepare(self, request: Work) -> Ready_co:
-        """For the engine. Raises InvalidRequest."""
+    def prepare(self, request: Work) -> Ready_co | Unfinished[Ready_co]:
+        """For the engine, or what is left to do. Raises InvalidRequest."""
 
     def answer(self, request: Small) -> dict[str, object]:
         """What needs no engine. Raises InvalidRequest."""
 
 
 class Preparers(Generic[Ready_co]):
-    """The two threads, and the requests that are with them.
+    """The threads, and the requests that are with them.
 
     send: to the daemon, from any thread. ready: given each request that can run.
     """
@@ -107,23 +122,49 @@ class Preparers(Generic[Ready_co]):
                 self._prepare(request, pair and pair[0])
 
     def _prepare_slow(self) -> None:
+        lower_priority(threading.get_native_id())
         while True:
             request = self._slow.get()
             pair = self._pair
             self._prepare(request, pair and pair[1])
 
     def _prepare(self, request: Work | Small, preparer: Prepares[Ready_co] | None) -> None:
-        self._send(Preparing(request.id, begins=True))
-        ready: Ready_co | None = None
-        try:
+        def act() -> Ready_co | Unfinished[Ready_co] | None:
             if preparer is None:
                 raise Unavailable("No pair is loaded.")
+            if isinstance(request, Work):
+                return preparer.prepare(request)
+            self._send(Reply(request.id, preparer.answer(request)))
+            return None
+
+        ready: Ready_co | Unfinished[Ready_co] | None = self._attempt(request, act)
+        if isinstance(ready, Unfinished):
+            name = f"grammar of request {request.id}"
+            threading.Thread(
+                target=self._finish, args=(request, ready), name=name, daemon=True
+            ).start()
+        elif ready is not None:
+            self._ready(ready)
+
+    def _finish(self, request: Work | Small, unfinished: Unfinished[Ready_co]) -> None:
+        lower_priority(threading.get_native_id())
+        ready = self._attempt(
+            request, lambda: unfinished.finish(lambda: request.id in self._cancelled)
+        )
+        if ready is not None:
+            self._ready(ready)
+
+    def _attempt(self, request: Work | Small, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns; None where it failed, which the daemon has been sent then.
+
+        The result is handed on after the last frame about preparing: a pass that ends the process is not
+        the fault of this request's text.
+        """
+        self._send(Preparing(request.id, begins=True))
+        try:
             if request.id in self._cancelled:
                 raise Cancelled("The request was cancelled.")
-            if isinstance(request, Work):
-                ready = preparer.prepare(request)
-            else:
-                self._send(Reply(request.id, preparer.answer(request)))
+            return act()
         except LocalspecError as error:
             self._forget(request.id)
             sizes = error.n_prompt_tokens, error.n_ctx
@@ -135,10 +176,7 @@ class Preparers(Generic[Ready_co]):
             self._send(Failed(request.id, "internal_error", message))
         finally:
             self._send(Preparing(request.id, begins=False))
-        if (
-            ready is not None
-        ):  # not before: a pass that ends the process is not the fault of its text
-            self._ready(ready)
+        return None
 
     def _forget(self, request: int) -> None:
         self._held.discard(request)

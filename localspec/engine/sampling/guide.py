@@ -17,6 +17,12 @@ class Guide(Protocol):
 
     narrows: bool
 
+    def begin_round(self) -> bool:
+        """Return whether it can answer in the round that begins; False: its sequence sits this one out."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most so long until it can answer, where it cannot yet."""
+
     def mask(self) -> npt.NDArray[np.bool_] | None:
         """(n_vocab,): which tokens may come next; None: all of them."""
 
@@ -40,6 +46,14 @@ class Both:
         """`first` forces tokens before `second` does."""
         self._guides = first, second
         self.narrows = first.narrows or second.narrows
+
+    def begin_round(self) -> bool:
+        ready = [guide.begin_round() for guide in self._guides]  # each is asked
+        return all(ready)
+
+    def wait(self, seconds: float) -> None:
+        for guide in self._guides:
+            guide.wait(seconds)
 
     def mask(self) -> npt.NDArray[np.bool_] | None:
         first, second = (each.mask() for each in self._guides)

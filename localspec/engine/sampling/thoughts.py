@@ -60,6 +60,12 @@ class Thoughts:
         opened = next((each for each in markers if end.endswith(each.opening.rstrip())), None)
         self._states = [_State("thinking", marker=opened) if opened else _State("before")]
 
+    def begin_round(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> None:
+        pass
+
     def mask(self) -> npt.NDArray[np.bool_] | None:
         forced = self.forced()
         if not forced:

@@ -1,109 +1,188 @@
 """Structured output through llguidance: token masks for the target, forced tokens as free drafts.
 
-llama.cpp's own grammar parser is never given a user's text: it ends the process on bad input.
-llguidance returns errors, and its limits bound time and memory.
+llama.cpp's own grammar parser is never given a user's text: it ends the process on bad input. llguidance
+returns errors, its limits bound what one step may cost, and `process` bounds what compiling may.
 """
 
 from __future__ import annotations
 
-import json
-from functools import cached_property, partial
-from typing import Any
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance import LLMatcher, LLTokenizer
 
 from localspec.engine.llama import Vocab
-from localspec.engine.sampling.grammars.gates import GatedMatcher, Pieces, Plan, Surroundings
-from localspec.engine.sampling.grammars.matcher import WholeMatcher, one_line, reason
-from localspec.engine.sampling.grammars.plans import Plans
-from localspec.engine.sampling.grammars.schemas import closed
+from localspec.engine.sampling.grammars.child import LIMITS, Vocabulary
+from localspec.engine.sampling.grammars.gates import (
+    Gate,
+    GatedMatcher,
+    Pieces,
+    Plan,
+    Surroundings,
+)
+from localspec.engine.sampling.grammars.matcher import WholeMatcher, reason
+from localspec.engine.sampling.grammars.process import GrammarProcess
+from localspec.engine.sampling.grammars.sources import (
+    NAMES,
+    GateSource,
+    GrammarJob,
+    GrammarSources,
+    SpecialTokens,
+    build_sources,
+)
 from localspec.engine.sampling.guide import Guide
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import ChatPrompt, Constraint, Generate
 
-MAX_SOURCE = 128 * 1024  # bytes of a grammar or schema: 300 KiB of alternatives took 7 s for a mask
-# Between the parts of JSON: who begins lines goes on with blanks, twenty of them at a time.
-_ONE_LINE = {"whitespace_pattern": " ?"}
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=2_000_000, max_lexer_states=50_000, max_grammar_size=200_000
-)
-_KEPT = 8  # requests' plans: an agent sends the same tools with every turn
+CACHED_GRAMMARS = 8  # compiled ones: an agent sends the same tools with every turn
+CACHED_REFUSALS = 256  # of grammars that took too long, so that each does so once
+
+# Asked now and then while a grammar compiles: whether nobody waits for it any more.
+Left = Callable[[], bool]
+NOBODY_LEFT: Left = lambda: False  # noqa: E731
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The grammars of an answer, ready to be copied. One of the two is there."""
+
+    whole: LLMatcher | None
+    plan: Plan | None
+    note: str
 
 
 class Grammars:
-    """Compiles constraints for one vocabulary. The tokenizer table is built at first use (1 s)."""
+    """Compiles the grammars of answers for one vocabulary. Any thread may ask.
 
-    def __init__(self, vocab: Vocab) -> None:
+    isolated: compile in a process of its own first, where a hostile grammar can be stopped.
+    """
+
+    def __init__(self, vocab: Vocab, *, isolated: bool = False) -> None:
         self._vocab = vocab
-        self._plans: dict[bytes, tuple[Plan, str]] = {}
+        self._process = GrammarProcess(self._vocabulary) if isolated else None
+        self._lock = threading.RLock()
+        self._compiled: OrderedDict[bytes, Compiled] = OrderedDict()
+        self._refused: OrderedDict[bytes, GrammarRejected] = OrderedDict()
+
+    def close(self) -> None:
+        """End the process that compiles."""
+        if self._process is not None:
+            self._process.close()
+
+    @cached_property
+    def _special(self) -> SpecialTokens:
+        vocab = self._vocab
+        ids = {
+            vocab.piece(token, special=True).decode("utf-8", "replace"): token
+            for token in vocab.special_tokens
+        }
+        return SpecialTokens(ids, frozenset(vocab.ends))
+
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(self._vocab.size, dict(self._special.ids), list(self._vocab.ends))
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        found: LLTokenizer = self._vocab.guidance_tokenizer()
-        return found
+        """llguidance's view of the vocabulary. Building it takes about 10 µs per token, once."""
+        tokenizer: LLTokenizer = self._vocab.guidance_tokenizer()
+        return tokenizer
 
     @cached_property
     def _pieces(self) -> Pieces:
         vocab = self._vocab
         pieces = [vocab.piece(token, special=False) for token in range(vocab.size)]
-        special = set(filter(self._tokenizer.is_special_token, range(vocab.size)))
-        written = {vocab.piece(token, special=True): token for token in special}
-        return Pieces(pieces, written, vocab.ends)
+        return Pieces(pieces, self._special)
 
-    def compile(self, constraint: Constraint) -> WholeMatcher:
-        """A fresh matcher of an answer that is in its language from the first token on.
+    # ------------------------------------------------------------------------ of a request
 
-        Raises:
-            GrammarRejected: not a grammar, or too large, with llguidance's reason in one line; or one
-                that the beginning of the answer is not in.
+    def job(self, request: Generate, tail: str) -> tuple[GrammarJob | None, str]:
+        """Return what must be compiled for a request, None for nothing, and a note for the user.
+
+        tail: the end of the prompt, which may have opened thoughts.
         """
-        matcher = self._matcher(_source(constraint), _NAMES[constraint.kind], constraint.param)
-        begun = self._tokenizer.greedy_tokenize(constraint.begun)
-        if matcher.try_consume_tokens(begun) < len(begun):
-            raise GrammarRejected(
-                f"The answer to be continued does not fit the {_NAMES[constraint.kind]}; leave "
-                "that out, or ask again.",
-                param=constraint.param,
-            )
-        return WholeMatcher(matcher, self._vocab.size)
+        tools, constraint = request.tools, request.constraint
+        note = ""
+        if tools is not None and tools.format.guessed and not tools.required:
+            tools, note = None, _UNKNOWN_NOTATION
+        if tools is None and constraint is None:
+            return None, note
+        gated = tools is not None or bool(_opened(request, tail))
+        begun = msgspec.structs.replace(constraint, begun="") if constraint is not None else None
+        thoughts = request.thoughts if gated else []
+        return GrammarJob(tools, begun, thoughts, gated), note
+
+    def ready(self, job: GrammarJob | None) -> bool:
+        """Return whether a job needs no compiling: it has been compiled or refused before."""
+        if job is None or self._process is None:
+            return True
+        key = msgspec.msgpack.encode(job)
+        with self._lock:
+            return key in self._compiled or key in self._refused
 
     def answer(
-        self, request: Generate, tail: str, shown: frozenset[int]
+        self,
+        request: Generate,
+        tail: str,
+        shown: frozenset[int],
+        left: Left = NOBODY_LEFT,
     ) -> tuple[Guide | None, str]:
-        """What holds in a request's answer, None nothing; and what a person should know of it.
+        """Return what holds in a request's answer, None for nothing, and a note for the user.
 
         tail: the end of the prompt, which may have opened the thoughts. shown: control tokens whose text
         belongs to the answer.
 
         Raises:
-            GrammarRejected: as `compile`; or a tool's schema that must hold cannot.
+            GrammarRejected: not a grammar, too large or too slow, with the reason in one line; a tool's
+                schema that must hold cannot; or the beginning of the answer is not in the language.
+            Cancelled: `left` says that nobody waits any more.
         """
-        tools, constraint = request.tools, request.constraint
-        unheld = ""
-        if tools is not None and tools.format.guessed and not tools.required:
-            tools, unheld = None, _UNKNOWN
-        tail = tail.rstrip()
-        close = next((c for o, c in request.thoughts if tail.endswith(o.rstrip())), "")
-        if tools is None and (constraint is None or not close):
-            return (None if constraint is None else self.compile(constraint)), unheld
-        key = msgspec.msgpack.encode((tools, constraint, request.thoughts))
-        if key not in self._plans:
-            answer = _rule(constraint) if constraint is not None else ""
-            compiled = partial(self._matcher, param=constraint.param if constraint else "tools")
-            plans = Plans(compiled, self._pieces, request.thoughts)
-            self._plans[key] = plans.plan(tools, answer)
-            for old in list(self._plans)[:-_KEPT]:
-                del self._plans[old]
-        plan, note = self._plans[key]
+        job, note = self.job(request, tail)
+        if job is None:
+            return None, note
+        compiled = self._compile(job, left)
+        guide: Guide
+        if compiled.plan is None:
+            assert request.constraint is not None
+            guide = self._whole(compiled, request.constraint)
+        else:
+            guide = self._gated(compiled.plan, request, tail, shown)
+        return guide, compiled.note or note
+
+    def compile(self, constraint: Constraint) -> WholeMatcher:
+        """Return a fresh matcher of an answer that is in its language from the first token on.
+
+        Raises:
+            GrammarRejected: as `answer`.
+        """
+        job = GrammarJob(constraint=msgspec.structs.replace(constraint, begun=""))
+        return self._whole(self._compile(job, NOBODY_LEFT), constraint)
+
+    def _whole(self, compiled: Compiled, constraint: Constraint) -> WholeMatcher:
+        assert compiled.whole is not None
+        matcher = compiled.whole.deep_copy()
+        begun = self._tokenizer.greedy_tokenize(constraint.begun)
+        if matcher.try_consume_tokens(begun) < len(begun):
+            raise GrammarRejected(
+                f"The answer to be continued does not fit the {NAMES[constraint.kind]}; leave "
+                "that out, or ask again.",
+                param=constraint.param,
+            )
+        return WholeMatcher(matcher, self._vocab.size)
+
+    def _gated(
+        self, plan: Plan, request: Generate, tail: str, shown: frozenset[int]
+    ) -> GatedMatcher:
         vocab = self._vocab
         around = Surroundings(
             self._pieces, lambda t: vocab.piece(t, special=t in shown), vocab.size, vocab.ends
         )
-        matcher = GatedMatcher(plan, around, close.encode())
-        if constraint is not None:
-            begun = constraint.begun
+        matcher = GatedMatcher(plan, around, _opened(request, tail).encode())
+        if request.constraint is not None:
+            begun = request.constraint.begun
         else:
             begun = request.prompt.answer_prefix if isinstance(request.prompt, ChatPrompt) else ""
         for token in self._pieces.spell(begun.encode("utf-8", "replace")):
@@ -113,61 +192,85 @@ class Grammars:
                     "or ask again."
                 )
             matcher.consume(token)
-        return matcher, note or unheld
+        return matcher
+
+    # ------------------------------------------------------------------------ compiling
+
+    def _compile(self, job: GrammarJob, left: Left) -> Compiled:
+        """Return a job's grammars, from the cache where they are."""
+        key = msgspec.msgpack.encode(job)
+        with self._lock:
+            if (refusal := self._refused.get(key)) is not None:
+                raise GrammarRejected(refusal.message, param=refusal.param)
+            if (compiled := self._compiled.get(key)) is not None:
+                self._compiled.move_to_end(key)
+                return compiled
+        try:
+            compiled = self._instantiate(job, self._sources(job, left))
+        except GrammarRejected as error:
+            with self._lock:
+                self._refused[key] = error
+                while len(self._refused) > CACHED_REFUSALS:
+                    self._refused.popitem(last=False)
+            raise
+        with self._lock:
+            self._compiled[key] = compiled
+            while len(self._compiled) > CACHED_GRAMMARS:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _sources(self, job: GrammarJob, left: Left) -> GrammarSources:
+        if self._process is not None:
+            return self._process.build(job, left)
+        return build_sources(
+            job, self._special, lambda source, name: self._matcher(source, name, job.param)
+        )
+
+    def _instantiate(self, job: GrammarJob, sources: GrammarSources) -> Compiled:
+        with self._lock:  # made once
+            pieces, _ = self._pieces, self._tokenizer
+
+        def matcher(source: str | None) -> LLMatcher | None:
+            return None if source is None else self._matcher(source, "grammar", job.param)
+
+        def gate(source: GateSource) -> Gate:
+            grammar = self._matcher(source.source, "grammar", job.param)
+            marker = source.marker.encode()
+            inside = pieces.where(lambda piece: marker in piece)
+            wrong = [token for token in inside if grammar.validate_tokens([token]) < 1]
+            return Gate(marker, grammar, wrong, source.last)
+
+        if sources.whole is not None:
+            return Compiled(matcher(sources.whole), None, sources.note)
+        plan = Plan(
+            [(opening.encode(), close.encode()) for opening, close in job.thoughts],
+            first=matcher(sources.first),
+            may_think=sources.may_think,
+            after={source.marker.encode(): gate(source) for source in sources.after},
+            gates=[gate(source) for source in sources.gates],
+            bare=matcher(sources.bare),
+            braces=pieces.where(_begins_json) if sources.gates or sources.bare else [],
+            single=sources.single,
+        )
+        return Compiled(None, plan, sources.note)
 
     def _matcher(self, source: str, name: str, param: str | None) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise GrammarRejected(f"The {name} is not usable: {reason(matcher)}", param=param)
         return matcher
 
 
-_UNKNOWN = (
+_UNKNOWN_NOTATION = (
     "How this model writes calls is not known from its template, so they are not constrained."
 )
-_NAMES = {
-    "json_object": "JSON mode",
-    "json_schema": "JSON Schema",
-    "grammar": "grammar",
-    "regex": "regular expression",
-}
 
 
-def _source(constraint: Constraint) -> str:
-    """llguidance's own form of a constraint."""
-    if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
-        raise GrammarRejected(
-            f"The grammar is longer than {MAX_SOURCE // 1024} KiB.", param=constraint.param
-        )
-    name = _NAMES[constraint.kind]
-    try:
-        if constraint.kind == "regex":
-            return str(LLMatcher.grammar_from_regex(constraint.source))
-        if constraint.kind == "grammar":
-            lark = gbnf_to_lark(constraint.source)
-            return str(LLMatcher.grammar_from_lark(lark))
-        source = '{"type": "object"}' if constraint.kind == "json_object" else constraint.source
-        schema = json.loads(source)
-        if isinstance(schema, dict):
-            source = json.dumps(closed(schema))
-        options: Any = _ONE_LINE  # its stubs know fewer of them than it does
-        return str(LLMatcher.grammar_from_json_schema(source, overrides=options))
-    except RecursionError:
-        raise GrammarRejected(f"The {name} is nested too deeply.", param=constraint.param) from None
-    # llguidance documents ValueError; its GBNF converter raises plain Exception and IndexError too
-    except Exception as error:
-        cause = one_line(str(error).strip() or type(error).__name__)
-        raise GrammarRejected(
-            f"The {name} is not usable: {cause}", param=constraint.param
-        ) from error
+def _begins_json(piece: bytes) -> bool:
+    return piece.lstrip().startswith(b"{")
 
 
-def _rule(constraint: Constraint) -> str:
-    """A constraint as the body of a rule, beside others."""
-    source = _source(constraint)
-    if source.startswith("{"):
-        [grammar] = json.loads(source)["grammars"]
-        if grammar["json_schema"] is not None:
-            return f"%json {json.dumps(grammar['json_schema'])}"
-        source = grammar["lark_grammar"]
-    return f"%lark {{\n{source}\n}}"
+def _opened(request: Generate, tail: str) -> str:
+    """Return what closes the thoughts that the prompt has opened; "" where it has opened none."""
+    tail = tail.rstrip()
+    return next((c for o, c in request.thoughts if tail.endswith(o.rstrip())), "")

@@ -8,31 +8,24 @@ in its language from the first byte, however tokens are cut, and wherever in a r
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher
 
-from localspec.engine.sampling.grammars.calls import quoted
 from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
+from localspec.engine.sampling.grammars.sources import SpecialTokens
 
 
 class Pieces:
-    """The bytes of every token, found by how they begin.
+    """The bytes of every token, found by how they begin. special: tokens that no text is."""
 
-    special: tokens that no text is, by what is written in the vocabulary. ends: those that end an answer.
-    """
-
-    def __init__(
-        self, pieces: Sequence[bytes], special: Mapping[bytes, int], ends: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, pieces: Sequence[bytes], special: SpecialTokens) -> None:
         self._pieces = pieces
-        self._ends = frozenset(ends)
-        self._special = {text.decode("utf-8", "replace"): token for text, token in special.items()}
+        self.special = special
         self._order = sorted(range(len(pieces)), key=pieces.__getitem__)
         self._sorted = [pieces[token] for token in self._order]
         self._tokens = {piece: token for token, piece in enumerate(pieces) if piece}
@@ -46,21 +39,6 @@ class Pieces:
 
     def where(self, wanted: Callable[[bytes], bool]) -> list[int]:
         return [token for token, piece in enumerate(self._pieces) if wanted(piece)]
-
-    def special(self, text: str) -> int | None:
-        """The token that is this text in the vocabulary, and in no answer's text."""
-        return self._special.get(text)
-
-    def spelled(self, text: str) -> str:
-        """A marker as the vocabulary writes it, for llguidance's Lark; no grammar has what ends an answer."""
-        known = sorted(filter(None, self._special), key=len, reverse=True)
-        within = [re.escape(each) for each in known if each in text]
-        parts = re.split(f"({'|'.join(within)})", text) if within else [text]
-        return " ".join(
-            f"<[{self._special[part]}]>" if part in self._special else quoted(part)
-            for part in parts
-            if part and self._special.get(part) not in self._ends
-        )
 
     def spell(self, text: bytes) -> list[int]:
         """Tokens whose bytes these are; a grammar asks for no others."""
@@ -148,6 +126,12 @@ class GatedMatcher:
             self._state = _State("first")
         else:
             self._state = _State("inside", inner=self._fresh(plan.first), last=True)
+
+    def begin_round(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> None:
+        pass
 
     def mask(self) -> Mask | None:
         state = self._state

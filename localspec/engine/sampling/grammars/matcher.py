@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from localspec.engine.sampling.grammars.sources import one_line
 from localspec.errors import GrammarRejected
 
 Mask = npt.NDArray[np.bool_]
@@ -27,6 +28,12 @@ class WholeMatcher:
     def ended(self) -> bool:
         """It is complete, and nothing can follow."""
         return self._matcher.is_stopped()
+
+    def begin_round(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> None:
+        pass
 
     def mask(self) -> Mask:
         """As a Guide's; all of them once the grammar has ended.
@@ -65,10 +72,3 @@ class WholeMatcher:
 def reason(matcher: LLMatcher) -> str:
     """Its error in one line."""
     return one_line(str(matcher.get_error()).strip())
-
-
-def one_line(text: str) -> str:
-    """Where and what: the first line, and the one that names the error under an excerpt."""
-    first, *rest = text.splitlines() or [""]
-    cause = next((line.strip() for line in rest if line.strip().startswith("error:")), "")
-    return f"{first} {cause}".strip()[:300]

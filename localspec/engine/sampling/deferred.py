@@ -1,0 +1,201 @@
+"""A grammar that answers beside the step loop, so that a slow one delays no other request's tokens.
+
+Computing a mask takes microseconds for most grammars and a tenth of a second for hostile ones. Each guide
+has a thread of its own. The step loop waits for it a moment in each round; a sequence whose guide needs
+longer sits out the following rounds until the guide has answered, and then repeats its last pass.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.engine.priority import lower_priority
+from localspec.engine.sampling.guide import Guide
+from localspec.errors import GrammarRejected, LocalspecError
+
+# Seconds that the step loop waits for one guide in one round. Eight hostile ones together stay below the
+# gap that a running answer may have (`longest_gap`, 250 ms).
+ROUND_WAIT_S = 0.02
+ANSWER_LIMIT_S = (
+    30.0  # for one mask, by the clock on the wall: llguidance's fuel ends it much sooner
+)
+
+Mask = npt.NDArray[np.bool_] | None
+
+
+class GuideBusy(Exception):
+    """The guide needs longer than the round can wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One operation for the thread; `number` is that of its reply, None where none is wanted."""
+
+    act: Callable[[], Any]
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    number: int
+    value: Any
+    error: Exception | None
+
+
+class DeferredGuide:
+    """A Guide whose operations run in a thread. Its methods are called by the step loop alone."""
+
+    def __init__(self, guide: Guide) -> None:
+        self.narrows = guide.narrows
+        self._guide = guide
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self._patience = ROUND_WAIT_S
+        # Tokens consumed since the round began, and the masks known at these places. They are kept when a
+        # pass is repeated, so that each repetition gets further than the one before.
+        self._path: list[int] = []
+        self._masks: dict[tuple[int, ...], Mask] = {}
+        self._awaited: tuple[int, tuple[int, ...]] | None = None  # a late mask: number and place
+        self._late_since = 0.0
+
+    def begin_round(self) -> bool:
+        """Return whether the sequence can take part in a round: no late answer is awaited.
+
+        Raises:
+            GrammarRejected: the guide has failed, or has taken far too long.
+        """
+        self._patience = ROUND_WAIT_S
+        if self._path:
+            self._path.clear()
+            self._masks.clear()
+        return self._received(0.0)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a late answer, where nothing else is to be done."""
+        self._received(seconds)
+
+    def mask(self) -> Mask:
+        """As a Guide's. Raises GuideBusy where the round cannot wait for it."""
+        place = tuple(self._path)
+        if place not in self._masks:
+            try:
+                self._masks[place] = self._ask(self._guide.mask)
+            except GuideBusy:
+                self._awaited = self._number, place
+                self._late_since = time.monotonic()
+                assert self._thread is not None
+                lower_priority(self._thread.native_id or 0)
+                raise
+        return self._masks[place]
+
+    def consume(self, token: int) -> None:
+        """Advance by one token, without waiting."""
+        self._path.append(token)
+        self._send(lambda: self._guide.consume(token))
+
+    def take_back(self, count: int) -> None:
+        """Go back before the last `count` tokens, without waiting."""
+        if count:
+            del self._path[-count:]
+            self._send(lambda: self._guide.take_back(count))
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        """How many of these drafts can be tried; none where the guide is busy."""
+        drafts = list(tokens)
+        try:
+            return int(self._ask(lambda: self._guide.valid(drafts)))
+        except GuideBusy:
+            return 0
+
+    def forced(self) -> list[int]:
+        """Tokens that must come next; none where the guide is busy."""
+        try:
+            forced: list[int] = self._ask(self._guide.forced)
+        except GuideBusy:
+            return []
+        return forced
+
+    # ------------------------------------------------------------------------ the thread
+
+    def _send(self, act: Callable[[], Any], number: int | None = None) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_serve, args=(self._calls, self._replies), name="guide", daemon=True
+            )
+            self._thread.start()
+            # The thread holds the queues and not this object, whose end is its own.
+            weakref.finalize(self, self._calls.put, None).atexit = False
+        self._calls.put(_Call(act, number))
+
+    def _ask(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns in the thread.
+
+        Raises:
+            GuideBusy: the round's patience has ended; the call goes on.
+            Exception: what `act` has raised, or an operation before it.
+        """
+        self._number += 1
+        self._send(act, self._number)
+        while True:
+            start = time.perf_counter()
+            try:
+                reply = self._replies.get(timeout=max(self._patience, 0.0))
+            except queue.Empty:
+                self._patience = 0.0
+                raise GuideBusy from None
+            self._patience -= time.perf_counter() - start
+            if reply.number == self._number:
+                return _value(reply)
+
+    def _received(self, seconds: float) -> bool:
+        """Return whether no answer is awaited, after waiting at most so long for one."""
+        while self._awaited is not None:
+            number, place = self._awaited
+            try:
+                reply = self._replies.get(timeout=seconds)
+            except queue.Empty:
+                if time.monotonic() - self._late_since > ANSWER_LIMIT_S:
+                    raise GrammarRejected(
+                        "The grammar is too complex: one token takes more than "
+                        f"{ANSWER_LIMIT_S:.0f} seconds."
+                    ) from None
+                return False
+            if reply.number == number:
+                self._awaited = None
+                self._masks[place] = _value(reply)
+        return True
+
+
+def _serve(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
+    """Carry out calls in their order. After one that fails, all that follow fail alike."""
+    error: Exception | None = None
+    while (call := calls.get()) is not None:
+        value = None
+        if error is None:
+            try:
+                value = call.act()
+            except Exception as failure:
+                if not isinstance(failure, LocalspecError):
+                    traceback.print_exc()
+                error = failure
+        if call.number is not None:
+            replies.put(_Reply(call.number, value, error))
+        del call, value  # nothing is held while waiting
+
+
+def _value(reply: _Reply) -> Any:
+    if reply.error is not None:
+        raise reply.error
+    return reply.value

@@ -1,0 +1,138 @@
+"""The worker's side of `child`: sends jobs, waits for them, and ends those that nobody waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome, Vocabulary, send
+from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources
+from localspec.errors import Cancelled, GrammarRejected
+
+# Seconds that a job may take by the clock on the wall, however busy the machine is.
+WALL_LIMIT_S = 60.0
+POLL_S = 0.05  # how soon a job ends whose client has left
+_CHILD = "localspec.engine.sampling.grammars.child"
+
+
+class GrammarProcess:
+    """A process that compiles grammars, started at the first job. Any thread may send one."""
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+        self._vocabulary = vocabulary
+        self._starting = threading.Lock()
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def build(self, job: GrammarJob, cancelled: Callable[[], bool]) -> GrammarSources:
+        """Return the sources of a job's grammars, each of which compiles.
+
+        Raises:
+            GrammarRejected: a grammar is not usable, or takes too long to compile.
+            Cancelled: nobody waits for it any more.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._pass(theirs)
+            try:
+                send(ours, msgspec.msgpack.encode(job))
+                pid = struct.unpack("<I", self._read(ours, 4, cancelled, None))[0]
+                size = struct.unpack("<I", self._read(ours, 4, cancelled, pid))[0]
+                reply = self._read(ours, size, cancelled, pid)
+            except (EOFError, OSError):
+                raise _too_long(job) from None
+        outcome = msgspec.msgpack.decode(reply, type=Outcome)
+        if outcome.sources is None:
+            raise GrammarRejected(outcome.error, param=outcome.param)
+        return outcome.sources
+
+    def close(self) -> None:
+        """End the process."""
+        with self._starting:
+            self._stop()
+
+    def _pass(self, connection: socket.socket) -> None:
+        """Hand a connection to the process, which is started where there is none."""
+        with self._starting:
+            for _ in range(2):
+                if self._control is None:
+                    self._start()
+                assert self._control is not None
+                try:
+                    socket.send_fds(self._control, [b"\0"], [connection.fileno()])
+                    return
+                except OSError:  # it has died: memory was short, say
+                    self._stop()
+        raise GrammarRejected("The process that compiles grammars does not start.")
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self._control = ours
+        send(ours, msgspec.msgpack.encode(self._vocabulary()))
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _read(
+        self, connection: socket.socket, size: int, cancelled: Callable[[], bool], pid: int | None
+    ) -> bytes:
+        """Read so many bytes, and end the job where nobody waits for it or it takes too long.
+
+        Raises:
+            EOFError: the job's process has ended.
+            Cancelled: nobody waits for it any more.
+        """
+        deadline = time.monotonic() + WALL_LIMIT_S
+        data = bytearray()
+        while len(data) < size:
+            if cancelled() or time.monotonic() > deadline:
+                if pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                if cancelled():
+                    raise Cancelled("The request was cancelled.")
+                raise EOFError
+            if select.select([connection], [], [], POLL_S)[0]:
+                chunk = connection.recv(size - len(data))
+                if not chunk:
+                    raise EOFError
+                data += chunk
+        return bytes(data)
+
+
+def _too_long(job: GrammarJob) -> GrammarRejected:
+    kind = "grammar" if job.constraint is None else job.constraint.kind
+    what = {"json_schema": "schema", "regex": "regular expression"}.get(kind, "grammar")
+    if job.constraint is None:
+        what = "grammar of these tools"
+    return GrammarRejected(
+        f"The {what} is too complex: compiling it takes more than {CPU_LIMIT_S:.0f} seconds or too "
+        "much memory.",
+        param=job.param,
+    )
