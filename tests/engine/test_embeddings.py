@@ -62,7 +62,7 @@ class Loaded:
         return list(self.said)
 
     def vectors(self, *inputs: Any, **more: Any) -> list[Any]:
-        self.encoder.submit(self.preparer.prepare(Embed(1, [*inputs], **more)))
+        self.encoder.submit(self.preparer.begin(Embed(1, [*inputs], **more)))
         (reply,) = self.run()
         assert isinstance(reply, Reply)
         return [np.frombuffer(each, "<f4") for each in reply.value["vectors"]]
@@ -113,7 +113,7 @@ def test_fewer_dimensions_are_the_first_ones_made_of_length_1_again(bert: Loaded
     assert abs(float(np.abs(normalized(raw, 1)).sum()) - 1) < 1e-6
     assert float(np.abs(normalized(raw, 0)).max()) == pytest.approx(32760)
     with pytest.raises(InvalidRequest, match="128 numbers"):
-        bert.preparer.prepare(Embed(1, ["x"], dimensions=129))
+        bert.preparer.begin(Embed(1, ["x"], dimensions=129))
 
 
 def test_an_input_that_is_too_long_is_refused_with_the_limit_or_cut_where_that_is_asked(
@@ -121,23 +121,23 @@ def test_an_input_that_is_too_long_is_refused_with_the_limit_or_cut_where_that_i
 ) -> None:
     long = "a " * 100
     with pytest.raises(ContextExceeded, match=r"Input 2 has 102 tokens.*at most 64") as caught:
-        bert.preparer.prepare(Embed(1, ["x", long]))
+        bert.preparer.begin(Embed(1, ["x", long]))
     assert (caught.value.n_prompt_tokens, caught.value.n_ctx) == (102, 64)
-    cut = bert.preparer.prepare(Embed(1, [long], truncate=True)).texts[0]
+    cut = bert.preparer.begin(Embed(1, [long], truncate=True)).texts[0]
     assert cut == BERT.tokens("a " * 62)
     for wrong in ([len(BERT.words)], [-1]):
         with pytest.raises(InvalidRequest, match="outside the vocabulary"):
-            bert.preparer.prepare(Embed(1, [[*wrong]]))
+            bert.preparer.begin(Embed(1, [[*wrong]]))
     with pytest.raises(InvalidRequest, match="Input 1 is empty"):
-        bert.preparer.prepare(Embed(1, [[]]))
+        bert.preparer.begin(Embed(1, [[]]))
 
 
 def test_a_request_with_many_texts_holds_up_none_with_one_and_can_be_cancelled(
     bert: Loaded,
 ) -> None:
     many = Embed(1, [[*BERT.tokens("a " * 60)]] * 200)
-    bert.encoder.submit(bert.preparer.prepare(many))
-    bert.encoder.submit(bert.preparer.prepare(Embed(2, ["x"])))
+    bert.encoder.submit(bert.preparer.begin(many))
+    bert.encoder.submit(bert.preparer.begin(Embed(2, ["x"])))
     bert.said.clear()
     for _ in range(3):
         bert.encoder.step()
@@ -153,7 +153,7 @@ def test_a_request_with_many_texts_holds_up_none_with_one_and_can_be_cancelled(
 
 def test_of_a_pass_that_is_stopped_nothing_is_kept_and_it_is_made_again(bert: Loaded) -> None:
     before = bert.vectors(*TEXTS)
-    bert.encoder.submit(bert.preparer.prepare(Embed(7, [*TEXTS])))
+    bert.encoder.submit(bert.preparer.begin(Embed(7, [*TEXTS])))
     bert.encoder.interruption.left(7)
     bert.said.clear()
     bert.encoder.step()
@@ -175,8 +175,8 @@ def test_numbers_that_are_none_fail_their_own_request(
         return plain(texts)
 
     monkeypatch.setattr(bert.model, "encode", encode)
-    bert.encoder.submit(bert.preparer.prepare(Embed(1, ["cat", "the"])))
-    bert.encoder.submit(bert.preparer.prepare(Embed(2, ["cat", "x"])))
+    bert.encoder.submit(bert.preparer.begin(Embed(1, ["cat", "the"])))
+    bert.encoder.submit(bert.preparer.begin(Embed(2, ["cat", "x"])))
     by_id = {each.id: each for each in bert.run() if isinstance(each, Failed | Reply)}
     assert isinstance(by_id[1], Failed)
     assert isinstance(by_id[2], Reply)
@@ -186,8 +186,8 @@ def test_a_reranker_scores_the_documents_as_its_weights_do(folder: Path) -> None
     with loaded(BERT.write(folder / "rank.gguf", pooling="rank")) as found:
         documents = ["hello world", "the cat", "x y z " * 30]
         with pytest.raises(ContextExceeded, match="Document 3, with the query, has"):
-            found.preparer.prepare(Rerank(1, "cat", documents))
-        inputs = found.preparer.prepare(Rerank(1, "cat", documents, truncate=True))
+            found.preparer.begin(Rerank(1, "cat", documents))
+        inputs = found.preparer.begin(Rerank(1, "cat", documents, truncate=True))
         found.encoder.submit(inputs)
         (reply,) = found.run()
         assert isinstance(reply, Reply)

@@ -32,7 +32,7 @@ class InputPreparer:
         """What preparing the request may cost."""
         return self._vocab.seconds("\n".join(_texts(request)))
 
-    def prepare(self, request: Generate | Embed | Rerank) -> TokenizedInputs:
+    def begin(self, request: Generate | Embed | Rerank) -> TokenizedInputs:
         """Ready for `Encoder.submit`.
 
         Raises:

@@ -79,7 +79,16 @@ class Preparer:
         """What preparing the request may cost, found in a hundredth of that."""
         return self._pair.vocab.seconds("\n".join(_texts(request)), cuts=_messages(request))
 
-    def prepare(self, request: Work) -> TokenizedRequest | Unfinished[TokenizedRequest]:
+    def prepare(self, request: Work) -> TokenizedRequest:
+        """Return the request ready for `Engine.submit`, however long that takes.
+
+        Raises:
+            InvalidRequest: and its subclasses, with the field at fault.
+        """
+        ready = self.begin(request)
+        return ready.finish(NOBODY_LEFT) if isinstance(ready, Unfinished) else ready
+
+    def begin(self, request: Work) -> TokenizedRequest | Unfinished[TokenizedRequest]:
         """Return the request ready for `Engine.submit`, or what is left to do where a grammar is to compile.
 
         Raises:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from localspec.engine.llama import Vocab, check_tokens
-from localspec.engine.priority import lower_priority
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol.frames import (
     MOST_PIECES,
@@ -57,7 +56,7 @@ class Prepares(Protocol[Ready_co]):
     def seconds(self, request: Work | Small) -> float:
         """What preparing may cost."""
 
-    def prepare(self, request: Work) -> Ready_co | Unfinished[Ready_co]:
+    def begin(self, request: Work) -> Ready_co | Unfinished[Ready_co]:
         """For the engine, or what is left to do. Raises InvalidRequest."""
 
     def answer(self, request: Small) -> dict[str, object]:
@@ -122,7 +121,6 @@ class Preparers(Generic[Ready_co]):
                 self._prepare(request, pair and pair[0])
 
     def _prepare_slow(self) -> None:
-        lower_priority(threading.get_native_id())
         while True:
             request = self._slow.get()
             pair = self._pair
@@ -133,7 +131,7 @@ class Preparers(Generic[Ready_co]):
             if preparer is None:
                 raise Unavailable("No pair is loaded.")
             if isinstance(request, Work):
-                return preparer.prepare(request)
+                return preparer.begin(request)
             self._send(Reply(request.id, preparer.answer(request)))
             return None
 
@@ -147,7 +145,6 @@ class Preparers(Generic[Ready_co]):
             self._ready(ready)
 
     def _finish(self, request: Work | Small, unfinished: Unfinished[Ready_co]) -> None:
-        lower_priority(threading.get_native_id())
         ready = self._attempt(
             request, lambda: unfinished.finish(lambda: request.id in self._cancelled)
         )

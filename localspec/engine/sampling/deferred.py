@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from localspec.engine.priority import lower_priority
 from localspec.engine.sampling.guide import Guide
 from localspec.errors import GrammarRejected, LocalspecError
 
@@ -95,8 +94,6 @@ class DeferredGuide:
             except GuideBusy:
                 self._awaited = self._number, place
                 self._late_since = time.monotonic()
-                assert self._thread is not None
-                lower_priority(self._thread.native_id or 0)
                 raise
         return self._masks[place]
 

@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.api import clients, conversation, editor, gaps, ghost, prefill, reissue, several
+from benchmarks.api import (
+    clients,
+    conversation,
+    editor,
+    gaps,
+    ghost,
+    isolation,
+    prefill,
+    reissue,
+    several,
+)
 from benchmarks.api.shared import Bench, Section
 from benchmarks.command import add_shared, positive, say
 from benchmarks.measuring.report import verdict_line
@@ -24,7 +34,7 @@ from localspec.paths import default_paths
 
 PARTS = {
     part.NAME: part
-    for part in (conversation, clients, prefill, gaps, editor, ghost, reissue, several)
+    for part in (conversation, clients, prefill, gaps, editor, ghost, reissue, several, isolation)
 }
 VERSION = 2  # of the JSON
 DESCRIPTION = """What the daemon makes of the engine, by its socket.

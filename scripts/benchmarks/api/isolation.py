@@ -1,0 +1,220 @@
+"""Bystanders beside clients that send hostile requests: longest gap in a stream, longest wait for a token.
+
+Measured on the shipped pair, or on --model. The three bystanders are a stream, a stream that is held to a
+JSON schema, and a client that asks for one token again and again. What a pass takes by itself is measured
+before the attack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.api import hostile
+from benchmarks.api.shared import Bench, Section, number
+from benchmarks.command import positive, say
+from benchmarks.measuring.report import Verdict, table
+from benchmarks.servers.daemon import Daemon
+from localspec.client.transport import Connection, events
+from localspec.errors import LocalspecError
+
+NAME = "isolation"
+GAP_MS = 250.0  # `longest_gap`, to which one pass is added
+ADMISSION_MS = 1000.0
+QUIET_S = 5.0  # without an attack, before it
+PAUSE_S = 0.05  # between two requests for one token
+TIMEOUT_S = 120.0
+CONTEXT = 4096
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "items": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["name", "items"],
+}
+
+
+@dataclass(slots=True)
+class Waits:
+    """Seconds that one bystander waited, each with the moment when the wait ended (perf_counter)."""
+
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    firsts: list[tuple[float, float]] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def between(self, start: float, end: float, name: str) -> list[float]:
+        """Return the waits of one kind that ended in this span, in milliseconds."""
+        waits: list[tuple[float, float]] = getattr(self, name)
+        return [wait * 1e3 for at, wait in waits if start <= at <= end]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(NAME).add_argument
+    add("--hostile", type=positive, default=1000, help="hostile requests (1000)")
+    add("--attackers", type=positive, default=3, help="clients that send them (3)")
+
+
+def measure(bench: Bench) -> Section:
+    options = bench.options
+    models = bench.models(options.acceptance[0]) if options.model else bench.shipped()
+    bystanders = {"stream": Waits(), "stream with a schema": Waits(), "one token": Waits()}
+    over = threading.Event()
+    with bench.daemon(models, CONTEXT, 3 + options.attackers) as daemon:
+        writing = {"prompt": "import os", "n_predict": 400, "ignore_eos": True, "temperature": 0}
+        shaped = {"prompt": "{", "n_predict": 100, "json_schema": SCHEMA}
+        plans: list[Callable[[], None]] = [
+            lambda: _stream(daemon, writing, bystanders["stream"], over),
+            lambda: _stream(daemon, shaped, bystanders["stream with a schema"], over),
+            lambda: _ask(daemon, bystanders["one token"], over),
+        ]
+        threads = [threading.Thread(target=plan) for plan in plans]
+        for thread in threads:
+            thread.start()
+        began = time.perf_counter()
+        time.sleep(QUIET_S)
+        attack = time.perf_counter()
+        statuses = _attack(daemon, options.hostile, options.attackers, bench.rng(NAME))
+        end = time.perf_counter()
+        over.set()
+        for thread in threads:
+            thread.join()
+    say(f"statuses of hostile requests: {dict(statuses)}")
+    return _section(bystanders, (began + 1.0, attack, end), statuses)
+
+
+# ------------------------------------------------------------------------ clients
+
+
+def _stream(daemon: Daemon, body: hostile.Body, waits: Waits, over: threading.Event) -> None:
+    """Stream one answer after another."""
+    content = json.dumps({**body, "stream": True}).encode()
+    while not over.is_set():
+        last, first = time.perf_counter(), True
+        try:
+            with contextlib.closing(Connection(daemon.socket, TIMEOUT_S)) as connection:
+                response = connection.request("POST", "/completion", content)
+                if response.status != 200:
+                    waits.errors[f"{response.status} {response.read()[:80]!r}"] += 1
+                    time.sleep(PAUSE_S)
+                    continue
+                for _ in events(response.chunks()):
+                    now = time.perf_counter()
+                    (waits.firsts if first else waits.gaps).append((now, now - last))
+                    last, first = now, False
+                    if over.is_set():
+                        return
+        except (LocalspecError, OSError) as error:
+            waits.errors[str(error)[:80]] += 1
+
+
+def _ask(daemon: Daemon, waits: Waits, over: threading.Event) -> None:
+    """Ask for one token again and again."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    while not over.is_set():
+        start = time.perf_counter()
+        try:
+            daemon.post("/v1/chat/completions", body)
+            now = time.perf_counter()
+            waits.firsts.append((now, now - start))
+        except (LocalspecError, OSError) as error:
+            waits.errors[str(error)[:80]] += 1
+        time.sleep(PAUSE_S)
+
+
+def _attack(daemon: Daemon, requests: int, attackers: int, rng: random.Random) -> Counter[str]:
+    """Send hostile requests; half of the clients leave before their answer."""
+    statuses: Counter[str] = Counter()
+    seeds = iter([rng.getrandbits(64) for _ in range(requests)])
+    lock = threading.Lock()
+
+    def send() -> None:
+        while True:
+            with lock:
+                seed = next(seeds, None)
+                done = sum(statuses.values())
+            if seed is None:
+                return
+            if done and done % 500 == 0:
+                say(f"{done} hostile requests sent")
+            status = _hostile(daemon, random.Random(seed))
+            with lock:
+                statuses[status] += 1
+
+    threads = [threading.Thread(target=send) for _ in range(attackers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return statuses
+
+
+def _hostile(daemon: Daemon, rng: random.Random) -> str:
+    """Send one request, and return its status, "left" where the client did not wait for it."""
+    path, body = hostile.request(rng)
+    patience = rng.choice([0.1, 0.5, 2.0, 10.0, 30.0])
+    try:
+        content = json.dumps(body).encode("utf-8", "surrogatepass")
+        with contextlib.closing(Connection(daemon.socket, patience)) as connection:
+            response = connection.request("POST", path, content)
+            response.read()
+            return str(response.status)
+    except (LocalspecError, OSError):
+        return "left"
+
+
+# ------------------------------------------------------------------------ report
+
+
+def _section(
+    bystanders: dict[str, Waits], times: tuple[float, float, float], statuses: Counter[str]
+) -> Section:
+    began, attack, end = times
+    rows: list[list[str]] = []
+    worst_gap = worst_first = median_gap = 0.0
+    for name, waits in bystanders.items():
+        cells = [name]
+        for kind in ("gaps", "firsts"):
+            quiet, loud = waits.between(began, attack, kind), waits.between(attack, end, kind)
+            cells += [*_figures(quiet), *_figures(loud)]
+            if kind == "gaps" and loud:
+                worst_gap, median_gap = max(worst_gap, max(loud)), max(median_gap, *_medians(quiet))
+            elif loud:
+                worst_first = max(worst_first, max(loud))
+        rows.append(cells)
+    header = ["bystander"]
+    for kind in ("gap", "first token"):
+        for when in ("quiet", "attacked"):
+            header += [f"{kind} {when}: median ms", "99 %", "longest"]
+    errors = {name: dict(waits.errors) for name, waits in bystanders.items() if waits.errors}
+    text = (
+        f"{sum(statuses.values())} hostile requests, answers {dict(statuses)}; errors of bystanders: "
+        f"{errors or 'none'}\n\n{table(header, rows)}"
+    )
+    verdicts = [
+        Verdict("longest gap of a bystander, ms", worst_gap, GAP_MS + median_gap, False),
+        Verdict("longest wait for a first token, ms", worst_first, ADMISSION_MS, False),
+    ]
+    facts = {"statuses": statuses, "errors": errors, "rows": [header, *rows]}
+    return Section(text, verdicts, sum(map(len, errors.values())), facts)
+
+
+def _medians(values: Sequence[float]) -> list[float]:
+    return [statistics.median(values)] if values else [0.0]
+
+
+def _figures(values: Sequence[float]) -> list[str]:
+    """Median, 99th percentile and maximum."""
+    if not values:
+        return ["", "", ""]
+    ordered = sorted(values)
+    last = ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
+    return [number(value, ".0f") for value in (statistics.median(ordered), last, ordered[-1])]
