@@ -212,9 +212,9 @@ class Engine:
             return
         try:
             kept = sequence.verifier.verify(lane.context, step.first_row, slot.tokens, step.drafts)
-        except GuideBusy:  # the same pass once more, when its grammar has answered
+        except GuideBusy:  # the last token is read once more, when its grammar has answered
             sequence.verifier.take_back()
-            lane.slots.commit(slot, 0)
+            lane.slots.commit(slot, len(step.read) - 1)
             step.repeats = True
             return
         except Doubtful:  # the same pass once more, now with logits

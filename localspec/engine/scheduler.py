@@ -209,11 +209,12 @@ class Scheduler:
             chosen = [self.alone(lane, sequence) for sequence in ready[:1]]
             decoding = [each for each in chosen if not each.prefilling]
         else:
+            waits = sum(each.guide_busy for each in lane.active)
             decoding = [each for each in lane.active if not (each.prefilling or each.guide_busy)]
             for sequence in decoding:
                 sequence.step = _step(sequence, sequence.slot.unread)
             chosen = decoding
-            if len(decoding) < len(lane.active):
+            if len(decoding) + waits < len(lane.active):
                 chosen = decoding + self._prefill(lane, len(decoding))
         # Most rounds of a text that nothing can be drafted for end here: what drafts may take is not asked.
         if looking := [one for one in decoding if one.drafting.drafters and one.drafting.looks()]:
@@ -235,7 +236,9 @@ class Scheduler:
         """
         busy = any(suggests(each.request) for each in lane.active if not each.prefilling)
         prompts = [
-            each for each in lane.active if each.prefilling and not (busy and each.only_read)
+            each
+            for each in lane.active
+            if each.prefilling and not each.guide_busy and not (busy and each.only_read)
         ]
         if not prompts:
             return []

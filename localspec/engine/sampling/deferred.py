@@ -68,6 +68,7 @@ class DeferredGuide:
         self._masks: dict[tuple[int, ...], Mask] = {}
         self._awaited: tuple[int, tuple[int, ...]] | None = None  # a late mask: number and place
         self._late_since = 0.0
+        self._failure: Exception | None = None
 
     def begin_round(self) -> bool:
         """Return whether the sequence can take part in a round: no late answer is awaited.
@@ -79,11 +80,18 @@ class DeferredGuide:
         if self._path:
             self._path.clear()
             self._masks.clear()
-        return self._received(0.0)
+        self._receive(0.0)
+        if self._failure is not None:
+            raise self._failure
+        if self._awaited is not None and time.monotonic() - self._late_since > ANSWER_LIMIT_S:
+            raise GrammarRejected(
+                f"The grammar is too complex: one token takes more than {ANSWER_LIMIT_S:.0f} seconds."
+            )
+        return self._awaited is None
 
     def wait(self, seconds: float) -> None:
         """Wait for a late answer, where nothing else is to be done."""
-        self._received(seconds)
+        self._receive(seconds)
 
     def mask(self) -> Mask:
         """As a Guide's. Raises GuideBusy where the round cannot wait for it."""
@@ -156,23 +164,17 @@ class DeferredGuide:
             if reply.number == self._number:
                 return _value(reply)
 
-    def _received(self, seconds: float) -> bool:
-        """Return whether no answer is awaited, after waiting at most so long for one."""
+    def _receive(self, seconds: float) -> None:
+        """Take the late answer, where one is awaited, after waiting at most so long for it."""
         while self._awaited is not None:
             number, place = self._awaited
             try:
                 reply = self._replies.get(timeout=seconds)
             except queue.Empty:
-                if time.monotonic() - self._late_since > ANSWER_LIMIT_S:
-                    raise GrammarRejected(
-                        "The grammar is too complex: one token takes more than "
-                        f"{ANSWER_LIMIT_S:.0f} seconds."
-                    ) from None
-                return False
+                return
             if reply.number == number:
                 self._awaited = None
-                self._masks[place] = _value(reply)
-        return True
+                self._masks[place], self._failure = reply.value, reply.error
 
 
 def _serve(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
