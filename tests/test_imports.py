@@ -265,12 +265,16 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "engine/speculation/acceptance": (set(), "arithmetic over what was accepted"),
     "engine/cache": ({"engine/llama"}, "it alone writes how far a model has read"),
     "engine/output": (set(), "tokens to text"),
-    "engine/sampling": ({"engine/llama"}, "arithmetic over logits, of one vocabulary"),
+    "engine/sampling": (
+        {"engine/llama", "engine/priority"},
+        "arithmetic over logits, of one vocabulary",
+    ),
     "engine/sampling/grammars": (
-        {"engine/llama", "engine/sampling"},
+        {"engine/llama", "engine/priority", "engine/sampling"},
         "languages over tokens, whoever samples them",
     ),
     "engine/llama": ({"engine/environment"}, "the binding, and none of our ideas"),
+    "engine/priority": (set(), "a word to the system about one thread"),
     "engine/environment": (set(), "it is there before llama.cpp is loaded"),
     "registry": (set(), "the catalogue is data"),
     "registry/header": (set(), "a header is bytes, wherever they come from"),

@@ -11,6 +11,7 @@ endings      how a request ends: with its answer, or an error that is its alone
 sequence     one request: its tokens, its slot, its status, the text it has shown
 statistics   what is counted and timed of it
 output       tokens' bytes → the text that is shown: stop strings, an editor's lines
+priority     threads that give way to the passes of running answers
 environment  what must be set before llama.cpp is loaded
 
 A room imports only those before it: llama; sampling, output, cache; speculation; then statistics and

@@ -105,7 +105,9 @@ def start(
     engine: Running, request: int, guide: Callable[[Guide], Guide] | None = None, **more: Any
 ) -> None:
     """Submit a request whose answer is letters, with its grammar wrapped."""
-    generate = Generate(request, TextPrompt("ab"), GREEDY, max_tokens=40, constraint=LETTERS, **more)
+    generate = Generate(
+        request, TextPrompt("ab"), GREEDY, max_tokens=40, constraint=LETTERS, **more
+    )
     tokenized = engine.preparer.prepare(generate)
     if guide is not None:
         tokenized.matcher = guide(Grammars(engine.pair.vocab).compile(LETTERS))

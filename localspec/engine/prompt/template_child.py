@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -22,6 +23,7 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY = 512 * 1024 * 1024  # bytes of address space beyond what start-up took
+NICENESS = 5  # an answer that is being written goes before a prompt that is being made
 MAX_OUTPUT = 8 * 1024 * 1024  # characters
 
 
@@ -129,6 +131,8 @@ def answer(env: ImmutableSandboxedEnvironment, line: str) -> dict[str, str]:
 
 
 def main() -> None:
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
     env = environment()
     _limit_memory()
     sys.stdout.write('{"ready": true}\n')

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.priority import lower_priority
 from localspec.engine.sampling.guide import Guide
 from localspec.errors import GrammarRejected, LocalspecError
 
@@ -102,6 +103,8 @@ class DeferredGuide:
             except GuideBusy:
                 self._awaited = self._number, place
                 self._late_since = time.monotonic()
+                if self._thread is not None:
+                    lower_priority(self._thread.native_id)
                 raise
         return self._masks[place]
 

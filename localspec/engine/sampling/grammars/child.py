@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -51,11 +52,15 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a job: its sources, or an error and the request's field that it concerns."""
+    """What became of a job: its sources, or an error and the request's field that it concerns.
+
+    seconds: processor time that compiling took.
+    """
 
     sources: GrammarSources | None = None
     error: str = ""
     param: str | None = None
+    seconds: float = 0.0
 
 
 def send(connection: socket.socket, data: bytes) -> None:
@@ -142,7 +147,9 @@ def _serve_one(connection: socket.socket, special: SpecialTokens, tokenizer: LLT
     _limit()
     connection.sendall(struct.pack("<I", os.getpid()))
     job = msgspec.msgpack.decode(receive(connection), type=GrammarJob)
-    send(connection, msgspec.msgpack.encode(run_job(job, special, tokenizer)))
+    outcome = run_job(job, special, tokenizer)
+    outcome = msgspec.structs.replace(outcome, seconds=time.process_time())
+    send(connection, msgspec.msgpack.encode(outcome))
 
 
 def main(descriptor: int) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from localspec.engine.priority import lower_priority
 from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome, Vocabulary, send
 from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources
 from localspec.errors import Cancelled, GrammarRejected
@@ -23,6 +24,7 @@ from localspec.errors import Cancelled, GrammarRejected
 # Seconds that a job may take by the clock on the wall, however busy the machine is.
 WALL_LIMIT_S = 60.0
 POLL_S = 0.05  # how soon a job ends whose client has left
+LONG_S = 0.1  # of processor time
 _CHILD = "localspec.engine.sampling.grammars.child"
 
 
@@ -37,6 +39,8 @@ class GrammarProcess:
 
     def build(self, job: GrammarJob, cancelled: Callable[[], bool]) -> GrammarSources:
         """Return the sources of a job's grammars, each of which compiles.
+
+        Where compiling took long, the thread gives way to others from here on: it does so once more.
 
         Raises:
             GrammarRejected: a grammar is not usable, or takes too long to compile.
@@ -56,6 +60,8 @@ class GrammarProcess:
         outcome = msgspec.msgpack.decode(reply, type=Outcome)
         if outcome.sources is None:
             raise GrammarRejected(outcome.error, param=outcome.param)
+        if outcome.seconds > LONG_S:
+            lower_priority()
         return outcome.sources
 
     def close(self) -> None:
