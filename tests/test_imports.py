@@ -273,7 +273,10 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         {"engine/llama", "engine/priority", "engine/sampling"},
         "languages over tokens, whoever samples them",
     ),
-    "engine/llama": ({"engine/environment"}, "the binding, and none of our ideas"),
+    "engine/llama": (
+        {"engine/environment", "engine/priority"},
+        "the binding, and none of our ideas",
+    ),
     "engine/priority": (set(), "a word to the system about one thread"),
     "engine/environment": (set(), "it is there before llama.cpp is loaded"),
     "registry": (set(), "the catalogue is data"),

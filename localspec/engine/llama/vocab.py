@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import llama_cpp.llama_cpp as C
 
 from localspec.compatibility import Tokenizer
-from localspec.engine.llama.words import CHARACTER, LOOPS, Cutter, Result
+from localspec.engine.llama.words import CHARACTER, LOOPS, Cutter, Result, cut
 from localspec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Vocab:
 
     def _cut(self, text: str, work: Callable[[], Result]) -> Result:
         """`work`, which cuts `text` into words. Raises InvalidRequest where that cannot be done."""
-        return work() if self._cutter is None else self._cutter.run(text, work)
+        return cut(text, work) if self._cutter is None else self._cutter.run(text, work)
 
     def seconds(self, text: str, cuts: int = 0) -> float:
         """What tokenizing `text` may take; `cuts`: special tokens beside those in it."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TypeVar
 
+from localspec.engine.priority import lower_priority
 from localspec.errors import InvalidRequest
 
 Result = TypeVar("Result")
@@ -21,6 +22,7 @@ Result = TypeVar("Result")
 FRAME = 768  # bytes of stack per character: twice what was measured, for other compilers
 MAX_STACK = 512 << 20  # bytes; touched only as deep as the text goes, and given back after it
 MAX_RUN = MAX_STACK // FRAME
+LONG = 16_384  # characters that are cut before a pass beside them gets noticeably slower
 SHALLOW = 1000  # characters that fit on every thread's stack
 # Estimates on a slow core, in seconds: of a character, of a special token (the expressions are
 # compiled anew for the text after each), of a square of the characters in a row that some
@@ -88,13 +90,13 @@ class Cutter:
         """
         depth = self.depth(text)
         if depth <= SHALLOW:
-            return work()
+            return cut(text, work)
         if depth > MAX_RUN:
             raise _too_long(depth, f"can read at most {MAX_RUN}")
         if self._extra(text, exact=True) > PATIENCE:
             raise _too_long(depth, "would need minutes to read them")
         try:
-            return _on_stack(depth * FRAME, work)
+            return _apart(work, depth * FRAME)
         except (RuntimeError, MemoryError):
             need = (depth * FRAME >> 20) + 1
             raise _too_long(
@@ -123,8 +125,15 @@ def _too_long(depth: int, why: str) -> InvalidRequest:
     )
 
 
-def _on_stack(size: int, work: Callable[[], Result]) -> Result:
-    """`work` in a thread of its own with `size` bytes of stack, given back when it has ended.
+def cut(text: str, work: Callable[[], Result]) -> Result:
+    """Return what `work` returns, which cuts `text`: in a thread of low priority where the text is long."""
+    return work() if len(text) <= LONG else _apart(work)
+
+
+def _apart(work: Callable[[], Result], stack: int = 0) -> Result:
+    """Return what `work` returns, in a thread of its own and of low priority.
+
+    stack: bytes that the thread needs, given back when it has ended.
 
     Raises:
         RuntimeError: the system has no room for such a thread.
@@ -133,14 +142,16 @@ def _on_stack(size: int, work: Callable[[], Result]) -> Result:
     failures: list[BaseException] = []
 
     def body() -> None:
+        lower_priority()
         try:
             results.append(work())
         except BaseException as error:  # it belongs to the caller's thread
             failures.append(error)
 
-    thread = threading.Thread(target=body, name="deep", daemon=True)
+    thread = threading.Thread(target=body, name="cutter", daemon=True)
     with _starting:
-        before = threading.stack_size((size >> 20) + 2 << 20)  # a mebibyte for Python's own frames
+        # A mebibyte more for Python's own frames.
+        before = threading.stack_size((stack >> 20) + 2 << 20)
         try:
             thread.start()
         finally:
