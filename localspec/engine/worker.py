@@ -30,7 +30,7 @@ from localspec.engine.engine import Engine
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.turns import Turns
 from localspec.engine.prompt.prepare import Preparer
-from localspec.engine.prompt.preparers import Preparers
+from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sequence import TokenizedRequest
@@ -76,7 +76,7 @@ class Worker:
         self._inbox: queue.SimpleQueue[Frame | Tokenized] = queue.SimpleQueue()
         self._preparers: Preparers[Tokenized] = Preparers(self.send, self._prepared)
         self._engine: Engine | Encoder | None = None
-        self._renderer: TemplateRenderer | None = None
+        self._renderers: list[TemplateRenderer] = []
         self._grammars: Grammars | None = None
         self._turns = Turns(None, 0.0)
         self._finished = 0
@@ -264,28 +264,31 @@ class Worker:
         turn = partial(self._turns.one, False)
         pair = load_pair(load.pair, load.settings, progress, notice, turn)
         vocab = pair.vocab
-        renderer = TemplateRenderer(
-            pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
-        )
-        self._engine, self._renderer = Engine(pair, self._emit), renderer
+        texts = pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
+        self._engine = Engine(pair, self._emit)
+        # One for each thread: a template may take seconds over a long chat.
+        self._renderers = [TemplateRenderer(*texts)]
+        self._renderers += [TemplateRenderer(*texts, eager=False) for _ in range(SLOW_THREADS)]
         self._grammars = grammars = Grammars(vocab, isolated=True)
-        self._preparers.use(Preparer(pair, renderer, grammars), Preparer(pair, renderer, grammars))
+        quick, *slow = (Preparer(pair, renderer, grammars) for renderer in self._renderers)
+        self._preparers.use(quick, slow)
         return pair.info()
 
     def _embedding_model(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
         """Load what turns texts into numbers. Raises LoadFailed."""
         model = load_embedding_model(load.pair, load.settings, progress)
         self._engine = Encoder(model, self._emit)
-        self._preparers.use(InputPreparer(model), InputPreparer(model))
+        slow = [InputPreparer(model) for _ in range(SLOW_THREADS)]
+        self._preparers.use(InputPreparer(model), slow)
         return model.info()
 
     def _close(self) -> None:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        if self._renderer is not None:
-            self._renderer.close()
-            self._renderer = None
+        for renderer in self._renderers:
+            renderer.close()
+        self._renderers = []
         if self._grammars is not None:
             self._grammars.close()
             self._grammars = None

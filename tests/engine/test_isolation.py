@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.prompt.preparers import Preparers, Unfinished
+from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers, Unfinished
 from localspec.engine.sampling.deferred import DeferredGuide, GuideBusy, Mask
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sampling.grammars.process import GrammarProcess
@@ -405,7 +405,7 @@ def test_what_is_unfinished_holds_up_no_other_request() -> None:
     ready: queue.SimpleQueue[Generate] = queue.SimpleQueue()
     preparers: Preparers[Generate] = Preparers(frames.put, ready.put)
     desk = Desk()
-    preparers.use(desk, desk)
+    preparers.use(desk, [desk] * SLOW_THREADS)
     preparers.start()
     for number, text in enumerate(["slow", "slow and wrong", "slow and left", "quick"], start=1):
         preparers.put(Generate(number, TextPrompt(text)))

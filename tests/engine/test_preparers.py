@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localspec.engine.prompt.prepare import Preparer
-from localspec.engine.prompt.preparers import Preparers, Small
+from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers, Small
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled
@@ -49,7 +49,8 @@ class Desk:
     def __init__(self, engine: Running) -> None:
         self.said: queue.SimpleQueue[Frame | TokenizedRequest] = queue.SimpleQueue()
         self.preparers: Preparers[TokenizedRequest] = Preparers(self.said.put, self.said.put)
-        self.preparers.use(*(Preparer(engine.pair, Buggy()) for _ in range(2)))
+        quick, *slow = (Preparer(engine.pair, Buggy()) for _ in range(SLOW_THREADS + 1))
+        self.preparers.use(quick, slow)
         self.preparers.start()
 
     def put(self, request: Generate | Small) -> Frame | TokenizedRequest:

@@ -1,8 +1,8 @@
 """The threads that make requests ready, and what they ask of whoever does it.
 
-One takes the short requests, one those whose text takes long. A request whose grammar must be compiled gets
-a thread of its own for that, since nobody can say how long it takes. So none of them delays a short one, and
-none delays an answer.
+One takes the short requests, some share those whose text takes long. A request whose grammar must be compiled
+gets a thread of its own for that, since nobody can say how long it takes. So none of them delays a short one,
+and none delays an answer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -33,7 +33,8 @@ from localspec.protocol.frames import (
     Tokenize,
 )
 
-QUICK = 0.3  # seconds of preparing that others may wait for
+QUICK = 0.05  # seconds of preparing that others may wait for
+SLOW_THREADS = 4  # a text of megabytes in one of them delays no other long prompt
 Small = Tokenize | Detokenize | ApplyTemplate | CountTokens  # answered by a preparer itself
 Work = Generate | Embed | Rerank  # what an engine does, once it is prepared
 Ready_co = TypeVar("Ready_co", covariant=True)
@@ -76,19 +77,24 @@ class Preparers(Generic[Ready_co]):
         self._slow: queue.SimpleQueue[Work | Small] = queue.SimpleQueue()
         self._held: set[int] = set()  # requests between reader and engine
         self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
-        self._pair: tuple[Prepares[Ready_co], Prepares[Ready_co]] | None = None
+        self._quick_preparer: Prepares[Ready_co] | None = None
+        self._slow_preparers: Sequence[Prepares[Ready_co]] = ()
 
     def start(self) -> None:
         threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
-        threading.Thread(target=self._prepare_slow, name="slow preparer", daemon=True).start()
+        for number in range(SLOW_THREADS):
+            name = f"slow preparer {number}"
+            threading.Thread(
+                target=self._prepare_slow, args=(number,), name=name, daemon=True
+            ).start()
 
-    def use(self, quick: Prepares[Ready_co], slow: Prepares[Ready_co]) -> None:
-        """Prepare by these from now on, quick requests and slow ones."""
-        self._pair = quick, slow
+    def use(self, quick: Prepares[Ready_co], slow: Sequence[Prepares[Ready_co]]) -> None:
+        """Prepare by these from now on: quick requests, and slow ones, in SLOW_THREADS threads."""
+        self._quick_preparer, self._slow_preparers = quick, slow
 
     def close(self) -> None:
         """No pair is loaded any more."""
-        self._pair = None
+        self._quick_preparer, self._slow_preparers = None, ()
 
     def put(self, request: Work | Small) -> None:
         if isinstance(request, Work):
@@ -114,17 +120,17 @@ class Preparers(Generic[Ready_co]):
     def _prepare_quick(self) -> None:
         while True:
             request = self._waiting.get()
-            pair = self._pair
-            if pair is not None and pair[0].seconds(request) > QUICK:
+            preparer = self._quick_preparer
+            if preparer is not None and preparer.seconds(request) > QUICK:
                 self._slow.put(request)
             else:
-                self._prepare(request, pair and pair[0])
+                self._prepare(request, preparer)
 
-    def _prepare_slow(self) -> None:
+    def _prepare_slow(self, number: int) -> None:
         while True:
             request = self._slow.get()
-            pair = self._pair
-            self._prepare(request, pair and pair[1])
+            preparers = self._slow_preparers
+            self._prepare(request, preparers[number] if preparers else None)
 
     def _prepare(self, request: Work | Small, preparer: Prepares[Ready_co] | None) -> None:
         def act() -> Ready_co | Unfinished[Ready_co] | None:

@@ -34,7 +34,8 @@ _SKELETONS = 16  # kept; of a chat of 10,000 messages one is about a megabyte
 class TemplateRenderer:
     """Renders in a child process, which is ended when a template takes too long. Threads take turns."""
 
-    def __init__(self, template: str | None, bos: str, eos: str) -> None:
+    def __init__(self, template: str | None, bos: str, eos: str, *, eager: bool = True) -> None:
+        """eager: start the process now, and not with the first chat."""
         self._template = template
         # None, not missing: templates ask for both, and were written for a renderer that does so
         self._always: dict[str, Any] = {"tools": None, "documents": None, "bos_token": bos}
@@ -47,7 +48,7 @@ class TemplateRenderer:
         self._skeleton = lru_cache(_SKELETONS)(
             lambda variables: self._rendered(json.loads(variables))
         )
-        if template is not None:
+        if template is not None and eager:
             self._process.start()  # comes up while the models load
 
     def render(self, prompt: ChatPrompt) -> str:
