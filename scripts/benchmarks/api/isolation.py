@@ -25,6 +25,7 @@ from benchmarks.measuring.report import Verdict, table
 from benchmarks.servers.daemon import Daemon
 from localspec.client.transport import Connection, events
 from localspec.errors import LocalspecError
+from localspec.protocol.requests import MAX_CHOICES
 
 NAME = "isolation"
 GAP_MS = 250.0  # `longest_gap`, to which one pass is added
@@ -32,7 +33,7 @@ ADMISSION_MS = 1000.0
 QUIET_S = 5.0  # without an attack, before it
 PAUSE_S = 0.05  # between two requests for one token
 TIMEOUT_S = 120.0
-CONTEXT = 4096
+CONTEXT = 4096  # tokens for each client, so that none waits for room
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -68,7 +69,9 @@ def measure(bench: Bench) -> Section:
     models = bench.models(options.acceptance[0]) if options.model else bench.shipped()
     bystanders = {"stream": Waits(), "stream with a schema": Waits(), "one token": Waits()}
     over = threading.Event()
-    with bench.daemon(models, CONTEXT, 3 + options.attackers) as daemon:
+    # A request may ask for several answers, each of which takes a place.
+    places = 3 + MAX_CHOICES * options.attackers
+    with bench.daemon(models, CONTEXT * places, places) as daemon:
         writing = {"prompt": "import os", "n_predict": 400, "ignore_eos": True, "temperature": 0}
         shaped = {"prompt": "{", "n_predict": 100, "json_schema": SCHEMA}
         plans: list[Callable[[], None]] = [
