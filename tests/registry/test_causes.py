@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import socket
 import ssl
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localspec.errors import (
     BadToken,
@@ -55,7 +59,9 @@ def answered(
         (answered(401, x_error_code="GatedRepo", sent=True), Gated, "does not accept the token"),
         (answered(403, x_error_code="GatedRepo", sent=True), Gated, "has no access"),
         (answered(403, x_error_code="RepoNotFound"), NotOnHub, "no repository a/b"),
-        (answered(403, moved=True), HubError, "storage refused"),
+        (answered(403, f"{MIRROR}/x", moved=True), Interrupted, "mirror.example answered 403"),
+        (answered(416, f"{MIRROR}/x", moved=True), Interrupted, "mirror.example answered 416"),
+        (answered(404, moved=True), NotOnHub, "no repository a/b"),
         (answered(403, sent=True), Gated, "may lack permission"),
         (answered(403), HubError, "perhaps a firewall answered"),
         (answered(404), NotOnHub, "no repository a/b"),
@@ -120,6 +126,27 @@ def test_what_the_http_library_raises(
     assert type(found) is kind
     assert says in str(found)
     assert SECRET not in f"{found} {getattr(found, 'advice', '')}"
+
+
+NOW = datetime(2026, 11, 26, 12, 0, 0, tzinfo=UTC)
+
+
+@given(seconds=st.integers(-1000, 10_000), skew=st.integers(-100_000, 100_000))
+def test_a_time_to_wait_may_be_a_date(seconds: int, skew: int) -> None:
+    """By the server's clock, whatever ours says."""
+    server = NOW + timedelta(seconds=skew)
+    headers = {
+        "date": format_datetime(server, usegmt=True),
+        "retry-after": format_datetime(server + timedelta(seconds=seconds), usegmt=True),
+    }
+    assert causes._retry_after(headers) == min(max(seconds, 0), 300)
+    assert causes._retry_after({"retry-after": str(max(seconds, 0))}) == min(max(seconds, 0), 300)
+
+
+@given(st.text(max_size=40))
+def test_a_time_to_wait_that_is_none_is_passed_over(value: str) -> None:
+    seconds = causes._retry_after({"retry-after": value, "date": value})
+    assert seconds is None or 0 <= seconds <= 300
 
 
 def test_our_own_errors_pass_as_they_are() -> None:

@@ -208,6 +208,30 @@ def test_a_server_that_asks_for_no_time_gets_some(
     assert len([each for each in hub.requests if "target.gguf" in each.path]) == 4
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
+def test_a_storage_that_refuses_is_asked_by_a_fresh_address(
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, status: int
+) -> None:
+    """A signed address expires in a long transfer: the hub is asked for another one."""
+    faults.close_after = [50_000]
+    puller = replace(puller, tuning=replace(QUICK, connections=1))
+    faults.statuses = [(status, ""), (status, "")]
+    puller.pull("p", pair)
+    assert_whole(store)
+    assert not faults.statuses
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
+def test_a_storage_that_refuses_to_the_end_is_named(
+    puller: Puller, faults: Faults, store: Store, pair: Pair, status: int
+) -> None:
+    faults.statuses = [(status, "")] * 100
+    with pytest.raises(Unreachable, match=f"storage refuses .* localhost answered {status}"):
+        puller.pull("p", pair)
+    assert_absent(store)
+    assert len(faults.statuses) <= 100 - QUICK.patience.tries
+
+
 def test_a_server_that_stays_busy_is_given_up(
     puller: Puller, faults: Faults, store: Store, pair: Pair
 ) -> None:

@@ -9,6 +9,8 @@ import re
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from localspec.errors import (
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     import httpx2
 
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+# What a storage answers whose signed address has expired, or that does not have the file yet. The next try
+# asks the hub for a fresh address.
+_REFUSED = frozenset({401, 403, 404, 410, 416})
+_REFUSED_TRIES = 5
 _TOKENS = "https://huggingface.co/settings/tokens"
 _LONGEST_PAUSE = 300.0  # a server may ask for more; nobody waits that long
 
@@ -58,6 +64,14 @@ def of_status(
         return _proxy_refused(proxy, status, url.host)
     if status in _BUSY:
         return Interrupted(f"the hub answered {status}", retry_after=_retry_after(response.headers))
+    if status in _REFUSED and _is_storage(response, endpoint):
+        return Interrupted(
+            f"{url.host} answered {status}",
+            f"if it lasts, ask whoever runs the network whether {url.host} is blocked",
+            retry_after=_retry_after(response.headers),
+            what=f"The hub's storage refuses to send a file of {repo}",
+            max_tries=_REFUSED_TRIES,
+        )
     if status in (401, 403):
         return _no_entry(response, proxy, repo)
     if code == "RepoNotFound" or (status == 404 and not code):
@@ -68,6 +82,13 @@ def of_status(
         what = f"file {file} in {repo} at that revision" if file else f"such revision of {repo}"
         return NotOnHub(f"The hub has no {what}.")
     return HubError(f"The hub answered {status} for {repo}/{file}.")
+
+
+def _is_storage(response: httpx2.Response, endpoint: str) -> bool:
+    """Return whether the answer comes from where the hub has redirected a download to."""
+    import httpx2
+
+    return bool(response.history) and response.request.url.host != httpx2.URL(endpoint).host
 
 
 def _no_entry(response: httpx2.Response, proxy: Proxy | None, repo: str) -> Exception:
@@ -99,10 +120,6 @@ def _no_entry(response: httpx2.Response, proxy: Proxy | None, repo: str) -> Exce
         return _no_repository(repo)
     if proxy and not code and request.url.scheme == "http":
         return _proxy_refused(proxy, status, request.url.host)
-    if response.history:
-        return HubError(
-            f"The hub's storage refused to send a file of {repo} ({status}); try again."
-        )
     if sent:
         return Gated(
             f"The hub refuses access to {repo} with the token that was sent ({status}): it "
@@ -243,8 +260,29 @@ def _host(url: httpx2.URL) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds a server asked for: Retry-After as a number, or the hub's own RateLimit header."""
+    """Return the seconds a server asked for, at most _LONGEST_PAUSE.
+
+    Retry-After is a number or a date (RFC 9110, 10.2.3). Without it, the hub's own RateLimit header counts.
+    """
     value = headers.get("retry-after", "").strip()
     limit = re.search(r";\s*r=0\s*;\s*t=(\d+)", headers.get("ratelimit", ""))
-    seconds = value if value.isdigit() else (limit[1] if limit else "")
-    return min(float(seconds), _LONGEST_PAUSE) if seconds else None
+    if value.isascii() and value.isdigit():
+        seconds = float(value)
+    elif (until := _date(value)) is not None:
+        # By the server's own clock where it tells the time: this machine's may be wrong.
+        now = _date(headers.get("date", "")) or datetime.now(UTC)
+        seconds = max((until - now).total_seconds(), 0.0)
+    elif limit:
+        seconds = float(limit[1])
+    else:
+        return None
+    return min(seconds, _LONGEST_PAUSE)
+
+
+def _date(value: str) -> datetime | None:
+    """Parse an HTTP date; None where it is none."""
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)

@@ -20,13 +20,28 @@ T = TypeVar("T")
 class Interrupted(Exception):
     """The request may be tried again: the line broke, stalled, or the server asked for patience.
 
-    `advice`: what to look at when trying again does not help. `retry_after` in seconds.
+    advice: what to look at when trying again does not help. retry_after: in seconds. what: what cannot be
+    done, for the error after the last try. max_tries: fewer than usual, where more promise nothing.
     """
 
-    def __init__(self, why: str, advice: str = "", *, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        why: str,
+        advice: str = "",
+        *,
+        retry_after: float | None = None,
+        what: str = "The hub cannot be reached",
+        max_tries: int | None = None,
+    ) -> None:
         super().__init__(why)
         self.advice = advice
         self.retry_after = retry_after
+        self.what = what
+        self.max_tries = max_tries
+
+    def tries(self, patience: Patience) -> int:
+        """Return how often to try in all."""
+        return min(patience.tries, self.max_tries or patience.tries)
 
 
 class Retry(msgspec.Struct, frozen=True):
@@ -66,7 +81,7 @@ def patiently(
         try:
             return action()
         except Interrupted as error:
-            if attempt + 1 == patience.tries:
+            if attempt + 1 >= error.tries(patience):
                 raise gave_up(error) from None
             pause(attempt, error, patience, cancel)
     raise AssertionError("tries is at least 1")
@@ -74,9 +89,7 @@ def patiently(
 
 def gave_up(error: Interrupted) -> Unreachable:
     what_to_do = f"{error.advice}, and try again" if error.advice else "try again later"
-    return Unreachable(
-        f"The hub cannot be reached: {error}. Anything already downloaded is kept; {what_to_do}."
-    )
+    return Unreachable(f"{error.what}: {error}. Anything already downloaded is kept; {what_to_do}.")
 
 
 def pause(
@@ -88,7 +101,7 @@ def pause(
     """
     seconds = min(patience.first_pause * 2**attempt, patience.longest_pause)
     seconds = max(seconds, error.retry_after or 0.0) * random.uniform(1.0, 1.3)
-    patience.told(Retry(str(error), attempt + 2, patience.tries, seconds))
+    patience.told(Retry(str(error), attempt + 2, error.tries(patience), seconds))
     try:
         if cancel is None:
             time.sleep(seconds)

@@ -217,7 +217,7 @@ class Transfer:
                 self._range(journal, index, stop, ranges)
             except Interrupted as error:
                 failures = 0 if journal.done(index) > before else failures + 1
-                if failures >= self._tuning.patience.tries:
+                if failures >= error.tries(self._tuning.patience):
                     raise gave_up(error) from None
                 pause(max(0, failures - 1), error, self._tuning.patience, self._cancel)
 
