@@ -122,6 +122,15 @@ def _bpe(
     )
 
 
+def small_vocabulary(pieces: list[str], marks: list[str]) -> Gguf:
+    """Every byte, some longer pieces, markers that are tokens of their own, and one that ends a text."""
+    letters = list(_BYTES.values())
+    longer = ["".join(_BYTES[byte] for byte in piece.encode()) for piece in pieces]
+    special = {**dict.fromkeys(marks, USER_DEFINED), "<|end|>": CONTROL}
+    end = len(letters) + len(longer) + len(marks)
+    return _bpe("gpt2", "gpt-2", [*letters, *longer], special, [("a", "b")], bos=end, eos=end)
+
+
 def _llama_spm() -> Gguf:
     # A line's end is no piece: it is written with its byte's token.
     words = Counter[str]()

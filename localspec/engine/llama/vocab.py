@@ -262,6 +262,28 @@ class Vocab:
                     special.append(token)
         return special
 
+    @cached_property
+    def bracketed(self) -> dict[str, int]:
+        """Tokens whose text is in angle brackets, and that this text becomes wherever it stands."""
+        tokens: dict[str, int] = {}
+        for token in range(self.size):
+            piece = self.piece(token, special=True)
+            if piece[:1] != b"<" or piece.find(b">") != len(piece) - 1:
+                continue
+            text = piece.decode("utf-8", "replace")
+            if self.tokenize(text, add_special=False, parse_special=True) == [token]:
+                tokens[text] = token
+        return tokens
+
+    @cached_property
+    def without_text(self) -> frozenset[int]:
+        """Tokens that stand for no text, not even that of a marker."""
+        return frozenset(
+            token
+            for token in range(self.size)
+            if self.piece(token, special=True)[:1] in (b"", b"\0")
+        )
+
     def guidance_tokenizer(self) -> Any:
         """llguidance's view of this vocabulary (an LLTokenizer). About 10 µs per token, once.
 

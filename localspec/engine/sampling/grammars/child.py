@@ -24,6 +24,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
+from localspec.engine.sampling.grammars.gbnf import TokenTable
 from localspec.engine.sampling.grammars.sources import (
     GrammarJob,
     GrammarSources,
@@ -44,11 +45,21 @@ LIMITS = LLParserLimits(
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """What compiling needs of a vocabulary: its size and its special tokens."""
+    """What compiling needs of a vocabulary: its size, its special tokens, and what GBNF may name.
+
+    bracketed, unusable: as `ids` and `unusable` of a TokenTable.
+    """
 
     size: int
     ids: dict[str, int]
     ends: list[int]
+    bracketed: dict[str, int] = {}
+    unusable: list[int] = []
+
+    def special(self) -> SpecialTokens:
+        """Return what writing grammars needs of it."""
+        table = TokenTable(self.size, self.bracketed, frozenset(self.unusable))
+        return SpecialTokens(self.ids, frozenset(self.ends), table)
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -160,7 +171,7 @@ def main(descriptor: int) -> None:
         os.nice(NICENESS)
     control = socket.socket(fileno=descriptor)
     vocabulary = msgspec.msgpack.decode(receive(control), type=Vocabulary)
-    special = SpecialTokens(vocabulary.ids, frozenset(vocabulary.ends))
+    special = vocabulary.special()
     tokenizer = LLTokenizer(
         TokenizerWrapper(_Tokens(vocabulary)), eos_token=vocabulary.ends or None
     )

@@ -75,15 +75,16 @@ class Grammars:
 
     @cached_property
     def _special(self) -> SpecialTokens:
+        return self._vocabulary().special()
+
+    def _vocabulary(self) -> Vocabulary:
         vocab = self._vocab
         ids = {
             vocab.piece(token, special=True).decode("utf-8", "replace"): token
             for token in vocab.special_tokens
         }
-        return SpecialTokens(ids, frozenset(vocab.ends))
-
-    def _vocabulary(self) -> Vocabulary:
-        return Vocabulary(self._vocab.size, dict(self._special.ids), list(self._vocab.ends))
+        unusable = sorted(vocab.without_text.union(vocab.ends))
+        return Vocabulary(vocab.size, ids, list(vocab.ends), vocab.bracketed, unusable)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from localspec.engine.sampling.grammars.calls import CallGrammar, after, quoted
+from localspec.engine.sampling.grammars.gbnf import NO_TOKENS, TokenTable
+from localspec.engine.sampling.grammars.lark import gbnf_to_lark
 from localspec.engine.sampling.grammars.schemas import closed
 from localspec.errors import GrammarRejected
 from localspec.protocol.calls import Tools
@@ -41,10 +42,14 @@ Compile = Callable[[str, str], object]
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens of a vocabulary by their text, and those of them that end an answer."""
+    """The special tokens of a vocabulary by their text, and those of them that end an answer.
+
+    table: what GBNF may name, which may be other tokens too.
+    """
 
     ids: Mapping[str, int]
     ends: frozenset[int] = frozenset()
+    table: TokenTable = NO_TOKENS
 
     def spelled(self, text: str) -> str:
         """Return a marker as the vocabulary writes it, for llguidance's Lark.
@@ -116,11 +121,11 @@ def build_sources(job: GrammarJob, special: SpecialTokens, compile: Compile) -> 
     constraint = job.constraint
     if not job.gated:
         assert constraint is not None
-        source = constraint_source(constraint)
+        source = constraint_source(constraint, special.table)
         compile(source, NAMES[constraint.kind])
         return GrammarSources(whole=source)
     builder = _Builder(special, compile, job.thoughts)
-    answer = "" if constraint is None else _constraint_rule(constraint)
+    answer = "" if constraint is None else _constraint_rule(constraint, special.table)
     return builder.build(job.tools, answer)
 
 
@@ -242,7 +247,7 @@ def _marker(tools: Tools) -> str:
     return tools.format.opens[0] if tools.format.opens else ""
 
 
-def constraint_source(constraint: Constraint) -> str:
+def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) -> str:
     """llguidance's own form of a constraint."""
     if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
         raise GrammarRejected(
@@ -253,7 +258,7 @@ def constraint_source(constraint: Constraint) -> str:
         if constraint.kind == "regex":
             return str(LLMatcher.grammar_from_regex(constraint.source))
         if constraint.kind == "grammar":
-            lark = gbnf_to_lark(constraint.source)
+            lark = gbnf_to_lark(constraint.source, tokens)
             return str(LLMatcher.grammar_from_lark(lark))
         source = '{"type": "object"}' if constraint.kind == "json_object" else constraint.source
         schema = json.loads(source)
@@ -263,7 +268,7 @@ def constraint_source(constraint: Constraint) -> str:
         return str(LLMatcher.grammar_from_json_schema(source, overrides=options))
     except RecursionError:
         raise GrammarRejected(f"The {name} is nested too deeply.", param=constraint.param) from None
-    # llguidance documents ValueError; its GBNF converter raises plain Exception and IndexError too
+    # llguidance documents ValueError, and may raise others
     except Exception as error:
         cause = one_line(str(error).strip() or type(error).__name__)
         raise GrammarRejected(
@@ -271,9 +276,9 @@ def constraint_source(constraint: Constraint) -> str:
         ) from error
 
 
-def _constraint_rule(constraint: Constraint) -> str:
+def _constraint_rule(constraint: Constraint, tokens: TokenTable) -> str:
     """A constraint as the body of a rule, beside others."""
-    source = constraint_source(constraint)
+    source = constraint_source(constraint, tokens)
     if source.startswith("{"):
         [grammar] = json.loads(source)["grammars"]
         if grammar["json_schema"] is not None:
