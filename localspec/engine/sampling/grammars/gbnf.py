@@ -355,9 +355,10 @@ class _Parser:
             token = self._read_int("a token id")
             if token > _MAX_TOKEN:
                 raise self._error(f"a token id of at most {_MAX_TOKEN}", start + 2)
-            if not self._source.startswith("]>", self._at):
-                raise self._error("']>' after the token id")
-            self._at += 2
+            for closing in "]>":
+                if self._peek() != closing:
+                    raise self._error("']>' after the token id")
+                self._at += 1
             return self._token(token, negated)
         end = self._source.find(">", self._at)
         if end < 0:
