@@ -112,6 +112,9 @@ LANGUAGES: list[tuple[str, list[str], list[str]]] = [
         ["ab"],
     ),
     ('root ::= "a" root "b" | "a"', ["a", "aab", "aaabb"], ["ab", "aabb"]),
+    ('root ::= "(" (text | root)* ")"\ntext ::= [^()]+', ["()", "(a(b)(c)d)"], ["", "(", "(a))"]),
+    ('root ::= "(" ([ab] | root)+ ")"', ["(a)", "(ab(b)a)", "((a))"], ["()", "(()a)", "(c)"]),
+    ('root ::= x\nx ::= [ab] x | "(" x ")" x | "c"', ["c", "abc", "a(bc)bc"], ["ab", "(c)"]),
     ('root ::= "a" root | [ab] "c"', ["ac", "bc", "aac", "aabc"], ["c", "bbc"]),
     # what cannot be finished
     ('root ::= "a" | "b" [z-a]', ["a"], ["b"]),
@@ -260,6 +263,8 @@ def test_doubling_rules_make_no_long_translation() -> None:
         'root ::= "{" string (":" root)* "}"\nstring ::= "\\"" ([^"\\\\] | "\\\\" .)* "\\""',
         'root ::= "" | "(" root ")" | "\\"" [^"]* "\\""',
         'root ::= "\\"" rest\nrest ::= [^"] rest | "\\""',
+        'root ::= "\\"" x "\\""\nx ::= [^"()] x | "(" x ")" x | ""',
+        'root ::= "\\"" (text | root)* "\\""\ntext ::= [^"]+',
     ],
 )
 def test_a_mask_within_a_string_takes_few_steps(tmp_path: Path, source: str) -> None:

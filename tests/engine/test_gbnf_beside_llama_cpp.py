@@ -27,7 +27,7 @@ from tests.support.vocabularies import small_vocabulary
 
 GRAMMARS = int(os.environ.get("LOCALSPEC_TEST_GRAMMARS", "60"))
 SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
-WALKS = 3  # of each grammar
+WALKS = 5  # along each grammar
 STEPS = 10
 MARKS = ["<think>", "</think>", "<tool>"]
 # Where only one text is possible, llguidance otherwise allows only its usual tokens.
@@ -83,8 +83,10 @@ class Beside:
         self, source: str, lark: str, outcome: Outcome, compared: Mask, *, dead_ends: bool
     ) -> None:
         """Compare every step. dead_ends: localspec may refuse what cannot be finished any more."""
+        fresh = self._matcher(lark) if outcome.walks else None
         for walk in outcome.walks:
-            matcher = self._matcher(lark)
+            assert fresh is not None
+            matcher = fresh.deep_copy()
             taken: list[int] = []
             for step in walk:
                 where = f"{source}\n--- behind {[self.vocab.piece(t, special=True) for t in taken]}"
@@ -133,6 +135,7 @@ def run(
         outcome = beside.reference.walk(source, seeds(number), STEPS, avoid)
         if outcome is None:
             seen["without an outcome"] += 1
+            print("died of:", repr(source))
             continue
         seen["accepted" if outcome.accepted else "refused"] += 1
         lark, cause = beside.translate(source)

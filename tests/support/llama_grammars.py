@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from localspec.engine.llama.vocab import Vocab
 
-JOB_LIMIT_S = 20.0  # llama.cpp takes time that is exponential in some grammars
+JOB_LIMIT_S = 8.0  # llama.cpp takes time that is exponential in some grammars
 MEMORY_LIMIT = 4 * 1024**3  # bytes of address space
 
 Mask = npt.NDArray[np.bool_]
@@ -92,7 +92,7 @@ class Reference:
             pipes.stdin.write(json.dumps(job).encode() + b"\n")
             pipes.stdin.flush()
             line = pipes.stdout.readline()
-        if not line.endswith(b"\n"):
+        if not line.endswith(b"}\n"):
             self._stop()
             return None
         answer = json.loads(line)
@@ -105,6 +105,7 @@ class Reference:
         return subprocess.Popen(
             command,
             cwd=root,
+            env=os.environ | {"GGML_NO_BACKTRACE": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

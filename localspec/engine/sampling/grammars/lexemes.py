@@ -50,7 +50,9 @@ def divide_into_lexemes(grammar: Grammar) -> Grammar:
         # Nothing follows it, so there is nothing that it could swallow.
         root = max(grammar.rules) + 1
         return Grammar(grammar.rules | {root: [(Lexeme((Reference(grammar.root),)),)]}, root)
-    grammar = _join_alternatives(_unroll(grammar), sizes)
+    grammar = _unroll(grammar)
+    grammar = _Gatherer(grammar, _regular_sizes(grammar.rules)).gather()
+    grammar = _join_alternatives(grammar, _regular_sizes(grammar.rules))
     divider = _Divider(grammar, _regular_sizes(grammar.rules))
     steps = MAX_STEPS
     while steps > 0:
@@ -146,11 +148,76 @@ def _unroll(grammar: Grammar) -> Grammar:
         own = Reference(symbol)
         again = [items[:-1] for items in alternatives if items[-1:] == (own,)]
         rest = [items for items in alternatives if items[-1:] != (own,)]
-        if again and rest and symbol not in references([*again, *rest]):
+        if again and rest:
             head, tail = next(fresh), next(fresh)
             rules |= {head: again, tail: rest}
             rules[symbol] = [(Repeat((Reference(head),), 0, None), Reference(tail))]
     return Grammar(rules, grammar.root)
+
+
+class _Gatherer:
+    """Rewrites what is repeated and is a lexeme only in some alternatives: `(a | b)*` is `a* (b a*)*`.
+
+    In `([^<]+ | element)*`, a lexeme for the characters could be followed by another one, so it would be
+    in conflict with itself; `[^<]+*` as a whole is not.
+    """
+
+    def __init__(self, grammar: Grammar, sizes: Mapping[int, int]) -> None:
+        self._grammar = grammar
+        self._sizes = sizes
+        self._rules = dict(grammar.rules)
+        self._fresh = count(max(grammar.rules) + 1)
+        self._parts: dict[int, tuple[int, int] | None] = {}
+        self._pending = list(grammar.rules.items())
+
+    def gather(self) -> Grammar:
+        for symbol, alternatives in self._pending:  # which grows meanwhile
+            self._rules[symbol] = [self._rewritten(items) for items in alternatives]
+        return Grammar(self._rules, self._grammar.root)
+
+    def _rewritten(self, items: Items) -> Items:
+        rewritten: list[Element] = []
+        for item in items:
+            if isinstance(item, Repeat):
+                again = self._apart(item)
+                inner = Repeat(self._rewritten(item.items), item.low, item.high)
+                rewritten.append(inner if again is None else again)
+            else:
+                rewritten.append(item)
+        return tuple(rewritten)
+
+    def _apart(self, repeat: Repeat) -> Reference | None:
+        match repeat:
+            case Repeat(items=(Reference(symbol=symbol),), low=0 | 1 as low, high=None):
+                alternatives = self._grammar.rules[symbol]
+            case _:
+                return None
+        if symbol not in self._parts:
+            self._parts[symbol] = self._divide(alternatives)
+        parts = self._parts[symbol]
+        if parts is None:
+            return None
+        a, b_and_a = (Reference(part) for part in parts)
+        any_more = Repeat((b_and_a,), 0, None)
+        at_least_one: Alternatives = [
+            (Repeat((a,), 1, None), any_more),
+            (Repeat((b_and_a,), 1, None),),
+        ]
+        whole = next(self._fresh)
+        self._rules[whole] = [(Repeat((a,), 0, None), any_more)] if low == 0 else at_least_one
+        return Reference(whole)
+
+    def _divide(self, alternatives: Alternatives) -> tuple[int, int] | None:
+        """Return rules for `a` and for `b a*`, if there are both."""
+        regular = [items for items in alternatives if _size(items, self._sizes) is not None]
+        others = [items for items in alternatives if _size(items, self._sizes) is None]
+        if not regular or not others:
+            return None
+        a, b, b_and_a = next(self._fresh), next(self._fresh), next(self._fresh)
+        self._rules[a] = regular
+        self._rules[b_and_a] = [(Reference(b), Repeat((Reference(a),), 0, None))]
+        self._pending.append((b, others))
+        return a, b_and_a
 
 
 def _join_alternatives(grammar: Grammar, sizes: Mapping[int, int]) -> Grammar:
