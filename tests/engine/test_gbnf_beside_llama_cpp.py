@@ -108,9 +108,10 @@ class Beside:
             mask = np.zeros(self.vocab.size, dtype=np.bool_)
             mask[self.vocab.ends] = True
             return mask
-        mask = np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8)[: self.vocab.size] != 0
+        bias = np.frombuffer(matcher.compute_logit_bias(), dtype=np.uint8)
         assert not matcher.is_error(), f"{where}\n--- {matcher.get_error()}"
-        return mask
+        allowed: Mask = bias[: self.vocab.size] != 0
+        return allowed
 
 
 @pytest.fixture(scope="module")
