@@ -35,9 +35,12 @@ MARKS = ["<think>", "</think>"]
 class Language:
     """A vocabulary, and what grammars allow in it."""
 
-    def __init__(self, vocab: Vocab) -> None:
+    def __init__(self, vocab: Vocab, *, isolated: bool = False) -> None:
         self.vocab = vocab
-        self._grammars = Grammars(vocab)
+        self._grammars = Grammars(vocab, isolated=isolated)
+
+    def close(self) -> None:
+        self._grammars.close()
 
     def contains(self, source: str, text: str) -> bool:
         """Whether a text is in a grammar's language. Markers in it are tokens."""
@@ -134,6 +137,18 @@ def test_a_grammar_has_its_language(
 ) -> None:
     assert [text for text in inside if not language.contains(source, text)] == []
     assert [text for text in outside if language.contains(source, text)] == []
+
+
+def test_token_terminals_are_known_to_the_process_that_compiles(language: Language) -> None:
+    isolated = Language(language.vocab, isolated=True)
+    try:
+        assert isolated.contains("root ::= <think> !</think>* </think> [a-z]", "<think>ab</think>c")
+        with pytest.raises(GrammarRejected, match="a token of the model, which '<x>' is not"):
+            isolated.contains("root ::= <x>", "")
+        with pytest.raises(GrammarRejected, match="no text matches it"):
+            isolated.contains(f"root ::= <[{language.vocab.eos}]>", "")
+    finally:
+        isolated.close()
 
 
 JSON = '{"a b": [1, -2.5e5, true, null, "\\u00e9\\n", {}], "é": ""}'
