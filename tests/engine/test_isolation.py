@@ -38,6 +38,7 @@ from localspec.protocol.frames import (
 from tests.support.running import GREEDY, PLAIN, Running, drafting
 
 PATIENCE_S = 60.0  # only a bug waits so long
+WAIT_S = 0.02  # what a round waits for a grammar
 LETTERS = Constraint("regex", "[a-f ]{80}")
 
 
@@ -123,7 +124,7 @@ def test_others_write_while_a_grammar_is_late(
 
     def deferred(guide: Guide) -> Guide:
         blocked.append(Blocked(guide))
-        return DeferredGuide(blocked[-1])
+        return DeferredGuide(blocked[-1], WAIT_S)
 
     start(engine, 1, deferred, exact=exact)
     start(engine, 2)
@@ -150,7 +151,7 @@ def test_a_late_grammar_is_cancelled_at_once(contextual: Running) -> None:
 
     def deferred(guide: Guide) -> Guide:
         blocked.append(Blocked(guide))
-        return DeferredGuide(blocked[-1])
+        return DeferredGuide(blocked[-1], WAIT_S)
 
     start(contextual, 1, deferred)
     for _ in range(5):
@@ -167,7 +168,7 @@ def test_a_grammar_that_fails_in_its_thread_ends_its_request_alone(contextual: R
             raise GrammarRejected("too complex")
 
     contextual.forget()
-    start(contextual, 1, lambda guide: DeferredGuide(Failing(guide)))
+    start(contextual, 1, lambda guide: DeferredGuide(Failing(guide), WAIT_S))
     start(contextual, 2)
     contextual.finish()
     assert contextual.answers[1].failed.code == "invalid_grammar"
@@ -199,7 +200,7 @@ def test_late_masks_change_no_answer(
 @given(st.data())
 def test_a_deferred_guide_answers_as_the_guide_does(data: st.DataObject) -> None:
     """Any order of operations, with the mask of any place asked for twice."""
-    guide, deferred = Counting(), DeferredGuide(Counting())
+    guide, deferred = Counting(), DeferredGuide(Counting(), WAIT_S)
     for _ in range(data.draw(st.integers(1, 30))):
         match data.draw(st.sampled_from(["mask", "consume", "back", "valid", "forced", "round"])):
             case "mask":

@@ -55,14 +55,16 @@ class _Reply:
 class DeferredGuide:
     """A Guide whose operations run in a thread. Its methods are called by the step loop alone."""
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guide, wait_s: float | None = None) -> None:
+        """wait_s: seconds that a round waits for it; None: ROUND_WAIT_S."""
         self.narrows = guide.narrows
         self._guide = guide
+        self._wait_s = ROUND_WAIT_S if wait_s is None else wait_s
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._number = 0
-        self._patience = ROUND_WAIT_S
+        self._patience = self._wait_s
         # Tokens consumed since the round began, and the masks known at these places. They are kept when a
         # pass is repeated, so that each repetition gets further than the one before.
         self._path: list[int] = []
@@ -77,7 +79,7 @@ class DeferredGuide:
         Raises:
             GrammarRejected: the guide has failed, or has taken far too long.
         """
-        self._patience = ROUND_WAIT_S
+        self._patience = self._wait_s
         if self._path:
             self._path.clear()
             self._masks.clear()
