@@ -46,6 +46,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "files": (set(), "whoever keeps a file writes it so"),
     "ended": ({"files", "paths"}, "a daemon writes it, and a client that finds none reads it"),
     "links": (set(), "daemon and engine both reach other machines, and neither knows the other"),
+    "children": (set(), "daemon and engine both start processes, and neither knows the other"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "purpose": ({"protocol"}, "as compatibility; what a model is for stands in frames, too"),
     "machine": (set(), "scripts/setup uses it before anything is installed"),
@@ -57,7 +58,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it is on the way to the first word, and an editor's plugin may use it alone",
     ),
     "cli": (
-        {"client", "machine", *LEAVES},
+        {"children", "client", "machine", *LEAVES},
         "it speaks to a daemon that may be of another process, user session or version, "
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
@@ -66,11 +67,21 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it must be testable without a daemon; what it tells goes over the socket as it is",
     ),
     "daemon": (
-        {"protocol", "registry", "machine", *LEAVES},
+        {"children", "protocol", "registry", "machine", *LEAVES},
         "the engine may die of llama.cpp, so it is started by name in a process of its own",
     ),
     "engine": (
-        {"compatibility", "protocol", "errors", "files", "links", "paths", "purpose"},
+        {
+            "children",
+            "compatibility",
+            "protocol",
+            "errors",
+            "files",
+            "links",
+            "paths",
+            "purpose",
+            "relay",
+        },
         "it must be testable, and replaceable, without a daemon",
     ),
 }

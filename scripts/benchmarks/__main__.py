@@ -35,10 +35,11 @@ def main(arguments: list[str]) -> int:
 
 def _as_an_engine() -> None:
     """Have the environment that a daemon gives its engine, part of which is read as a process begins."""
-    from localspec.daemon.worker.process import engine_environment
+    from localspec.children import engine_environment
 
-    if (wanted := engine_environment()) != dict(os.environ):
-        os.execve(sys.executable, sys.orig_argv, wanted)
+    tunables = engine_environment()["GLIBC_TUNABLES"]
+    if os.environ.get("GLIBC_TUNABLES") != tunables:
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "GLIBC_TUNABLES": tunables})
 
 
 if __name__ == "__main__":

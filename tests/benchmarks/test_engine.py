@@ -13,7 +13,7 @@ from benchmarks.engine import main
 from benchmarks.measuring.runs import PLAIN
 from benchmarks.measuring.workloads import HEADS, TINY, build, workload
 from benchmarks.servers.llama_server import Running, Server
-from localspec.daemon.worker.process import engine_environment
+from localspec.children import engine_environment
 
 SMALL = ["--size", "tiny", "--tokens", "40", "--prompt", "8", "--skip", "8", "--repetitions", "1"]
 

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from localspec import errors
+from localspec.children import engine_environment
 from localspec.daemon.worker.death import Death, Ending
 from localspec.daemon.worker.queue.forecast import Job
 from localspec.ended import oom_kills
@@ -27,7 +28,6 @@ log = logging.getLogger("localspec.worker")
 
 # `--fd N` is appended: the worker's end of the socketpair.
 DEFAULT_COMMAND = (sys.executable, "-P", "-m", "localspec.engine")
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # a tunable of glibc
 
 _STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
 _GRACE = 2.0  # seconds between asking a worker to end and ending it
@@ -467,14 +467,3 @@ async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker
         ours.close()
         raise
     return Worker(process, link, owner, watchdog)
-
-
-def engine_environment() -> dict[str, str]:
-    """Ours, with weights in huge pages where glibc and the kernel can, unless the user has said how.
-
-    A pass reads them all, and looking up where each of the small pages lies is a tenth of its time.
-    """
-    said = os.environ.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.hugetlb" in said:
-        return dict(os.environ)
-    return {**os.environ, "GLIBC_TUNABLES": f"{said}:{HUGE_PAGES}" if said else HUGE_PAGES}

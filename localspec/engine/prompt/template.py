@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 
+from localspec.children import template_environment
 from localspec.engine.prompt.marks import CHANNELS, Marks, NotSeen, seen
 from localspec.engine.prompt.wordings import Messages, TemplateRaised, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
@@ -308,6 +309,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env=template_environment(),
         )
 
     def _await_ready(self) -> None:

@@ -18,8 +18,8 @@ from benchmarks.measuring.runs import WARM_TOKENS, BenchError, Run, Setting
 from benchmarks.measuring.workloads import Text
 from benchmarks.servers.daemon import Heard, Streamed, timed
 from benchmarks.servers.process import Started
+from localspec.children import HUGE_PAGES
 from localspec.client.transport import events
-from localspec.daemon.worker.process import HUGE_PAGES
 from localspec.engine import environment
 
 LOAD_S = 300.0  # a cold 8 B model from a slow disk

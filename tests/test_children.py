@@ -1,0 +1,143 @@
+"""What processes of ours get of the daemon's environment: what they need, and no secret."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from localspec import children
+from localspec.children import HUGE_PAGES, engine_environment, template_environment
+from localspec.engine.prompt.template import _Process
+from tests.support.daemons import RunningDaemon, temporary_home
+
+SECRETS = {
+    "HF_TOKEN": "zqhub",
+    "HUGGING_FACE_HUB_TOKEN": "zqhub",
+    "https_proxy": "http://user:zqproxy@proxy:8080",
+    "HTTPS_PROXY": "http://user:zqproxy@proxy:8080",
+    "ALL_PROXY": "socks5://user:zqproxy@proxy:1080",
+    "OPENAI_API_KEY": "zqkey",
+    "LOCALSPEC_API_KEY": "zqkey",
+    "LLAMA_API_KEY": "zqkey",
+    "CUDA_REGISTRY_TOKEN": "zqkey",
+    "NVIDIA_NGC_PASSWORD": "zqkey",
+    "TOWER": "zqkey",  # as key_env names it
+    "SSH_AUTH_SOCK": "/zq/agent",
+    "AWS_SECRET_ACCESS_KEY": "zqcloud",
+    "LISTEN_FDS": "1",
+    "NOTIFY_SOCKET": "/zq/notify",
+}
+NEEDED = {
+    "PATH": "/bin",
+    "HOME": "/home/me",
+    "LANG": "C.UTF-8",
+    "LC_CTYPE": "C.UTF-8",
+    "TZ": "Europe/Berlin",
+    "TMPDIR": "/tmp/me",
+    "LOCALSPEC_HOME": "/home/me/ls",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "HIP_VISIBLE_DEVICES": "1",
+    "ROCR_VISIBLE_DEVICES": "1",
+    "GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1",
+    "LLAMA_ARG_X": "1",
+    "OMP_NUM_THREADS": "2",
+    "GOMP_CPU_AFFINITY": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "LD_LIBRARY_PATH": "/opt/cuda/lib64",
+    "PYTHONPATH": "/src",
+    "VIRTUAL_ENV": "/venv",
+    "XDG_CACHE_HOME": "/home/me/.cache",
+}
+LISTED = children._ENGINE  # which Hypothesis may find in the code, and draw
+WORDS = ("KEY", "TOKEN", "SECRET", "PASS", "AUTH", "CREDENTIAL")
+name = st.text(
+    st.characters(blacklist_characters="=\0", blacklist_categories=["Cs"]), min_size=1, max_size=20
+)
+value = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=20)
+secret = st.builds(
+    "{}_{}".format,
+    st.sampled_from(["CUDA", "GGML", "LLAMA", "LOCALSPEC", "NVIDIA", "OMP", "XDG", "PYTHON", "MY"]),
+    st.sampled_from(
+        ["API_KEY", "TOKEN", "SECRET", "PASSWORD", "AUTH", "apiKey", "CREDENTIALS", "PASSPHRASE"]
+    ),
+)
+
+
+@example(SECRETS)
+@given(st.dictionaries(st.one_of(name, secret), value, max_size=12))
+def test_a_variable_that_nobody_needs_reaches_no_child(strange: dict[str, str]) -> None:
+    """No more than what a list of names and of devices' prefixes lets through does."""
+    strange = {each: text for each, text in strange.items() if each not in LISTED}
+    for each in engine_environment({**NEEDED, **strange}).keys() - NEEDED.keys():
+        assert each == "GLIBC_TUNABLES" or each.startswith(children._ENGINE_PREFIXES)
+        assert not any(word in each.upper() for word in WORDS)
+    assert template_environment({**NEEDED, **strange}).keys() <= NEEDED.keys()
+
+
+def test_no_listed_name_is_of_a_secret() -> None:
+    assert not [each for each in LISTED if any(word in each for word in (*WORDS, "PROXY"))]
+    assert NEEDED.keys() - LISTED == {
+        each for each in NEEDED if each.startswith(children._ENGINE_PREFIXES)
+    }
+
+
+def test_what_is_needed_reaches_them() -> None:
+    engine = engine_environment({**NEEDED, **SECRETS})
+    assert engine == {**NEEDED, "GLIBC_TUNABLES": HUGE_PAGES}
+    template = template_environment({**NEEDED, **SECRETS})
+    assert template.items() <= NEEDED.items()
+    assert {"LANG", "TZ", "PYTHONPATH"} <= template.keys()
+    assert not {"PATH", "LOCALSPEC_HOME", "CUDA_VISIBLE_DEVICES"} & template.keys()
+
+
+def of_process(pid: int) -> dict[str, str]:
+    data = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
+    return dict(each.partition("=")[::2] for each in data.split("\0") if each)
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for each, text in SECRETS.items():
+        monkeypatch.setenv(each, text)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_template_runs_without_secrets(secrets: None) -> None:
+    process = _Process()
+    try:
+        request = {"template": "{{ messages[0] }}", "variables": {"messages": ["here"]}}
+        assert process.ask(request) == {"text": "here"}
+        assert process._child
+        found = of_process(process._child.pid)
+    finally:
+        process.close()
+    assert not found.keys() & SECRETS.keys()
+    assert not [text for text in found.values() if "zq" in text]
+    assert found.keys() <= template_environment().keys() | {"LC_CTYPE"}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_worker_and_what_it_starts_run_without_secrets() -> None:
+    with temporary_home() as home:
+        home.environment |= {**SECRETS, "LOCALSPEC_CONTEXT": "512"}
+        del home.environment["NOTIFY_SOCKET"], home.environment["LISTEN_FDS"]
+        daemon = RunningDaemon(home)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        assert home.request("POST", "/v1/chat/completions", body).status == 200
+        worker = daemon.worker_pid()
+        tasks = Path(f"/proc/{worker}/task").iterdir()
+        children = [pid for task in tasks for pid in (task / "children").read_text().split()]
+        found = [of_process(pid) for pid in (worker, *map(int, children))]
+        daemon.stop()
+    assert len(found) >= 2  # the worker, and the process of its template
+    for environment in found:
+        assert not environment.keys() & SECRETS.keys()
+        assert not [text for text in environment.values() if "zq" in text]
+    assert found[0]["LOCALSPEC_HOME"] == home.environment["LOCALSPEC_HOME"]
+    assert found[0]["PATH"] == os.environ["PATH"]
