@@ -46,6 +46,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "files": (set(), "whoever keeps a file writes it so"),
     "ended": ({"files", "paths"}, "a daemon writes it, and a client that finds none reads it"),
     "links": (set(), "daemon and engine both reach other machines, and neither knows the other"),
+    "relay": (set(), "a worker and a tunnel both have one, and neither knows the other"),
     "children": (set(), "daemon and engine both start processes, and neither knows the other"),
     "compatibility": (set(), "registry and engine judge by it, and neither knows the other"),
     "purpose": ({"protocol"}, "as compatibility; what a model is for stands in frames, too"),
@@ -58,7 +59,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "it is on the way to the first word, and an editor's plugin may use it alone",
     ),
     "cli": (
-        {"children", "client", "machine", *LEAVES},
+        {"children", "client", "machine", "relay", *LEAVES},
         "it speaks to a daemon that may be of another process, user session or version, "
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
@@ -285,10 +286,11 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "languages over tokens, whoever samples them",
     ),
     "engine/llama": (
-        {"engine/environment", "engine/priority"},
+        {"engine/environment", "engine/priority", "engine/rpc_entrance"},
         "the binding, and none of our ideas",
     ),
     "engine/priority": (set(), "a word to the system about one thread"),
+    "engine/rpc_entrance": (set(), "it is there before llama.cpp is loaded"),
     "engine/environment": (set(), "it is there before llama.cpp is loaded"),
     "registry": (set(), "the catalogue is data"),
     "registry/header": (set(), "a header is bytes, wherever they come from"),

@@ -6,7 +6,7 @@ Or `--rpc-worker HOST PORT THREADS`: what `localspec rpc-worker` becomes, to hol
 import argparse
 import sys
 
-from localspec.engine import environment
+from localspec.engine import environment, rpc_entrance
 
 
 def main() -> None:
@@ -17,10 +17,12 @@ def main() -> None:
     arguments = parser.parse_args()
     environment.prepare()
     if arguments.rpc_worker:
+        host, port, threads = arguments.rpc_worker
+        # The libraries start threads, and a process with threads cannot move to another network.
+        entrance = rpc_entrance.open_entrance(host, int(port))
         from localspec.engine.llama import rpc
 
-        host, port, threads = arguments.rpc_worker
-        sys.exit(rpc.main(host, int(port), int(threads)))
+        sys.exit(rpc.main(host, int(port), int(threads), entrance))
     from localspec.engine.worker import main as serve
 
     serve(arguments.fd)

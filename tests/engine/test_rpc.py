@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from localspec.engine.llama.rpc import VERSION, built, silent
 from localspec.engine.pair.load import load_pair
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles, Speculative
+from localspec.relay import is_foreign
 from tests.support.heads import cycle_heads
 from tests.support.pairs import expected
 from tests.support.rpc import free_port, rpc_worker
@@ -145,6 +148,34 @@ def test_whoever_greets_otherwise_is_told_so(answer: bytes, why: str) -> None:
         thread.join()
     assert why in found
     assert bool(why) == bool(found)
+
+
+GREETER = """
+import os, socket, sys
+"".encode("idna")
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    with server.accept()[0] as client:
+        client.recv(33, socket.MSG_WAITALL)
+        client.sendall(bytes.fromhex(sys.argv[1]))
+        client.recv(1)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows whose it is")
+def test_a_worker_of_another_user_is_not_used() -> None:
+    assert is_foreign(os.getuid() + 1)
+    assert not any(map(is_foreign, (os.getuid(), 0, None)))
+    answer = struct.pack("<Q4B24x", 28, *VERSION, 0, 0)
+    if os.getuid() == 0:
+        command = [sys.executable, "-c", GREETER, answer.hex()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as greeter:
+            assert greeter.stdout
+            found = silent(f"127.0.0.1:{greeter.stdout.readline().strip()}")
+        assert found == "belongs to another user of this machine (uid 65534)"
 
 
 def test_the_protocol_is_that_of_this_llama_cpp() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 
 from tests.support.daemons import wait_for
+
+HELLO = struct.pack("<BQ", 14, 24) + bytes(24)  # the greeting of llama.cpp's protocol
 
 
 def free_port() -> int:

@@ -22,8 +22,10 @@ import llama_cpp._ggml as ggml
 
 from localspec.engine.llama import waiting
 from localspec.engine.llama.library import devices, initialise
+from localspec.engine.rpc_entrance import Entrance
 from localspec.errors import LoadFailed
 from localspec.links import noticing_cuts
+from localspec.relay import SocketTables, is_foreign
 
 GREETING_S = 5.0  # a server that serves another client greets nobody
 VERSION = (7, 0)  # of the protocol in the llama.cpp that is pinned (ggml-rpc.h)
@@ -42,6 +44,10 @@ def silent(endpoint: str) -> str:
             asked = struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES)
             connection.sendall(asked)
             answer = connection.makefile("rb").read(_ANSWER)  # it may come in parts
+            # Whoever listens there learns what is asked. A connection that its server has not accepted
+            # yet has no owner, so this is looked up after the greeting.
+            if len(answer) == _ANSWER and (foreign := _foreign_owner(connection)):
+                return f"belongs to another user of this machine (uid {foreign})"
     except TimeoutError:
         return "does not answer; one worker serves one pair at a time"
     except OSError as error:
@@ -55,6 +61,15 @@ def silent(endpoint: str) -> str:
             f"speaks version {theirs} of the protocol; install the same localspec on both machines"
         )
     return ""
+
+
+def _foreign_owner(connection: socket.socket) -> int | None:
+    """Return the user at the other end of a loopback connection, if it is neither ours nor root."""
+    if not connection.getpeername()[0].startswith("127."):
+        return None
+    with contextlib.closing(SocketTables()) as tables:
+        uid = tables.peer_uid(connection)
+    return uid if is_foreign(uid) else None
 
 
 def reach(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
@@ -108,12 +123,14 @@ def serve(host: str, port: int, threads: int) -> None:
     raise LoadFailed(f"{host}:{port} cannot be served on.")
 
 
-def main(host: str, port: int, threads: int) -> int:
-    """Serve as a process of its own; the exit status."""
+def main(host: str, port: int, threads: int, entrance: Entrance | None = None) -> int:
+    """Serve as a process of its own, to whom the entrance lets in; return the exit status."""
     # Python would only note a Ctrl-C, and llama.cpp never returns to it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     initialise()
     waiting.keep_looking(threads)
+    if entrance:
+        entrance.open(host, port)
     try:
         serve(host, port, threads)
     except LoadFailed as error:

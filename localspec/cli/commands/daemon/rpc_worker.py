@@ -6,10 +6,16 @@ import ipaddress
 import os
 import re
 import shutil
+import signal
+import socket
+import subprocess
 import sys
+import threading
 
 import click
 
+from localspec import paths, relay
+from localspec.children import engine_environment
 from localspec.cli.app import Limited
 from localspec.cli.settings import usable_cores
 from localspec.cli.terminal import render
@@ -54,7 +60,9 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
     help="Listen on this address and not on the loopback. DANGER: there is no password and no encryption, "
     "and whoever reaches the port can take over this user's account.",
 )
-def command(port: int, threads: int | None, ssh: str | None, listen_insecure: str | None) -> int:
+def command(
+    port: int, threads: int | None, ssh: str | None, listen_insecure: str | None
+) -> int | None:
     if ssh is not None:
         if threads or listen_insecure:
             raise UsageError("--ssh goes with --port alone.")
@@ -77,23 +85,53 @@ def command(port: int, threads: int | None, ssh: str | None, listen_insecure: st
         str(port),
         str(threads or usable_cores()),
     ]
-    _become(sys.executable, [sys.executable, *words])
-    return 0
+    os.execve(sys.executable, [sys.executable, *words], engine_environment())
+    return None
 
 
 def _through_a_tunnel(host: str, port: int) -> int:
-    """As ssh: with a terminal there, so that the worker ends with the connection."""
+    """Run ssh, with a terminal there so that the worker ends with the connection.
+
+    A port that ssh listens on is open to every user here. So ssh listens on a socket in our runtime folder,
+    and this process forwards to it whatever connections to the port are ours.
+    """
     if not _HOST.fullmatch(host):
         raise UsageError("--ssh needs a host, as ssh knows it.")
     program = shutil.which("ssh")
     if not program:
         raise UsageError("There is no ssh on this machine.")
-    tunnel = ["-tt", "-o", "ExitOnForwardFailure=yes", "-L", f"127.0.0.1:{port}:127.0.0.1:{port}"]
-    words = ["ssh", *tunnel, host, f"localspec rpc-worker --port {port}"]
-    _become(program, words)
-    return 0
+    tables = relay.SocketTables()
+    if not tables.available:
+        render.note(
+            f"DANGER: every user of this machine can reach 127.0.0.1:{port}, and with it take over your "
+            f"account on {host}. This system does not show whose a connection is."
+        )
+        os.execv(program, _ssh(host, port, f"127.0.0.1:{port}"))
+    folder = paths.private_directory(paths.default_paths().runtime)
+    end = str(folder / f"rpc-{port}.sock")
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        raise UsageError(f"127.0.0.1:{port} cannot be listened on ({error.strerror}).") from None
+
+    def connect() -> socket.socket:
+        tunnel = socket.socket(socket.AF_UNIX)
+        tunnel.connect(end)
+        return tunnel
+
+    with listener, subprocess.Popen([program, *_ssh(host, port, end)[1:]]) as ssh:
+        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, lambda number, _: ssh.send_signal(number))
+        threading.Thread(
+            target=relay.forward, args=(listener, connect, tables, {0, os.getuid()}), daemon=True
+        ).start()
+        return ssh.wait()
 
 
-def _become(program: str, words: list[str]) -> None:
-    """What runs from here on has this process, and with it the terminal and every signal."""
-    os.execv(program, words)
+def _ssh(host: str, port: int, end: str) -> list[str]:
+    """Return the command of a tunnel from `end`, a port or a socket of this machine."""
+    options = ["-tt", "-o", "ExitOnForwardFailure=yes"]
+    if end.startswith("/"):
+        options += ["-o", "StreamLocalBindUnlink=yes", "-o", "StreamLocalBindMask=0177"]
+    options += ["-L", f"{end}:127.0.0.1:{port}"]
+    return ["ssh", *options, host, f"localspec rpc-worker --port {port}"]

@@ -1,0 +1,66 @@
+"""Who reaches an RPC worker on this machine's loopback, decided before llama.cpp is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+import threading
+import time
+
+from localspec import relay
+
+_BACKLOG = 16
+_POLL_INTERVAL_S = 0.05
+
+
+class Entrance:
+    """A port of the machine's loopback, held by a process that has moved to a network of its own."""
+
+    def __init__(self, listener: socket.socket, tables: relay.SocketTables) -> None:
+        self._listener = listener
+        self._tables = tables
+
+    def open(self, host: str, port: int) -> None:
+        """Forward connections of this user to this process's server, as soon as that listens."""
+        threading.Thread(target=self._forward, args=(host, port), daemon=True).start()
+
+    def _forward(self, host: str, port: int) -> None:
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection((host, port)):
+                break
+            time.sleep(_POLL_INTERVAL_S)
+        relay.forward(
+            self._listener,
+            lambda: socket.create_connection((host, port)),
+            self._tables,
+            {0, os.getuid()},
+        )
+
+
+def open_entrance(host: str, port: int) -> Entrance | None:
+    """Take the port and move this process to a network of its own.
+
+    Returns None where the server has to listen by itself: on an address that other machines reach, or, with
+    a warning, where this system does not let us. Ends the process if the port is taken.
+    """
+    if not ipaddress.IPv4Address(host).is_loopback:
+        return None
+    try:
+        listener = socket.create_server((host, port), backlog=_BACKLOG)
+    except OSError as error:
+        sys.stderr.write(f"Error: {host}:{port} cannot be served on ({error.strerror}).\n")
+        sys.exit(1)
+    tables = relay.SocketTables()
+    if tables.available and relay.enter_private_network():
+        return Entrance(listener, tables)
+    listener.close()
+    tables.close()
+    sys.stderr.write(
+        f"DANGER: every user of this machine can reach {host}:{port}, and with it take over this account. "
+        "This system does not let localspec close it to them.\n"
+    )
+    sys.stderr.flush()
+    return None
