@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import msgspec
 
@@ -17,7 +17,13 @@ from localspec.daemon.completion.reply import tools
 from localspec.daemon.upstream.server import Server
 from localspec.daemon.worker.process import Event, Request, Running
 from localspec.daemon.worker.queue.forecast import Job
-from localspec.errors import LocalspecError, UpstreamTimeout, UpstreamUnreachable
+from localspec.daemon.worker.supervisor import Unanswered
+from localspec.errors import (
+    LocalspecError,
+    ModelNotFound,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from localspec.protocol import frames
 from localspec.protocol.answers import UpstreamStatus
 
@@ -147,24 +153,35 @@ class Upstreams:
     # ------------------------------------------------------------------ whose turn it is
 
     async def stand_in(
-        self, pair: frames.PairFiles, request: frames.Generate, error: UpstreamUnreachable
+        self, request: frames.Generate, failed: Sequence[Unanswered]
     ) -> tuple[frames.PairFiles, frames.Generate, str]:
-        """Who answers in the place of a server that does not, what it is asked, and the line that says so.
+        """Return who answers in the place of the last of these servers, what it is asked, and the line that
+        says so. Each of them is the fallback of the one before.
 
         Raises:
-            UpstreamUnreachable: `error`, where nobody does. ModelNotFound…: that pair cannot, either.
+            UpstreamUnreachable: nobody does, as no fallback is named, it is not here, or it was tried.
         """
-        server = self.of(pair)
+        server = self.of(failed[-1][0])
         name = server.upstream.fallback
+        problems = [each.message for _, each in failed]
         if not name:
-            raise error
+            raise _nobody(problems)
         self._try_again(server)
-        other = await asyncio.to_thread(self._resolve, name)
-        if other.name == pair.name:
-            raise error
+        try:
+            other = await asyncio.to_thread(self._resolve, name)
+        except ModelNotFound:
+            raise _nobody([*problems, f"Its fallback '{name}' is not here."]) from None
+        except LocalspecError as unusable:
+            why = f"Its fallback '{name}' cannot be used: {unusable.message}"
+            raise _nobody([*problems, why]) from None
+        if other.name in {each.name for each, _ in failed}:
+            raise _nobody(problems)
         server.counted.fallbacks += 1
-        note = f"{error.message} '{other.name}' answers in its place."
-        return other, _in_place(request), note
+        return (
+            other,
+            _in_place(request),
+            f"{' '.join(problems)} '{other.name}' answers in its place.",
+        )
 
     def _try_again(self, server: Server) -> None:
         """In the background, until it answers or nobody asks any more."""
@@ -240,6 +257,11 @@ class Streamed(Running):
 
     async def close(self) -> None:
         await self._events.aclose()
+
+
+def _nobody(problems: Sequence[str]) -> UpstreamUnreachable:
+    """Return the error of a chain of fallbacks that came to nothing: what was wrong with each."""
+    return UpstreamUnreachable(" ".join(problems))
 
 
 def _in_place(request: frames.Generate) -> frames.Generate:

@@ -49,8 +49,23 @@ from localspec.protocol.settings import MAX_PARALLEL
 log = logging.getLogger("localspec.supervisor")
 
 
+# A pair of another server, and that its server does not answer.
+Unanswered = tuple[PairFiles, errors.UpstreamUnreachable]
+
+
 async def _unheard(_: Event) -> None:
     pass
+
+
+def _noted(take: Take, news: str, stand_in: str) -> Take:
+    """Return `take` for the events of another pair than the one that was asked."""
+
+    async def noted(event: Event) -> None:
+        if isinstance(event, frames.Started):
+            event.news, event.stand_in = news, stand_in
+        await take(event)
+
+    return noted
 
 
 class Elsewhere(Protocol):
@@ -62,9 +77,13 @@ class Elsewhere(Protocol):
         """One request on its way. Raises UpstreamUnreachable: nobody answers; UpstreamError…"""
 
     async def stand_in(
-        self, pair: PairFiles, request: frames.Generate, error: errors.UpstreamUnreachable
+        self, request: frames.Generate, failed: Sequence[Unanswered]
     ) -> tuple[PairFiles, frames.Generate, str]:
-        """Who answers in its place, what it is asked, and the line that says so. Raises `error`: nobody."""
+        """Who answers in the place of the last of these, what it is asked, and the line that says so.
+
+        Raises:
+            UpstreamUnreachable: nobody does; why each of them does not.
+        """
 
     async def ask(self, pair: PairFiles, request: Request) -> frames.Reply:
         """The answer to a small request."""
@@ -130,18 +149,18 @@ class Supervisor:
         if self.residents.config.log_prompts:
             logs.prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
         job = job or Job.of(request)
+        failed: list[Unanswered] = []
         try:
             return await self._generate(pair, request, take, job)
         except errors.UpstreamUnreachable as error:
-            other, request, news = await self.elsewhere.stand_in(pair, request, error)
-
-        async def noted(event: Event) -> None:
-            if isinstance(event, frames.Started):
-                event.news, event.stand_in = news, other.name
-            await take(event)
-
-        job.placed = False
-        return await self._generate(other, request, noted, job)
+            failed.append((pair, error))
+        while True:
+            other, asked, news = await self.elsewhere.stand_in(request, failed)
+            job.placed = False
+            try:
+                return await self._generate(other, asked, _noted(take, news, other.name), job)
+            except errors.UpstreamUnreachable as error:
+                failed.append((other, error))
 
     async def _generate(
         self, pair: PairFiles, request: frames.Generate, take: Take, job: Job
