@@ -189,6 +189,18 @@ def read_file(path: Path, flags: int = 0) -> bytes:
         return file.read()
 
 
+def read_private_file(path: Path) -> bytes:
+    """Read a small file that is closed to all but its owner.
+
+    Raises:
+        PermissionError: others may read or write it. OSError: it cannot be read, or is no file.
+    """
+    with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise PermissionError(errno.EACCES, "it is open to other users", str(path))
+        return file.read()
+
+
 def remove_tree(path: Path) -> None:
     """Delete a folder of ours with all that is in it, or what lies in its place; as far as we may."""
     import shutil  # not needed on the way to the first word

@@ -46,9 +46,10 @@ async def show(request: Request) -> Response:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequest("'context' must be a whole number of tokens.", param="context")
     name, config = request.path_params["name"], daemon.config
+    by_tcp = came_by_tcp(request.scope)
 
     def found() -> pairs.PairView:
-        view = views.details(daemon.registry, name, int(text), config)
+        view = views.details(daemon.registry, name, int(text), config, by_tcp=by_tcp)
         preset = daemon.registry.catalogue.presets.get(view.name)
         template = view.target.template.text if view.target.template else ""
         if preset and preset.chat_template:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
+from localspec.paths import read_private_file
 from localspec.protocol.pairs import (
     AddUpstreamRequest,
     ModelView,
@@ -48,6 +51,7 @@ def add(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
         made = msgspec.convert(said, Upstream)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{error}.") from None
+    _check_key_file(made.key_file)
     upstreams.add(registry.paths.user_catalogue, name, made, replace=request.replace)
     registry.reload()
     return entry(name, made)
@@ -60,6 +64,21 @@ def _check_fallback(registry: Registry, name: str) -> None:
         registry.pulled(name)
     except ModelNotFound as error:
         raise ModelNotFound(error.message, param="fallback") from None
+
+
+def _check_key_file(path: str) -> None:
+    """Refuse a key that other users can read. One that is not there yet may come."""
+    try:
+        if path:
+            read_private_file(Path(path).expanduser())
+    except PermissionError as error:
+        if error.strerror == "it is open to other users":
+            raise InvalidRequest(
+                f"The key file {path} is open to other users; close it to them: chmod 600",
+                param="key_file",
+            ) from None
+    except OSError:
+        pass
 
 
 def remove(registry: Registry, name: str) -> RemovedView | None:
@@ -88,8 +107,11 @@ def entry(name: str, upstream: Upstream) -> PairEntry:
     )
 
 
-def view(name: str, upstream: Upstream) -> PairView:
-    """The same, whole: of files there is nothing to say, and what the server is stands in `notes`."""
+def view(name: str, upstream: Upstream, *, by_tcp: bool = False) -> PairView:
+    """The same, whole: of files there is nothing to say, and what the server is stands in `notes`.
+
+    Who came by TCP is not told where the key is.
+    """
     model = ModelView(
         upstream.upstream_model, upstream.upstream, repo="", revision="", sha256="", architecture="",
         parameters=0, layers=0, context=0, vocabulary=0, size=0, rollback="full", has_template=True,
@@ -99,7 +121,7 @@ def view(name: str, upstream: Upstream) -> PairView:
     notes = [f"Its server is of the kind {upstream.upstream_kind}."]
     if upstream.upstream_kind == "auto":
         notes = ["What kind of server it is is found out with the first request."]
-    if upstream.key_env or upstream.key_file:
+    if (upstream.key_env or upstream.key_file) and not by_tcp:
         where = f"variable {upstream.key_env}" if upstream.key_env else f"file {upstream.key_file}"
         notes.append(f"Its key is in the {where}.")
     if upstream.fallback:

@@ -143,8 +143,10 @@ def _named(files: tuple[Weights, ...]) -> tuple[Original, ...]:
     return tuple(Original(each.weights, each.vocabulary) for each in files)
 
 
-def details(registry: Registry, name: str, context: int, config: Config) -> PairView:
-    """Everything about a pair that is here, counted for `context` tokens.
+def details(
+    registry: Registry, name: str, context: int, config: Config, *, by_tcp: bool = False
+) -> PairView:
+    """Everything about a pair that is here, counted for `context` tokens; `by_tcp`: who asks came by that.
 
     Raises:
         ModelNotFound, BadGguf, StoreError
@@ -158,7 +160,7 @@ def details(registry: Registry, name: str, context: int, config: Config) -> Pair
     name = full_name(name, config)
     if afar := registry.upstream(name):
         assert afar.upstream is not None
-        return upstreams.view(afar.name, afar.upstream)
+        return upstreams.view(afar.name, afar.upstream, by_tcp=by_tcp)
     if name == BUILTIN:
         files = builtin()
         draft = Path(files.draft) if files.draft else None

@@ -20,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 
 import localspec
+from localspec.daemon.upstream.headers import TooManyHeaders, limit_headers, limited_headers
 from localspec.errors import (
     ContextExceeded,
     InvalidRequest,
@@ -30,13 +31,17 @@ from localspec.errors import (
     visible,
 )
 from localspec.links import noticing_cuts
-from localspec.paths import read_file
+from localspec.paths import read_private_file
 from localspec.protocol.settings import Upstream
 
 if TYPE_CHECKING:
     import httpx2
 
 MAX_LINE = 4 << 20  # bytes of one event; an answer's own text comes in pieces of some characters
+MAX_ANSWER_BYTES = 64 << 20  # of a whole stream, its events' own words included
+# Lists and objects of one body or event. They cost most: a body of nothing else takes seconds to decode, and
+# the event loop stands still for it, in a thread as well.
+_MAX_CONTAINERS = 200_000
 _MAX_BODY = 8 << 20  # of what is read whole
 _MAX_SAID = 1 << 16  # of an error
 _SHOWN = 300  # characters of what a server says
@@ -69,25 +74,30 @@ class Connection:
 
     async def ask(self, path: str, body: dict[str, Any], seconds: float) -> Any:
         """The answer to a small request, as JSON. Raises UpstreamError, InvalidRequest."""
+        await self._ready()
         deadline = time.monotonic() + seconds
         async with self._sent("POST", path, body, deadline) as response:
             return self.decoded(await self._read(response, deadline, _MAX_BODY))
 
     @contextlib.asynccontextmanager
-    async def streamed(self, path: str, body: dict[str, Any]) -> AsyncIterator[Lines]:
-        """A request whose answer comes in lines. Leaving closes the connection, unless all of it came.
+    async def streamed(
+        self, path: str, body: dict[str, Any], most: int = MAX_ANSWER_BYTES
+    ) -> AsyncIterator[Lines]:
+        """A request whose answer comes in lines, of at most so many bytes together. Leaving closes the
+        connection, unless all of it came.
 
         Raises:
             UpstreamUnreachable: nobody answers. UpstreamError, UpstreamTimeout, InvalidRequest: the
             server's refusal.
         """
+        await self._ready()
         deadline = time.monotonic() + self.upstream.first_token_timeout
         async with self._sent("POST", path, body, deadline) as response:
             said = response.headers.get("content-type", "")
             if said.partition(";")[0].strip().lower() != "text/event-stream":
                 kind = self.clean(said)[:80]
                 raise self.nonsense(f"it sent '{kind}' in place of an event stream")
-            yield Lines(self, response, deadline)
+            yield Lines(self, response, deadline, most)
 
     @contextlib.asynccontextmanager
     async def _sent(
@@ -130,12 +140,14 @@ class Connection:
             content = msgspec.json.encode(body)
             headers["content-type"] = "application/json"
         request = client.build_request(method, url, headers=headers, content=content)
-        with self._told():
+        with self._told(), limited_headers():
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                     return await client.send(request, stream=True)
             except TimeoutError:
                 raise self.late() from None
+            except TooManyHeaders:
+                raise self.nonsense("it sent more headers than an answer has") from None
 
     def _led_to(self, url: str, response: httpx2.Response) -> str:
         """Where a redirect leads, on this very server. Raises UpstreamError: elsewhere."""
@@ -185,7 +197,9 @@ class Connection:
         )
 
     def decoded(self, data: bytes) -> Any:
-        """Of JSON."""
+        """Decode JSON. Raises UpstreamError if it is none, or has too many values."""
+        if data.count(b"[") + data.count(b"{") > _MAX_CONTAINERS:
+            raise self.nonsense("its JSON has too many values")
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -291,16 +305,16 @@ class Connection:
                     "stop; or name a file: key_file."
                 )
         elif upstream.key_file:
-            file = Path(upstream.key_file).expanduser()
+            # Its path is not repeated: this may go to a client that came by TCP.
+            where = f"The key file of '{self.name}' (key_file in models.toml)"
             try:
-                key = read_file(file).decode("ascii").strip()
+                key = read_private_file(Path(upstream.key_file).expanduser()).decode("ascii")
             except (OSError, UnicodeDecodeError) as error:
                 why = error.strerror if isinstance(error, OSError) else "it is no text"
-                raise UpstreamError(
-                    f"The key for '{self.name}' ({file}) cannot be read: {why}."
-                ) from None
-            if not key:
-                raise UpstreamError(f"The key for '{self.name}' ({file}) is empty.")
+                more = "; use chmod 600" if "other users" in str(why) else ""
+                raise UpstreamError(f"{where} cannot be read: {why}{more}.") from None
+            if not (key := key.strip()):
+                raise UpstreamError(f"{where} is empty.")
         if not (key.isascii() and key.isprintable()) or len(key) > 1 << 14:
             raise UpstreamError(f"The key for '{self.name}' is not one line of plain characters.")
         return key
@@ -313,7 +327,10 @@ class Connection:
             return self._client
 
     def _made(self) -> httpx2.AsyncClient:
+        # The last of these would be imported with the first connection, while the clock of a request runs.
         import httpx2
+        from anyio import connect_tcp  # noqa: F401
+        from anyio._backends import _asyncio  # noqa: F401
 
         for name in ("httpx2", "httpcore2"):  # every request has a line of theirs
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -323,7 +340,7 @@ class Connection:
                 trust = ssl.create_default_context(cafile=Path(self.upstream.ca).expanduser())
         except (OSError, ssl.SSLError):
             raise UpstreamError(
-                f"The certificates for '{self.name}' ({self.upstream.ca}) cannot be read."
+                f"The certificates for '{self.name}' (ca in models.toml) cannot be read."
             ) from None
         connect = self.upstream.connect_timeout
         if self.upstream.fallback:
@@ -335,6 +352,7 @@ class Connection:
         transport = httpx2.AsyncHTTPTransport(
             verify=trust, limits=limits, trust_env=False, socket_options=noticing_cuts()
         )
+        limit_headers(transport)
         return httpx2.AsyncClient(
             transport=transport, timeout=times, trust_env=False, follow_redirects=False
         )
@@ -352,8 +370,11 @@ class Lines:
     it, and from then on one between two lines.
     """
 
-    def __init__(self, connection: Connection, response: httpx2.Response, deadline: float) -> None:
+    def __init__(
+        self, connection: Connection, response: httpx2.Response, deadline: float, most: int
+    ) -> None:
         self._connection = connection
+        self._bytes_left = most
         self._chunks = response.aiter_raw()
         self._deadline = deadline
         self._silence: float | None = None
@@ -369,6 +390,9 @@ class Lines:
         """
         rest = bytearray()
         while chunk := await self._chunk():
+            self._bytes_left -= len(chunk)
+            if self._bytes_left < 0:
+                raise self._connection.nonsense("it sent more than was asked for")
             rest += chunk
             if b"\n" in chunk:
                 *lines, last = rest.split(b"\n")

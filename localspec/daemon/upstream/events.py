@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from localspec.daemon.upstream.connection import Connection, Lines
+from localspec.daemon.upstream.connection import MAX_LINE, Connection, Lines
 
 _DONE = b"[DONE]"
 
@@ -16,13 +16,18 @@ async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[s
     Raises:
         UpstreamError: one is no JSON object. As `Lines`.
     """
-    data = b""
+    parts: list[bytes] = []
+    size = 0
     async for line in lines:
         if line.startswith(b"data:"):
-            part = line[5:].removeprefix(b" ")
-            data = data + b"\n" + part if data else part
-        elif not line and data:
-            event, data = data, b""
+            parts.append(line[5:].removeprefix(b" "))
+            size += len(line) + 1
+            if size > MAX_LINE:
+                raise connection.nonsense(f"an event has more than {MAX_LINE >> 20} MiB")
+        elif not line and parts:
+            event, parts, size = b"\n".join(parts), [], 0
+            if not event:
+                continue
             if event == _DONE:
                 yield {}
                 return

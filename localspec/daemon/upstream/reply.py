@@ -34,7 +34,8 @@ class Reply:
         self._began = began
         self._first = 0.0  # when the first of it came
         self._last = 0.0
-        self._pieces = 0
+        self._tokens = 0  # those that came one by one, as ids or with log-probabilities
+        self._characters = 0
         self._calls: dict[int, int] = {}  # the server's number of a call, and ours
         self._prompt = self._written = 0
         self._cached = 0
@@ -56,11 +57,28 @@ class Reply:
         if delta is None or self._sent.only_read:
             return
         delta.timings = self._timings if "timings" in chunk else None
+        self._count(delta)
         if delta.text or delta.thought or delta.calls or delta.logprobs or delta.ids:
             self._last = time.monotonic()
             self._first = self._first or self._last
-            self._pieces += 1
             yield delta
+
+    def _count(self, delta: frames.Delta) -> None:
+        """Raise UpstreamError once this is more than the limit of tokens lets an answer be.
+
+        How many tokens a text has is not known here, so that a text gets the length of the longest ones.
+        """
+        self._tokens += max(len(delta.ids), len(delta.logprobs))
+        self._characters += len(delta.text) + len(delta.thought)
+        self._characters += sum(len(call.arguments) + len(call.name) for call in delta.calls)
+        limit = self._sent.max_tokens
+        many = limit is not None and self._tokens > 4 * limit + 64
+        if many or self._characters > self._sent.most_characters:
+            raise self._connection.nonsense(
+                "its answer is longer than the limit of tokens that it was sent"
+                if limit is not None
+                else "its answer is longer than any"
+            )
 
     def cut(self) -> UpstreamError:
         """That the stream ended before the answer did."""

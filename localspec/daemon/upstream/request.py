@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from localspec.daemon.upstream.connection import MAX_ANSWER_BYTES, MAX_LINE
 from localspec.daemon.upstream.dialects.base import Body, Dialect
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
@@ -39,6 +40,31 @@ class Asked:
     tops: int = 0
     only_read: bool = False
     endless: bool = False
+
+    @property
+    def max_tokens(self) -> int | None:
+        """How many tokens the answer may have, if that is limited."""
+        limit: int | None = self.body.get("n_predict", self.body.get("max_tokens"))
+        return limit
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of a stream that holds such an answer, four times over.
+
+        Log-probabilities make each event longer by what each token beside it takes.
+        """
+        event = 512 + 256 * self.tops
+        most = MAX_ANSWER_BYTES * event // 512
+        if self.max_tokens is None:
+            return most
+        return min(MAX_LINE + 4 * event * self.max_tokens, most)
+
+    @property
+    def most_characters(self) -> int:
+        """Characters of such an answer's text; the longest tokens of vocabularies have 128 to 256."""
+        if self.max_tokens is None:
+            return MAX_ANSWER_BYTES
+        return (1 << 16) + 256 * self.max_tokens
 
     @property
     def note(self) -> str:

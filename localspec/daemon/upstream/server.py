@@ -217,7 +217,7 @@ class Server:
         self, sent: Asked, known: Known, began: float, counting: Counting | None
     ) -> AsyncGenerator[Event, None]:
         dialect, connection = known.dialect, self.connection
-        async with connection.streamed(sent.path, sent.body) as lines:
+        async with connection.streamed(sent.path, sent.body, sent.most_bytes) as lines:
             yield frames.Started(0, 0, 0, note=sent.note)
             reply = Reply(connection, dialect, sent, began)
             async with contextlib.aclosing(objects(connection, lines)) as found:

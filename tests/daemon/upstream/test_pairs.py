@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import random
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,8 +150,6 @@ def test_what_there_is_shows_the_pair_and_its_figures_and_never_its_key(both: Bo
 def test_servers_are_not_added_over_tcp(both: Both) -> None:
     status = both.there.status()
     host, _, port = status["listen"].removeprefix("http://").rpartition(":")
-    import http.client
-
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
     body = json.dumps({"name": "evil", "upstream": "http://x/v1", "key_file": "/etc/passwd"})
     connection.request(
@@ -277,3 +278,121 @@ def test_a_client_that_leaves_closes_the_servers_connection(here: Home) -> None:
                 pass
         wait_for(lambda: there.seen[-1].left, "the connection's end")
         wait_for(lambda: not here.status()["running"], "the request's end")
+
+
+# ------------------------------------------------------------------------ who answers in a place
+
+
+def chain(
+    start: str, fallbacks: dict[str, str], alive: set[str], gone: set[str]
+) -> tuple[list[str], str]:
+    """Follow fallbacks by hand: the servers that do not answer, and who does, "" for nobody."""
+    dead: list[str] = []
+    name = start
+    while name and name not in dead and name not in gone:
+        if name in alive or name == "local":
+            return dead, name
+        dead.append(name)
+        name = fallbacks.get(name, "")
+    return dead, ""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_chain_of_fallbacks_is_followed_to_who_answers(here: Home, seed: int) -> None:
+    """Whatever graph they make: chains, circles, pairs that are gone, and two that lead to one."""
+    draw = random.Random(seed)
+    names = [f"p{at}" for at in range(7)]
+    table = here.root / "config" / "models.toml"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        closed.close()
+        alive = {each for each in names if draw.random() < 0.2}
+        urls = {
+            each: stack.enter_context(scripted_server(stream=said(f"I am {each}"))).url
+            if each in alive
+            else nobody
+            for each in names
+        }
+        fallbacks = {
+            each: draw.choice([*(n for n in names if n != each), "local", "gone", ""])
+            for each in names
+        }
+        lines = []
+        for each in names:
+            name = {"local": str(here.model), "gone": "gone"}.get(fallbacks[each], fallbacks[each])
+            lines += [f"[pairs.{each}]", f'upstream = "{urls[each]}"', f'fallback = "{name}"']
+            lines += ['upstream_model = "tiny"', 'upstream_kind = "vllm"']
+        table.write_text("\n".join(lines) + "\n")
+        wait_for(lambda: "p6" in here.run("list").stdout, "the pairs to be read")
+        for each in names:
+            dead, who = chain(each, fallbacks, alive, {"gone"})
+            answer = here.chat("say I am local", model=each)
+            if who:
+                assert answer.text == f"I am {who}", (fallbacks, alive)
+                news = answer.json["localspec"].get("news") or ""
+                assert bool(news) == bool(dead)
+                assert all(f"The server of '{one}'" in news for one in dead)
+            else:
+                assert answer.status == 502, (fallbacks, alive, answer.body)
+                message = answer.error["message"]
+                assert f"The server of '{each}' ({nobody.removesuffix('/v1')}) does not" in message
+                assert all(f"The server of '{one}'" in message for one in dead)
+                missing = "Its fallback 'gone' is not here." in message
+                assert missing == (fallbacks[dead[-1]] == "gone")
+
+
+def test_a_key_that_others_can_read_is_refused(here: Home, tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("sk-1")
+    with scripted_server() as there:
+        for mode in (0o604, 0o640, 0o644, 0o602, 0o620, 0o666):
+            file.chmod(mode)
+            body = {"name": "big", "upstream": there.url, "key_file": str(file)}
+            refused = here.request("POST", "/localspec/upstreams", body)
+            assert (refused.status, refused.error["param"]) == (400, "key_file"), mode
+            assert "open to other users" in refused.error["message"]
+        file.chmod(0o600)
+        add(here, there, key_file=str(file))
+        assert here.chat("say hello", model="big").status == 200
+        file.chmod(0o640)  # since
+        count = len(there.seen)
+        refused = here.chat("say hello", model="big")
+        assert (refused.status, len(there.seen)) == (502, count)
+        assert "open to other users" in refused.error["message"]
+        assert str(file) not in refused.error["message"]
+
+
+def test_where_a_key_is_is_not_told_over_tcp(tmp_path: Path) -> None:
+    file = tmp_path / "zqkey"
+    file.write_text("sk-1")
+    file.chmod(0o600)
+    with temporary_home() as home, scripted_server() as there:
+        home.use_fake(listen="127.0.0.1:0")
+        daemon = RunningDaemon(home)
+        add(home, there, key_file=str(file), ca="/zqca.pem")
+        assert "zqkey" in home.request("GET", "/localspec/pairs/big").body.decode()
+        status = home.status()
+        token = Path(status["token_file"]).read_text().strip()
+        chat_ = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
+        file.unlink()
+        for method, path, body in (
+            ("GET", "/localspec/pairs/big", None),
+            ("GET", "/localspec/pairs", None),
+            ("GET", "/v1/models", None),
+            ("GET", "/v1/models/big", None),
+            ("POST", "/api/show", {"model": "big"}),
+            ("GET", "/api/tags", None),
+            ("POST", "/v1/chat/completions", chat_),
+            ("POST", "/tokenize", {"model": "big", "content": "x"}),
+            ("GET", "/localspec/status", None),
+        ):
+            connection = http.client.HTTPConnection(status["listen"].removeprefix("http://"))
+            head = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+            connection.request(method, path, json.dumps(body) if body else None, head)
+            text = connection.getresponse().read().decode()
+            connection.close()
+            assert "big" in text, path
+            assert "zqkey" not in text, path
+            assert "zqca" not in text, path
+        daemon.stop()

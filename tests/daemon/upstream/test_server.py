@@ -529,6 +529,7 @@ def test_nobody_there_and_refusals_are_said_in_plain_words() -> None:
 def test_a_key_that_is_refused_is_told_from_one_that_is_missing(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-1")
+    file.chmod(0o600)
     with scripted_server(answer=sending(whole({}, "401 No"))) as there:
         upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
         with pytest.raises(UpstreamError, match=r"wants a key \(401\).*--key-file"):
@@ -547,6 +548,7 @@ def test_a_key_goes_to_its_server_alone_and_into_no_error(
             key = "sk-" + "".join(draw.choices(letters, k=draw.randint(12, 60)))
             file = tmp_path / "key"
             file.write_text(f"{key}\n")
+            file.chmod(0o600)
             monkeypatch.setenv("BIG_KEY", key)
             named = {"key_file": str(file)} if at % 2 else {"key_env": "BIG_KEY"}
             echoes = [

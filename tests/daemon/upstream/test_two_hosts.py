@@ -180,6 +180,7 @@ def test_a_redirect_to_another_host_is_not_followed(hosts: Hosts) -> None:
     hosts.link.delay = 0.005
     key = hosts.home.root / "key"
     key.write_text("sk-of-this-host-alone")
+    key.chmod(0o600)
     with hosts.server(ELSEWHERE) as other, hosts.server() as there:
         there.answer = lambda seen, connection: connection.sendall(
             whole({}, "307 There", f"location: {other.url}/chat/completions\r\n")
