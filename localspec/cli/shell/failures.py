@@ -21,26 +21,74 @@ _NAME = "failed-"
 _LONGEST = 1 << 16  # bytes; longer commands are files that somebody pasted
 
 # 130 and 148 are Ctrl-C and Ctrl-Z. FILE is quoted for the shell; the shell adds its process number.
+#
+# Bash tells a hook nothing of the line that was typed, so it is taken from the history, which need not
+# have it: lines that begin with a blank, that repeat the one before, or that HISTIGNORE names are kept out,
+# and lines of other shells may come in. So the newest line and its number are remembered at each prompt, and
+# a command is recorded only if exactly one line was added since. PS0 is expanded where a command runs, and
+# not at an empty line, which leaves the exit code of the command before; bash has it from 4.4 on.
 _BASH = r"""
+__localspec_newest() {
+  local line
+  number=0 text=
+  line=$(HISTTIMEFORMAT= builtin history 1)
+  if [[ $line =~ ^\ *([0-9]+)..(.*)$ ]]; then
+    number=${BASH_REMATCH[1]} text=${BASH_REMATCH[2]}
+  fi
+}
 __localspec_failed() {
-  local code=$? line
+  local code=$? ran=${__localspec_ran-} control=:${HISTCONTROL-}: verdict=unknown
+  local number text record others=${PROMPT_COMMAND[*]-}
+  __localspec_ran=
   case $code in 0|130|148) return $code;; esac
-  # Before the first command of this shell, the newest line of its history is another shell's.
-  if [[ -o history && -n ${__localspec_prompted-} ]]; then
-    line=$(HISTTIMEFORMAT= builtin history 1)
-    [[ $line =~ ^\ *[0-9]+..(.*)$ ]] && case ${BASH_REMATCH[1]} in
-      ""|*localspec\ explain*) ;;
-      *) (umask 077; printf '%s\n%s\n' "$code" "${BASH_REMATCH[1]}" >| FILE$$) 2>/dev/null ;;
-    esac
+  [[ -n $ran && -n ${__localspec_number-} ]] || return $code
+  __localspec_newest
+  # What another command of the prompt does to the history is not seen here; -a does nothing to it.
+  others=${others%%__localspec_failed*}${others##*__localspec_prompted}
+  others=${others//history -a/}
+  if [[ ! -o history || $number == 0 || $others == *history* ]]; then
+    verdict=unknown
+  elif (( number == __localspec_number + 1 )); then
+    verdict=typed
+  elif (( number == __localspec_number )) && [[ $text != "$__localspec_text" ]]; then
+    # An equal line before it was erased.
+    [[ $control == *:erasedups:* ]] && verdict=typed
+  elif (( number == __localspec_number )); then
+    verdict=same
+    [[ $control == *:ignoredups:* && $control != *:ignore[sb]* && -z ${HISTIGNORE-} ]] && verdict=typed
+  fi
+  case $verdict:$text in
+    typed:*localspec\ explain*) return $code ;;
+    typed:*) (umask 077; printf '%s\n%s\n' "$code" "$text" >| FILE$$) 2>/dev/null; return $code ;;
+    same:*)  # repeated, or kept out: a record of this line stays as it is
+      record=$(cat FILE$$ 2>/dev/null)
+      [[ ${record#*$'\n'} == "$text" ]] && return $code ;;
+  esac
+  [[ -e FILE$$ ]] && command rm -f FILE$$ 2>/dev/null
+  return $code
+}
+__localspec_prompted() {
+  local code=$? number text
+  __localspec_newest
+  __localspec_number=$number __localspec_text=$text
+  if (( BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404 )); then
+    __localspec_ran=1
+  elif [[ ${PS0-} != *__localspec_ran* ]]; then
+    PS0=${PS0-}'${__localspec_text:$((__localspec_ran=1,0)):0}'
   fi
   return $code
 }
-__localspec_prompted=
-case ";${PROMPT_COMMAND-};" in
+__localspec_number=
+case ";${PROMPT_COMMAND[*]-};" in
   *__localspec_failed*) ;;
   *) PROMPT_COMMAND="__localspec_failed
-${PROMPT_COMMAND-}
-__localspec_prompted=1" ;;
+${PROMPT_COMMAND-}"
+    if [[ -n ${PROMPT_COMMAND[1]-} ]]; then
+      PROMPT_COMMAND+=(__localspec_prompted)
+    else
+      PROMPT_COMMAND="$PROMPT_COMMAND
+__localspec_prompted"
+    fi ;;
 esac
 """
 _ZSH = r"""
