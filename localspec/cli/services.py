@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UsageError, visible
 from localspec.files import write_whole
 
 LABEL = "org.localspec.daemon"
@@ -55,6 +55,11 @@ def manager(socket: Path, *, always: bool) -> Manager:
     environment = {name: os.environ[name] for name in _PLACES if os.environ.get(name)}
     if "LOCALSPEC_HOME" in environment:
         environment["LOCALSPEC_HOME"] = str(Path(environment["LOCALSPEC_HOME"]).absolute())
+    for text in (str(socket), *_COMMAND, *environment.values()):
+        if any(ord(character) < 0x20 or character == "\x7f" for character in text):
+            raise UsageError(
+                f"A path has characters that no service file can hold: {visible(text)}"
+            )
     if sys.platform == "darwin":
         return Launchd(environment)
     return Systemd(socket, environment, always)

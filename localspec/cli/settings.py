@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from localspec import config, files
+from localspec import config, files, literals
 from localspec.cli import inputs
 from localspec.cli.terminal import render
 from localspec.client.api import Client
@@ -71,8 +70,10 @@ def _checked(key: str, text: str) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """A string, number or boolean; JSON writes them as TOML does, but for one control character."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    try:
+        return literals.toml(value)
+    except ValueError:
+        raise UsageError("A value must be text; this is not UTF-8.") from None
 
 
 def change(key: str, text: str | None) -> None:

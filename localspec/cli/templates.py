@@ -7,7 +7,6 @@ file that a person wrote is read from the folder of the command that uses it.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
@@ -16,7 +15,7 @@ from pathlib import Path
 from string import Template as Dollars
 from typing import Any
 
-from localspec import files, paths
+from localspec import files, literals, paths
 from localspec.cli import ask, inputs
 from localspec.cli import options as table
 from localspec.cli.prompts import BUILTIN
@@ -287,9 +286,10 @@ def save(options: dict[str, Any]) -> None:
             raise UsageError(f"--save {name}: {problem}")
     if unused := _given(keys.get("values", [])).keys() - set(parameters(keys)):
         raise UsageError(f"The prompt has no ${min(unused)}; leave out -p {min(unused)}=…")
-    # JSON's strings, numbers, booleans and lists are TOML's, but for one control character.
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in keys.items()]
-    written = "".join(lines).replace("\x7f", "\\u007f")
+    try:
+        written = "".join(f"{key} = {literals.toml(value)}\n" for key, value in keys.items())
+    except ValueError:
+        raise UsageError(f"--save {name}: what is saved must be text; this is not UTF-8.") from None
     file = folder() / f"{name}.toml"
     if name in names() and not options["replace"]:
         _ask_to_replace(name, written)

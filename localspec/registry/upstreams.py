@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from localspec import literals
 from localspec.errors import CatalogueError, Conflict, InvalidRequest, StoreError
 from localspec.files import write_whole
 from localspec.paths import read_file
@@ -143,6 +143,7 @@ def _key(name: str) -> str:
 
 
 def _toml(value: object) -> str:
-    """JSON's texts, numbers and lists are TOML's, but for characters beyond the BMP and DEL."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")
+    try:
+        return literals.toml(value)
+    except ValueError:
+        raise InvalidRequest("A value must be text; this is not UTF-8.") from None

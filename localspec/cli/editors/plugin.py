@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import localspec
+from localspec import literals
 from localspec.errors import LocalspecError
 from localspec.files import write_whole
 
@@ -52,8 +53,8 @@ def text(editor: str) -> str:
     return _TEXT.format(
         first=_FIRST,
         editor=editor,
-        folder=_quoted(str(folder)),
-        command=", ".join(map(_quoted, command)),
+        folder=literals.vim(str(folder)),
+        command=", ".join(map(literals.vim, command)),
     )
 
 
@@ -102,8 +103,3 @@ def _require_ours(path: Path) -> None:
         raise LocalspecError(
             f"{path} was not written by localspec and is left as it is; move it away and try again."
         )
-
-
-def _quoted(word: str) -> str:
-    """As a literal of Vim script."""
-    return "'" + word.replace("'", "''") + "'"

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from localspec import literals
 from localspec.cli.editors.servers import missing
 from localspec.config import load_config
+from localspec.errors import UsageError
 from localspec.paths import Paths, read_file
 
 LISTEN = "127.0.0.1:8012"
@@ -42,12 +44,12 @@ def machine(paths: Paths) -> Machine:
 
 
 def _vim(here: Machine) -> str:
-    return f"let g:localspec_socket = {_vim_string(str(here.socket))}"
+    return f"let g:localspec_socket = {literals.vim(str(here.socket))}"
 
 
 def _nvim_lsp(here: Machine) -> str:
     return f"""\
-vim.lsp.config('localspec', {{ cmd = {{ {", ".join(map(json.dumps, here.command))} }} }})
+vim.lsp.config('localspec', {{ cmd = {{ {", ".join(map(literals.lua, here.command))} }} }})
 vim.lsp.enable('localspec')
 vim.api.nvim_create_autocmd('LspAttach', {{ callback = function(event)
   local client = vim.lsp.get_client_by_id(event.data.client_id)
@@ -79,8 +81,8 @@ def _helix(here: Machine) -> str:
     command, *arguments = here.command
     return f"""\
 [language-server.localspec]
-command = {json.dumps(command)}
-args = {json.dumps(arguments)}
+command = {_toml(command)}
+args = {_toml(arguments)}
 
 [[language]]
 name = "python"
@@ -91,7 +93,7 @@ def _eglot(here: Machine) -> str:
     return f"""\
 (with-eval-after-load 'eglot
   (add-to-list 'eglot-server-programs
-               '((prog-mode text-mode) . ({" ".join(map(json.dumps, here.command))})) t))"""
+               '((prog-mode text-mode) . ({" ".join(map(literals.lisp, here.command))})) t))"""
 
 
 def _lsp_mode(here: Machine) -> str:
@@ -99,7 +101,7 @@ def _lsp_mode(here: Machine) -> str:
 (with-eval-after-load 'lsp-mode
   (lsp-register-client
    (make-lsp-client
-    :new-connection (lsp-stdio-connection '({" ".join(map(json.dumps, here.command))}))
+    :new-connection (lsp-stdio-connection '({" ".join(map(literals.lisp, here.command))}))
     :activation-fn (lambda (&rest _) t)
     :add-on? t :priority -1 :server-id 'localspec)))"""
 
@@ -111,8 +113,8 @@ hook -group lsp-localspec global BufSetOption filetype=.+ %{{
     set-option -add buffer lsp_servers %{{
         [localspec]
         root_globs = [".git"]
-        command = {json.dumps(command)}
-        args = {json.dumps(arguments)}
+        command = {_in_braces(_toml(command))}
+        args = {_in_braces(_toml(arguments))}
     }}
 }}"""
 
@@ -121,8 +123,8 @@ def _llama_vim(here: Machine) -> str:
     return (
         '" In vimrc, before the plug-in llama.vim is loaded; it needs Vim 9.1 or Neovim.\n'
         "let g:llama_config = {\n"
-        f"      \\ 'endpoint_fim': 'http://{here.listen}/infill',\n"
-        f"      \\ 'endpoint_inst': 'http://{here.listen}/v1/chat/completions',\n"
+        f"      \\ 'endpoint_fim': {literals.vim(f'http://{here.listen}/infill')},\n"
+        f"      \\ 'endpoint_inst': {literals.vim(f'http://{here.listen}/v1/chat/completions')},\n"
         f"      \\ 'api_key': trim(system('localspec token'))}}"
     )
 
@@ -133,10 +135,10 @@ def _minuet(here: Machine) -> str:
 require('minuet').setup {{
   provider = 'openai_fim_compatible',
   n_completions = 1,
-  curl_extra_args = {{ '--unix-socket', {json.dumps(str(here.socket))} }},
+  curl_extra_args = {{ '--unix-socket', {literals.lua(str(here.socket))} }},
   virtualtext = {{ auto_trigger_ft = {{ '*' }}, keymap = {{ accept = '<A-a>' }} }},
   provider_options = {{ openai_fim_compatible = {{
-    name = 'localspec', model = {json.dumps(here.pair)},
+    name = 'localspec', model = {literals.lua(here.pair)},
     end_point = 'http://localhost/v1/completions',
     api_key = function() return 'unused' end,
   }} }},
@@ -144,14 +146,15 @@ require('minuet').setup {{
 
 
 def _gptel(here: Machine) -> str:
-    name = here.pair.replace(" ", "-")
+    # gptel knows models by symbols. A name with a blank or a bracket is one only if it is made of a string.
+    name = literals.lisp_symbol(here.pair)
     return f"""\
 ;; Over the socket, through curl.
-(setq gptel-model '{name}
+(setq gptel-model {name}
       gptel-backend
       (gptel-make-openai "localspec"
-        :protocol "http" :host "localhost" :stream t :key "unused" :models '({name})
-        :curl-args '("--unix-socket" {json.dumps(str(here.socket))})))"""
+        :protocol "http" :host "localhost" :stream t :key "unused" :models (list {name})
+        :curl-args '("--unix-socket" {literals.lisp(str(here.socket))})))"""
 
 
 def _minuet_el(here: Machine) -> str:
@@ -160,12 +163,12 @@ def _minuet_el(here: Machine) -> str:
 (setq minuet-provider 'openai-fim-compatible
       minuet-n-completions 1)
 (setq minuet-openai-fim-compatible-options
-      (append (list :name "localspec" :model {json.dumps(here.pair)} :api-key (lambda () "unused")
+      (append (list :name "localspec" :model {literals.lisp(here.pair)} :api-key (lambda () "unused")
                     :end-point "http://localhost/v1/completions")
               minuet-openai-fim-compatible-options))
 (define-advice minuet--openai-fim-compatible-complete (:around (ask &rest given) localspec)
   (let ((plz-curl-default-args
-         (append '("--unix-socket" {json.dumps(str(here.socket))}) plz-curl-default-args)))
+         (append '("--unix-socket" {literals.lisp(str(here.socket))}) plz-curl-default-args)))
     (apply ask given)))"""
 
 
@@ -284,5 +287,14 @@ def notes(name: str, here: Machine) -> list[str]:
     return [*told, *([chosen.more] if chosen.more else [])]
 
 
-def _vim_string(word: str) -> str:
-    return "'" + word.replace("'", "''") + "'"
+def _toml(value: object) -> str:
+    """Raises UsageError: a path has bytes that TOML, which is UTF-8, has no form for."""
+    try:
+        return literals.toml(value)
+    except ValueError:
+        raise UsageError("The path of this Python is not UTF-8, which this editor needs.") from None
+
+
+def _in_braces(text: str) -> str:
+    """Return TOML for a place where an outer language counts braces."""
+    return text.replace("{", "\\u007b").replace("}", "\\u007d")

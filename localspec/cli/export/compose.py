@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from localspec import literals
 from localspec.cli.export import connect
 from localspec.cli.export.engines import ENGINES, Place
 from localspec.cli.export.pair import Model, Pair
@@ -24,7 +24,6 @@ IMAGES = {
 # As the images have their programs, where that is not on the path.
 _PROGRAMS = {"llama-server": ["/app/llama-server"]}
 # PyYAML and compose's own parser take JSON's texts but for these, which stand escaped.
-_ESCAPED = re.compile("[\x7f-\x9f\ud800-\udfff\ufeff\ufffe\uffff\u2028\u2029]")
 _WIDE = 100
 # Keys that are texts as they are: in YAML "0", "on" and "null" are none.
 _PLAIN = re.compile(r"(?!(?:on|off|yes|no|true|false|null)$)[a-z][a-z_]+")
@@ -107,5 +106,4 @@ def _yaml(value: dict[str, Any], indent: str = "") -> Iterator[str]:
 
 def _scalar(value: Any) -> str:
     """JSON, in which compose finds none of the shell's variables."""
-    text = json.dumps(value, ensure_ascii=False).replace("$", "$$")
-    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return literals.yaml(value).replace("$", "$$")

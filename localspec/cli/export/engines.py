@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass, field
 
+from localspec import literals
 from localspec.cli.export.pair import Model, Pair
 from localspec.errors import UsageError
 
@@ -176,7 +177,7 @@ def trtllm(pair: Pair, place: Place) -> Served:
     if place.context:
         made.add("--max_seq_len", str(place.context))
     if told := _trtllm_speculation(pair, made):
-        lines = ["speculative_config:", *(f"  {key}: {json.dumps(told[key])}" for key in told)]
+        lines = ["speculative_config:", *(f"  {key}: {literals.yaml(told[key])}" for key in told)]
         if told["decoding_type"] != "MTP":
             lines.append("disable_overlap_scheduler: true")
         made.files["trtllm.yaml"] = "\n".join(lines) + "\n"
