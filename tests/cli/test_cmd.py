@@ -289,6 +289,20 @@ def test_it_can_be_edited_first(home: Home) -> None:
         assert shown.wait() == 3
 
 
+@pytest.mark.parametrize("char", ["\u202e", "\u200b", "\u00ad"])
+def test_what_an_edit_brings_in_must_be_seen_as_well(home: Home, tmp_path: Path, char: str) -> None:
+    """As with a paste: it may hold what no terminal shows."""
+    touched = tmp_path / "touched"
+    with terminal(home.environment, "cmd", "--shell", "sh", "echo one", columns=200) as shown:
+        shown.expect(KEYS)
+        shown.send("e")
+        shown.expect("echo one")
+        shown.send(f"; touch {touched} #{char}\r")
+        shown.expect(f"invisible character (U+{ord(char):04X}) and was refused")
+        assert shown.wait() == 1
+    assert not touched.exists()
+
+
 @pytest.mark.parametrize("typed", ["\x03", "\x15\r"])
 def test_an_edit_can_be_left(home: Home, typed: str) -> None:
     with terminal(home.environment, "cmd", "echo one") as shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx2
@@ -517,6 +517,46 @@ def test_who_sends_everything_again_goes_on_in_one_conversation(
     client.responses.create(input=items, model="", tools=[WEATHER])
     after = home.request("GET", "/localspec/conversations").json["conversations"]
     assert len(after) == len(before) + 2
+
+
+def _other_question(items: list[Any]) -> None:
+    items[0]["content"] += " or another"
+
+
+def _other_result(items: list[Any]) -> None:
+    items[2]["output"] += " and more"
+
+
+def _other_answer(items: list[Any]) -> None:
+    items[3]["content"][0]["text"] += "!"
+
+
+def _other_call(items: list[Any]) -> None:
+    items[1]["call_id"] = items[2]["call_id"] = "call_other"
+
+
+@pytest.mark.parametrize("change", [_other_question, _other_result, _other_answer, _other_call])
+def test_a_request_with_other_texts_is_not_filed_into_a_conversation_that_it_names(
+    home: Home, client: openai.OpenAI, change: Callable[[list[Any]], None]
+) -> None:
+    """Its items have ids of a kept response, but it says something else than that was asked for."""
+    items: list[Any] = [{"role": "user", "content": "raw " + call("weather", {"city": "x"})}]
+    first = client.responses.create(input=items, model="", tools=[WEATHER])
+    result: Any = {"type": "function_call_output", "output": "say so"}
+    result["call_id"] = first.output[0].to_dict()["call_id"]
+    items += [*(each.to_dict() for each in first.output), result]
+    second = client.responses.create(input=items, model="", tools=[WEATHER])
+    items += [*(each.to_dict() for each in second.output), {"role": "user", "content": "say z"}]
+    change(items)
+    client.responses.create(input=items, model="", tools=[WEATHER])
+    newest, older = home.request("GET", "/localspec/conversations").json["conversations"][:2]
+    assert (newest["messages"], older["messages"]) == (6, 4)
+    shown = home.request("GET", f"/localspec/conversations/{newest['id']}").json["messages"]
+    question, called, result, answer, *_ = shown
+    assert question["content"] == items[0]["content"]
+    assert called["tool_calls"][0]["id"] == items[1]["call_id"] == result["tool_call_id"]
+    assert result["content"] == items[2]["output"]
+    assert answer["content"] == items[3]["content"][0]["text"]
 
 
 def test_two_that_go_on_from_one_do_not_read_each_other(client: openai.OpenAI) -> None:

@@ -76,6 +76,21 @@ def test_what_is_forgotten_is_not_on_the_disk_either(home: Home) -> None:
     assert not states(home)
 
 
+def test_a_deleted_response_leaves_no_state(home: Home) -> None:
+    """Neither on the disk, nor in the memory of an engine that saves it at its end."""
+    body = {"model": "", "input": OPENING, "temperature": 0, "max_output_tokens": 24}
+    with daemon(home):
+        saved = home.request("POST", "/v1/responses", body).json["id"]
+    assert states(home)
+    with daemon(home):
+        assert home.request("DELETE", f"/v1/responses/{saved}").status == 200
+        assert not states(home)
+    with daemon(home):
+        kept = home.request("POST", "/v1/responses", body).json["id"]
+        assert home.request("DELETE", f"/v1/responses/{kept}").status == 200
+    assert not states(home)
+
+
 def test_gc_deletes_the_states_of_conversations_that_are_gone(home: Home) -> None:
     home.use_fake()
     with daemon(home):

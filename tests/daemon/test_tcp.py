@@ -470,3 +470,27 @@ def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -
         verified = home.run("verify", name)
         assert (verified.returncode, name in verified.stderr) == (1, True), verified.stderr
     daemon.stop()
+
+
+NETWORK = [
+    *({"network": {name: "http://127.0.0.1:9"}} for name in ("HF_ENDPOINT", "HTTPS_PROXY", "ALL_PROXY")),
+    *({"network": {name: "/etc/passwd"}} for name in ("HF_TOKEN_PATH", "HF_HOME")),
+    {"network": {"HF_TOKEN": "hf_theirs"}},
+    {"network": {}},
+    {"endpoint": "http://127.0.0.1:9"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", NETWORK)
+def test_whom_a_pull_asks_is_not_chosen_over_tcp(api: Served, chosen: dict[str, object]) -> None:
+    """Else the token would let its holder have the daemon read a file and send it to any address."""
+    host, _, port = api.url.removeprefix("http://").rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
+    head = {"authorization": f"Bearer {api.token}", "content-type": "application/json"}
+    body = json.dumps({"name": "nobody/nothing", "offline": True, **chosen})
+    connection.request("POST", "/localspec/pulls", body, head)
+    refused = Answer(connection.getresponse())
+    connection.close()
+    (name,) = chosen
+    assert (refused.status, refused.error["param"]) == (403, name)
+    assert not api.home.request("GET", "/localspec/pulls").json["pulls"]

@@ -129,6 +129,9 @@ def test_a_machine_that_is_missing_is_needed_or_done_without(cycle_files: PairFi
     [
         (b"", "is no worker of this kind"),
         (struct.pack("<Q4B24x", 28, 8, 0, 0, 0), "speaks version 8.0.0 of the protocol"),
+        (struct.pack("<Q4B24x", 28, 6, 0, 0, 0), "speaks version 6.0.0 of the protocol"),
+        (struct.pack("<Q4B24x", 28, 0, 0, 0, 0), "speaks version 0.0.0 of the protocol"),
+        (struct.pack("<Q4B24x", 28, 7, 1, 0, 0), "speaks version 7.1.0 of the protocol"),
         (struct.pack("<Q4B24x", 28, 7, 0, 1, 0), ""),
     ],
 )
