@@ -376,6 +376,9 @@ def test_the_prompts_that_come_along_differ_and_fit_a_small_context() -> None:
     assert len(works) == 10
     assert {each.about for each in works} == {"code", "text"}
     assert len(workloads.shipped(quick=True)) == 4
+    prompts = [prompt for work in works for prompt in work.prompts]
+    questions = [(each.question(600), each.prefix, each.suffix) for each in prompts]
+    assert len(set(questions)) == len(questions)
     for work in works:
         for prompt in work.prompts:
             assert prompt.is_place or len(prompt.question(600)) < 1700, work.name

@@ -155,10 +155,21 @@ def test_a_gpu_without_its_compiler(here: Machine) -> None:
     assert "nvidia-cuda-toolkit" in gpu.cure
 
 
-def test_folders_open_to_others_and_not_writable(here: Machine) -> None:
-    here.paths.runtime.chmod(0o755)
-    socket = found(here, "socket")
-    assert (socket.state, socket.cure) == ("bad", f"chmod 700 {here.paths.runtime}")
+def test_folders_open_to_others_and_not_writable(
+    here: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for mode in (0o755, 0o710, 0o701):
+        here.paths.runtime.chmod(mode)
+        socket = found(here, "socket")
+        assert (socket.state, socket.cure) == ("bad", f"chmod 700 {here.paths.runtime}")
+    for name in ("config", "data", "state"):
+        folder: Path = getattr(here.paths, name)
+        folder.mkdir(parents=True, exist_ok=True)
+        # As the system answers whoever is not root.
+        monkeypatch.setattr(os, "access", lambda path, _, folder=folder: Path(path) != folder)
+        closed = found(here, "folders")
+        assert (closed.state, closed.what) == ("bad", f"{folder} cannot be written.")
+        assert closed.cure.startswith(f"chmod u+rwx {folder}, or export LOCALSPEC_HOME=")
 
 
 def test_a_socket_path_that_is_too_long(here: Machine, tmp_path: Path) -> None:

@@ -388,14 +388,23 @@ def test_a_beginning_of_the_id_is_enough_when_it_is_the_only_one(api: Home) -> N
 
 
 def test_forgetting_one_and_all(home: Home, daemon: RunningDaemon) -> None:
+    def in_files() -> set[bytes]:
+        """Which of the words are in any file of the history, what is not yet in the main one included."""
+        data = [each.read_bytes() for each in (home.root / "data").glob("conversations.sqlite*")]
+        assert data
+        return {word for word in (b"secret", b"zqother") if any(word in each for each in data)}
+
     first = ask(home, "say secret")["localspec"]["conversation"]
-    ask(home, "say two")
+    ask(home, "say zqother")
+    assert in_files() == {b"secret", b"zqother"}
     assert home.request("DELETE", f"/localspec/conversations/{first}").json["id"] == first
     assert len(names(home)) == 1
+    assert in_files() == {b"zqother"}
     assert home.request("DELETE", "/localspec/conversations").json["removed"] == 1
     assert names(home) == []
+    assert not in_files()
     daemon.stop()
-    assert b"secret" not in (home.root / "data" / "conversations.sqlite").read_bytes()
+    assert not in_files()
 
 
 def test_what_was_kept_outlives_the_daemon_and_is_for_its_user_alone(

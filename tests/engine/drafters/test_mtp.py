@@ -26,7 +26,7 @@ from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.mtp import Heads, Sidecar
 from localspec.errors import LoadFailed
-from localspec.protocol.frames import PairFiles, Sampling, Speculative
+from localspec.protocol.frames import Failed, PairFiles, Sampling, Speculative
 from tests.support import architectures
 from tests.support.heads import Target, contextual_heads, cycle_heads, right_drafts
 from tests.support.pairs import N_VOCAB, expected, target_alone
@@ -99,7 +99,12 @@ def test_left_alone_they_are_used_where_it_pays(cyclic: Running) -> None:
 
 def test_exact_mode_has_the_same_drafts(cyclic: Running) -> None:
     if not cyclic.pair.models.target.cuttable:
-        return  # there is none of a recurrent state
+        refused = cyclic.ask([77], 60, speculative=mtp(3), exact=True)
+        assert not refused.deltas
+        assert isinstance(refused.ending, Failed)
+        assert refused.ending.param == "exact"
+        assert "cannot be padded and rolled back" in refused.ending.message
+        return
     answer = cyclic.ask([77], 60, speculative=mtp(3), exact=True)
     told = answer.done.speculation
     assert answer.tokens == expected(77, 60)
