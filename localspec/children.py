@@ -1,8 +1,8 @@
 """The environment variables that processes of ours get.
 
 The daemon has the environment of the shell or the service that started it: logins, keys, the passwords of
-proxies. A worker reads files that somebody downloaded, and a template's process runs what stands in them, so
-each gets by name what it needs, and nothing else.
+proxies. A worker reads files that somebody downloaded, a template's process runs what stands in them, and a
+grammar's compiles what a client sends, so each gets by name what it needs, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 
 # What Python needs to find the same packages, and text and time to have the same form.
-_TEMPLATE = {
+_HELPER = {
     *("HOME", "LANG", "LANGUAGE", "TZ", "TZDIR"),
     *("LC_ALL", "LC_COLLATE", "LC_CTYPE", "LC_MESSAGES", "LC_MONETARY", "LC_NUMERIC", "LC_TIME"),
     *("PYTHONHOME", "PYTHONPATH", "PYTHONPLATLIBDIR", "PYTHONUSERBASE", "PYTHONNOUSERSITE"),
@@ -23,7 +23,7 @@ _TEMPLATE = {
     *("COVERAGE_FILE", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"),
 }
 # What places, memory and the loader need besides.
-_ENGINE = _TEMPLATE | {
+_ENGINE = _HELPER | {
     *("PATH", "USER", "LOGNAME", "TMPDIR", "TEMP", "TMP", "LOCALSPEC_HOME"),
     *("XDG_CACHE_HOME", "XDG_CONFIG_DIRS", "XDG_CONFIG_HOME", "XDG_DATA_DIRS", "XDG_DATA_HOME"),
     *("XDG_RUNTIME_DIR", "XDG_STATE_HOME"),
@@ -59,6 +59,6 @@ def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str
     return environment
 
 
-def template_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of `environ` that a process which renders chat templates needs."""
-    return {name: value for name, value in environ.items() if name in _TEMPLATE}
+def helper_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return what a process needs that renders a chat template or compiles a grammar."""
+    return {name: value for name, value in environ.items() if name in _HELPER}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localspec import children
-from localspec.children import HUGE_PAGES, engine_environment, template_environment
+from localspec.children import HUGE_PAGES, engine_environment, helper_environment
 from localspec.engine.prompt.template import _Process
 from tests.support.daemons import RunningDaemon, temporary_home
 
@@ -77,7 +78,7 @@ def test_a_variable_that_nobody_needs_reaches_no_child(strange: dict[str, str]) 
     for each in engine_environment({**NEEDED, **strange}).keys() - NEEDED.keys():
         assert each == "GLIBC_TUNABLES" or each.startswith(children._ENGINE_PREFIXES)
         assert not any(word in each.upper() for word in WORDS)
-    assert template_environment({**NEEDED, **strange}).keys() <= NEEDED.keys()
+    assert helper_environment({**NEEDED, **strange}).keys() <= NEEDED.keys()
 
 
 def test_no_listed_name_is_of_a_secret() -> None:
@@ -90,7 +91,7 @@ def test_no_listed_name_is_of_a_secret() -> None:
 def test_what_is_needed_reaches_them() -> None:
     engine = engine_environment({**NEEDED, **SECRETS})
     assert engine == {**NEEDED, "GLIBC_TUNABLES": HUGE_PAGES}
-    template = template_environment({**NEEDED, **SECRETS})
+    template = helper_environment({**NEEDED, **SECRETS})
     assert template.items() <= NEEDED.items()
     assert {"LANG", "TZ", "PYTHONPATH"} <= template.keys()
     assert not {"PATH", "LOCALSPEC_HOME", "CUDA_VISIBLE_DEVICES"} & template.keys()
@@ -119,7 +120,7 @@ def test_a_template_runs_without_secrets(secrets: None) -> None:
         process.close()
     assert not found.keys() & SECRETS.keys()
     assert not [text for text in found.values() if "zq" in text]
-    assert found.keys() <= template_environment().keys() | {"LC_CTYPE"}
+    assert found.keys() <= helper_environment().keys() | {"LC_CTYPE"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -128,14 +129,15 @@ def test_a_worker_and_what_it_starts_run_without_secrets() -> None:
         home.environment |= {**SECRETS, "LOCALSPEC_CONTEXT": "512"}
         del home.environment["NOTIFY_SOCKET"], home.environment["LISTEN_FDS"]
         daemon = RunningDaemon(home)
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        body["grammar"] = 'root ::= "yes"'
         assert home.request("POST", "/v1/chat/completions", body).status == 200
         worker = daemon.worker_pid()
         tasks = Path(f"/proc/{worker}/task").iterdir()
         children = [pid for task in tasks for pid in (task / "children").read_text().split()]
         found = [of_process(pid) for pid in (worker, *map(int, children))]
         daemon.stop()
-    assert len(found) >= 2  # the worker, and the process of its template
+    assert len(found) >= 3  # the worker, the process of its template and that of its grammars
     for environment in found:
         assert not environment.keys() & SECRETS.keys()
         assert not [text for text in environment.values() if "zq" in text]

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import Any
 
-from localspec.children import template_environment
+from localspec.children import helper_environment
 from localspec.engine.prompt.marks import CHANNELS, Marks, NotSeen, seen
 from localspec.engine.prompt.wordings import Messages, TemplateRaised, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
@@ -309,7 +309,7 @@ class _Process:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=template_environment(),
+            env=helper_environment(),
         )
 
     def _await_ready(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from localspec.children import template_environment
+from localspec.children import helper_environment
 from localspec.daemon.completion.reply.calls import Arguments, Call
 from localspec.daemon.completion.reply.found import QUOTE, FoundCalls
 from localspec.daemon.completion.reply.tools import UNKNOWN, format_of
@@ -110,7 +110,7 @@ def _rendered(template: str) -> list[str]:
         stderr=subprocess.DEVNULL,
         timeout=_TIME_LIMIT,
         check=False,
-        env=template_environment(),
+        env=helper_environment(),
     )
     replies = [json.loads(line) for line in done.stdout.splitlines()[1:] if len(line) < _LONGEST]
     texts = [_plain(str(reply.get("text", ""))) for reply in replies]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from localspec.children import helper_environment
 from localspec.engine.priority import lower_priority
 from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome, Vocabulary, send
 from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources
@@ -92,6 +93,7 @@ class GrammarProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                env=helper_environment(),
             )
         self._control = ours
         send(ours, msgspec.msgpack.encode(self._vocabulary()))
