@@ -42,10 +42,9 @@ WAIT_S = 0.02  # what a round waits for a grammar
 LETTERS = Constraint("regex", "[a-f ]{80}")
 
 
-def doubling(rules: int) -> str:
-    """A grammar whose text doubles in length with each rule."""
-    body = [f"r{i} ::= r{i + 1} r{i + 1}" for i in range(rules)]
-    return "\n".join(["root ::= r0", *body, f'r{rules} ::= "a" | "ab"'])
+def nested(rules: int) -> str:
+    """A grammar that compiles in time that grows with the number of its alternatives."""
+    return "root ::= " + " | ".join(f'"{i}" root "{i + 1}"' for i in range(rules)) + ' | "x"'
 
 
 class Wrapped:
@@ -270,7 +269,9 @@ def asked(guide: DeferredGuide, ask: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def grammars(contextual: Running) -> Iterator[Grammars]:
+    """Grammars whose compiling is ended after a twentieth of a second of processor time."""
     made = Grammars(contextual.pair.vocab, isolated=True)
+    made._process = GrammarProcess(made._vocabulary, 0.05)
     yield made
     made.close()
 
@@ -310,24 +311,25 @@ def test_a_process_of_its_own_says_what_this_one_does(
 
 
 def test_a_grammar_without_end_is_refused_and_remembered(grammars: Grammars) -> None:
-    endless = job(doubling(2500))
-    with pytest.raises(GrammarRejected, match="takes more than 3 seconds"):
+    endless = job(nested(4000))
+    with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
         grammars._compile(endless, lambda: False)
     assert grammars.ready(endless)
     process_of(grammars).close()
-    with pytest.raises(GrammarRejected, match="takes more than 3 seconds"):
+    with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
         grammars._compile(endless, lambda: False)
     assert process_of(grammars)._process is None  # it was not asked again
 
 
 def test_others_compile_beside_a_grammar_without_end(grammars: Grammars) -> None:
-    """Each job has a process: the first is still at work when the second is done."""
+    """Each job has a process: the second is not behind the first."""
+    grammars._process = GrammarProcess(grammars._vocabulary)
     left = threading.Event()
     outcomes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
     def compile() -> None:
         try:
-            process_of(grammars).build(job(doubling(2500)), left.is_set)
+            process_of(grammars).build(job(nested(4000)), left.is_set)
         except (Cancelled, GrammarRejected) as error:
             outcomes.put(error)
 
@@ -342,6 +344,7 @@ def test_others_compile_beside_a_grammar_without_end(grammars: Grammars) -> None
 
 
 def test_a_job_ends_when_nobody_waits(grammars: Grammars) -> None:
+    grammars._process = GrammarProcess(grammars._vocabulary)
     asked = [0]
 
     def left() -> bool:
@@ -349,7 +352,7 @@ def test_a_job_ends_when_nobody_waits(grammars: Grammars) -> None:
         return asked[0] > 2
 
     with pytest.raises(Cancelled):
-        process_of(grammars).build(job(doubling(2500)), left)
+        process_of(grammars).build(job(nested(4000)), left)
 
 
 def test_a_process_that_was_killed_is_started_again(grammars: Grammars) -> None:

@@ -1,10 +1,10 @@
-"""Compiles grammars in processes of their own: `python -m localspec.engine.sampling.grammars.child FD`.
+"""Compiles grammars in processes of their own: `python -m …grammars.child FD SECONDS`.
 
 A grammar of a few hundred bytes can take minutes to compile, and nothing in llguidance ends that. This
 process compiles none itself: for each job it forks one that does, with a limit on its processor time and
 memory. It has one thread and opens no device, so forking it is safe, and a fork takes milliseconds.
 
-FD is a Unix socket. On it comes first the vocabulary's special tokens, then one connection for each job,
+FD is a Unix socket, SECONDS the processor time of one job. On the socket comes first the vocabulary, then one connection for each job,
 passed as a descriptor. The process ends when the socket does.
 """
 
@@ -139,9 +139,9 @@ def run_job(job: GrammarJob, special: SpecialTokens, tokenizer: LLTokenizer) -> 
         return Outcome(error="The grammar is nested too deeply.", param=job.param)
 
 
-def _limit() -> None:
+def _limit(cpu_limit_s: float) -> None:
     """Bound this process's time and memory: what exceeds them ends it."""
-    signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
         used = int(pages) * resource.getpagesize()
@@ -154,8 +154,13 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _serve_one(connection: socket.socket, special: SpecialTokens, tokenizer: LLTokenizer) -> None:
-    _limit()
+def _serve_one(
+    connection: socket.socket,
+    special: SpecialTokens,
+    tokenizer: LLTokenizer,
+    cpu_limit_s: float,
+) -> None:
+    _limit(cpu_limit_s)
     connection.sendall(struct.pack("<I", os.getpid()))
     job = msgspec.msgpack.decode(receive(connection), type=GrammarJob)
     outcome = run_job(job, special, tokenizer)
@@ -163,8 +168,8 @@ def _serve_one(connection: socket.socket, special: SpecialTokens, tokenizer: LLT
     send(connection, msgspec.msgpack.encode(outcome))
 
 
-def main(descriptor: int) -> None:
-    """Serve the socket `descriptor` until it closes."""
+def main(descriptor: int, cpu_limit_s: float) -> None:
+    """Serve the socket `descriptor` until it closes. cpu_limit_s: seconds of processor time for one job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what was forked
     with contextlib.suppress(OSError):
@@ -184,7 +189,7 @@ def main(descriptor: int) -> None:
             status = 1
             try:
                 control.close()
-                _serve_one(connection, special, tokenizer)
+                _serve_one(connection, special, tokenizer, cpu_limit_s)
                 status = 0
             finally:
                 os._exit(status)
@@ -192,4 +197,4 @@ def main(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), float(sys.argv[2]))

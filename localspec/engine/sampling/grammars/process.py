@@ -32,7 +32,11 @@ _CHILD = "localspec.engine.sampling.grammars.child"
 class GrammarProcess:
     """A process that compiles grammars, started at the first job. Any thread may send one."""
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(
+        self, vocabulary: Callable[[], Vocabulary], cpu_limit_s: float = CPU_LIMIT_S
+    ) -> None:
+        """cpu_limit_s: seconds of processor time for one job."""
+        self._cpu_limit_s = cpu_limit_s
         self._vocabulary = vocabulary
         self._starting = threading.Lock()
         self._control: socket.socket | None = None
@@ -57,7 +61,7 @@ class GrammarProcess:
                 size = struct.unpack("<I", self._read(ours, 4, cancelled, pid))[0]
                 reply = self._read(ours, size, cancelled, pid)
             except (EOFError, OSError):
-                raise _too_long(job) from None
+                raise self._too_complex(job) from None
         outcome = msgspec.msgpack.decode(reply, type=Outcome)
         if outcome.sources is None:
             raise GrammarRejected(outcome.error, param=outcome.param)
@@ -88,7 +92,7 @@ class GrammarProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno()), str(self._cpu_limit_s)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -133,14 +137,15 @@ class GrammarProcess:
                 data += chunk
         return bytes(data)
 
-
-def _too_long(job: GrammarJob) -> GrammarRejected:
-    kind = "grammar" if job.constraint is None else job.constraint.kind
-    what = {"json_schema": "schema", "regex": "regular expression"}.get(kind, "grammar")
-    if job.constraint is None:
-        what = "grammar of these tools"
-    return GrammarRejected(
-        f"The {what} is too complex: compiling it takes more than {CPU_LIMIT_S:.0f} seconds or too "
-        "much memory.",
-        param=job.param,
-    )
+    def _too_complex(self, job: GrammarJob) -> GrammarRejected:
+        kind = "" if job.constraint is None else job.constraint.kind
+        names = {
+            "": "grammar of these tools",
+            "json_schema": "schema",
+            "regex": "regular expression",
+        }
+        return GrammarRejected(
+            f"The {names.get(kind, 'grammar')} is too complex: compiling it takes more than "
+            f"{self._cpu_limit_s:g} seconds or too much memory.",
+            param=job.param,
+        )
