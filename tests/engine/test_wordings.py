@@ -146,8 +146,25 @@ def test_without_a_system_role_it_begins_the_question_as_in_llama_server(name: s
 def test_a_role_that_no_wording_saves_is_named() -> None:
     with pytest.raises(InvalidRequest, match="the role 'critic'"):
         prompt_of("the shipped pair", [("user", "hi"), ("critic", "Bah.")])
-    with pytest.raises(TemplateFailed, match=r"must alternate.*user, user"):
-        prompt_of("alternating", [("user", "hi"), ("user", "there")])
+    with pytest.raises(TemplateFailed, match=r"must alternate.*assistant, assistant"):
+        prompt_of("alternating", [("assistant", "hi"), ("assistant", "there")])
+
+
+@pytest.mark.parametrize("name", names())
+def test_questions_in_a_row_are_one_only_where_the_template_refuses_them(name: str) -> None:
+    one = [("user", "hi"), ("assistant", "yes"), ("user", "there\nand\nhere")]
+    several = [*one[:2], ("user", "there"), ("user", "and"), ("user", "here")]
+    text = prompt_of(name, several)
+    if name in ("alternating", "turns", "inst", "google-gemma-2-2b-it"):
+        assert text == prompt_of(name, one)
+    else:
+        assert text.index("there") < text.index("and", text.index("there")) < text.rindex("here")
+
+
+def test_answers_in_a_row_are_one_where_the_template_refuses_them() -> None:
+    asked = [("user", "hi"), ("assistant", "yes"), ("assistant", "no"), ("user", "so?")]
+    joined = [("user", "hi"), ("assistant", "yes\nno"), ("user", "so?")]
+    assert prompt_of("alternating", asked) == prompt_of("alternating", joined)
 
 
 def test_text_beside_a_call_is_kept_and_a_call_is_not_lost() -> None:

@@ -18,7 +18,7 @@ from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed
 from localspec.protocol.calls import result_text, with_calls
 
 Messages = list[dict[str, Any]]
-SYSTEM, USER = "system", "user"
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _MOST_NAMED = 12  # roles in a refusal; a conversation may have thousands
 
 
@@ -57,10 +57,37 @@ def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
 
 def _wordings(messages: Messages) -> Iterator[Messages]:
     for each in _of_calls(messages):
-        yield each
-        yield _joined(each)
-        yield _in_questions(each, keep_first=True)
-        yield _in_questions(each, keep_first=False)
+        yield from _of_systems(each)
+    # templates that want turns to alternate refuse any other chat
+    for each in _of_calls(messages):
+        yield from map(_alternating, _of_systems(each))
+
+
+def _of_systems(messages: Messages) -> Iterator[Messages]:
+    yield messages
+    yield _joined(messages)
+    yield _in_questions(messages, keep_first=True)
+    yield _in_questions(messages, keep_first=False)
+
+
+def _alternating(messages: Messages) -> Messages:
+    """Return questions that follow one another as one, and answers too, but for one at the end: that may
+    be continued."""
+    found: Messages = []
+    for at, message in enumerate(messages):
+        before = found[-1] if found else None
+        same = before is not None and before["role"] == message["role"]
+        answers = at + 1 < len(messages) and before is not None and _only_says(before, message)
+        if same and (message["role"] == USER or (message["role"] == ASSISTANT and answers)):
+            assert before is not None
+            found[-1] = _with_text(before, before["content"], message["content"])
+        else:
+            found.append(message)
+    return found
+
+
+def _only_says(*messages: dict[str, Any]) -> bool:
+    return all(message.keys() <= {"role", "content"} for message in messages)
 
 
 def _joined(messages: Messages) -> Messages:
