@@ -31,6 +31,7 @@ from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.turns import Turns
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
+from localspec.engine.prompt.special_tokens import SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sequence import TokenizedRequest
@@ -270,7 +271,8 @@ class Worker:
         self._renderers = [TemplateRenderer(*texts)]
         self._renderers += [TemplateRenderer(*texts, eager=False) for _ in range(SLOW_THREADS)]
         self._grammars = grammars = Grammars(vocab, isolated=True)
-        quick, *slow = (Preparer(pair, renderer, grammars) for renderer in self._renderers)
+        special = SpecialTokens(vocab, pair.chat_template)
+        quick, *slow = (Preparer(pair, each, grammars, special) for each in self._renderers)
         self._preparers.use(quick, slow)
         return pair.info()
 

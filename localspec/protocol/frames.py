@@ -45,6 +45,7 @@ class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
     `answer_prefix` is written after it as the beginning of the answer, which is not repeated.
     `continued`: the answer goes on with the last message, whose text (or thoughts, which then are all
     it has) `answer_prefix` repeats; its turn is not closed and none is opened.
+    `parse_special`: special tokens that messages spell are read as such, and not as text.
     """
 
     messages: list[Message]
@@ -53,6 +54,7 @@ class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
     template_kwargs: dict[str, Any] = {}
     answer_prefix: str = ""
     continued: Literal["", "content", "reasoning_content"] = ""
+    parse_special: bool = False
 
 
 class TextPrompt(msgspec.Struct, tag="text", omit_defaults=True):

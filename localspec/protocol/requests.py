@@ -195,6 +195,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     `reasoning_budget_tokens` (and llama-server's other name for it): so many tokens of thoughts, then they
     are ended with the model's own closing marker; 0: none, -1: any number. `reasoning_effort` is told to
     templates that know it, and is a budget where none is given. Without any, the template decides.
+
+    `parse_special`: special tokens that are spelled in messages and tools (`<|im_end|>`) are read as such;
+    without it they are text, and the chat template alone writes special tokens.
     """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=10_000)]
@@ -210,6 +213,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_effort: Effort | None = None
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
+    parse_special: OrDefault[bool] = False
 
 
 class PromptObject(Request):
@@ -271,6 +275,7 @@ class TemplateRequest(Request):
     reasoning_effort: Effort | None = None
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
+    parse_special: OrDefault[bool] = False
 
 
 # ---------------------------------------------------------------------------- embeddings

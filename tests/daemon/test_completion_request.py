@@ -137,6 +137,7 @@ def test_messages_reach_the_template_whole() -> None:
 
 
 HALF = {"role": "assistant", "content": "The colour is "}
+PARTS = {"role": "assistant", "content": [{"type": "text", "text": t} for t in ("Wh", "ill")]}
 THOUGHT = {"role": "assistant", "content": None, "reasoning_content": "Well, "}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -155,6 +156,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
         ),
         (HALF, {"continue_final_message": "content"}, {"continued": "content"}),
         (HALF, {"continue_final_message": False}, {}),
+        (PARTS, {}, {"continued": "content", "answer_prefix": "Wh\n\nill"}),
         (THOUGHT, {}, {"continued": "reasoning_content", "answer_prefix": "Well, "}),
         ({**HALF, **THOUGHT, "content": "So"}, {}, {"continued": "content", "answer_prefix": "So"}),
     ],

@@ -158,7 +158,7 @@ def test_a_syntax_error_names_its_line(render: Render) -> None:
 
 
 def test_a_templates_own_refusal_is_passed_on(render: Render) -> None:
-    with pytest.raises(TemplateFailed, match="roles must alternate"):
+    with pytest.raises(TemplateFailed, match="failed: roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
 
 

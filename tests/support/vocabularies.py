@@ -62,6 +62,19 @@ def vocabulary(name: str) -> Gguf:
     return makers[name]()
 
 
+def with_tokens(file: Gguf, added: dict[str, int]) -> Gguf:
+    """A copy with more tokens, each of the type that is given."""
+    known = file.array("tokenizer.ggml.tokens")
+    more = {text: kind for text, kind in added.items() if text not in known}
+    lists = {"tokens": (STRING, list(more)), "token_type": (I32, list(more.values()))}
+    lists["scores"] = (F32, [0.0] * len(more))
+    for key, (kind, values) in lists.items():
+        name = f"tokenizer.ggml.{key}"
+        if name in file.metadata:
+            file = file.put(name, ARRAY, (kind, [*file.array(name), *values]))
+    return file
+
+
 def token_count(name: str) -> int:
     """How many tokens it has."""
     return len(_list(vocabulary(name), "tokens"))

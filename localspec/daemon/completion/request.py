@@ -134,8 +134,11 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     messages = [_message(message, index, inner) for index, message in enumerate(request.messages)]
     goes_on = continued(request)
     prefix = ""
-    if goes_on == "content":
-        prefix = messages[-1].content or ""
+    if (
+        goes_on == "content"
+    ):  # llama-server joins the parts of what it continues in a way of its own
+        last = messages[-1]
+        prefix = frames.joined_parts(last.parts, "\n\n") if last.parts else last.content or ""
     elif goes_on:
         prefix = messages[-1].extra["reasoning_content"]
     return frames.ChatPrompt(
@@ -145,6 +148,7 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
         template_kwargs={**thinking.told(request), **request.chat_template_kwargs},
         answer_prefix=prefix,
         continued=goes_on,
+        parse_special=request.parse_special,
     )
 
 
@@ -368,7 +372,7 @@ def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
-def _text(content: str | list[ContentPart], path: str) -> str:
+def _text(content: str | list[ContentPart], path: str, between: str = "\n") -> str:
     """Multi-part content as one text, a part a line as in llama-server; one that is no text is refused."""
     if isinstance(content, str):
         return content
@@ -380,7 +384,7 @@ def _text(content: str | list[ContentPart], path: str) -> str:
                 "accepts nothing else.",
                 param=f"{path}[{index}].type",
             )
-        text += f"\n{part.text}" if text else part.text
+        text += between + part.text if text else part.text
     return text
 
 

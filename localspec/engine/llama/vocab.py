@@ -181,8 +181,18 @@ class Vocab:
     def _specials(self) -> list[str]:
         """The texts that are one token each, whatever stands around them."""
         cutting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
+        return [self.text(token) for token, each in self.marked_tokens() if each & cutting]
+
+    def marked_tokens(self) -> list[tuple[int, int]]:
+        """Return the tokens that llama.cpp looks for before it cuts a text into words, with their
+        attributes: control tokens, user-defined ones and those for what is unknown."""
+        cutting = (
+            C.LLAMA_TOKEN_ATTR_CONTROL
+            | C.LLAMA_TOKEN_ATTR_USER_DEFINED
+            | C.LLAMA_TOKEN_ATTR_UNKNOWN
+        )
         attributes = map(partial(C.llama_vocab_get_attr, self._handle), range(self.size))
-        return [self.text(token) for token, each in enumerate(attributes) if int(each) & cutting]
+        return [(token, int(each)) for token, each in enumerate(attributes) if int(each) & cutting]
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Raw bytes of one token; control tokens are empty unless `special`."""

@@ -20,6 +20,7 @@ from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, plain_text, prompt_budget
 from localspec.engine.prompt.marks import NotSeen, pieces
 from localspec.engine.prompt.preparers import Small, Unfinished, Work, about_tokens
+from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.deferred import DeferredGuide
 from localspec.engine.sampling.distribution import Distribution
@@ -52,7 +53,9 @@ from localspec.protocol.frames import (
     TokenPrompt,
 )
 
+THINK, END_THINK = "<think>", "</think>"
 _UNREAD = "This model marks its thoughts in a way that is not known, so they are part of its answer's text."
+_TWO_BOS = "The prompt begins with two BOS tokens: its own '{0}', and one that the model adds."
 TAIL = 64  # characters; enough for a marker that the template left open
 _DENSE = 8  # characters of a token, in texts that are made of long words
 _SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
@@ -62,12 +65,20 @@ class Preparer:
     """Prepares requests for one loaded pair. Not thread-safe: each thread has its own."""
 
     def __init__(
-        self, pair: Pair, renderer: TemplateRenderer, grammars: Grammars | None = None
+        self,
+        pair: Pair,
+        renderer: TemplateRenderer,
+        grammars: Grammars | None = None,
+        special: SpecialTokens | None = None,
     ) -> None:
-        """grammars: compiles in a process of its own; by default, grammars are compiled in place."""
+        """grammars: compiles in a process of its own; by default, grammars are compiled in place.
+        special: the pair's special tokens, where another preparer knows them already.
+        """
         self._pair = pair
         self._renderer = renderer
         self._grammars = grammars or Grammars(pair.vocab)
+        self._special = special or SpecialTokens(pair.vocab, pair.chat_template)
+        renderer.watch(self._special.spellings)
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # the last chat prompt
@@ -113,12 +124,21 @@ class Preparer:
             shown,
             tail,
             self._saved(request, tokens),
-            unread,
+            " ".join(filter(None, [unread, self._second_bos(request.prompt, tokens)])),
         )
         job, _ = self._grammars.job(request, tail)
         if self._grammars.ready(job):
             return self._with_grammar(tokenized)
         return Unfinished(partial(self._with_grammar, tokenized))
+
+    def _second_bos(self, prompt: Prompt, tokens: list[int]) -> str:
+        """Return a note on a text that begins with the BOS token which the tokenizer adds, too. Both are
+        read, as in llama-server."""
+        vocab = self._pair.vocab
+        spelled = isinstance(prompt, TextPrompt | MixedPrompt) and vocab.add_bos
+        if not spelled or tokens[:2] != [vocab.bos] * 2:
+            return ""
+        return _TWO_BOS.format(vocab.text(vocab.bos))
 
     def _with_grammar(
         self, tokenized: TokenizedRequest, left: Left = NOBODY_LEFT
@@ -247,7 +267,7 @@ class Preparer:
                     vocab, prompt, self._pair.n_ctx, self._infill_budget, self._infill_text
                 )
             case ChatPrompt():
-                found = self._tokenized(self._without_bos(self.render(prompt)), True, fits)
+                found = self._chat(prompt, fits)
         if not found:
             raise InvalidRequest("The prompt is empty.", param="prompt")
         return found
@@ -256,6 +276,14 @@ class Preparer:
         if fits:
             self._check_length(text)
         return self._pair.vocab.tokenize(text, add_special=True, parse_special=special)
+
+    def _chat(self, prompt: ChatPrompt, fits: bool) -> list[int]:
+        rendered = self._without_bos(self.rendered(prompt))
+        if prompt.parse_special:
+            rendered = RenderedPrompt(rendered.text)
+        if fits:
+            self._check_length(rendered.text)
+        return self._special.tokenize(rendered)
 
     def _mixed(self, parts: Sequence[str | int], fits: bool) -> list[int]:
         vocab = self._pair.vocab
@@ -269,11 +297,14 @@ class Preparer:
                 found += vocab.tokenize(part, add_special=at == 0, parse_special=True)
         return found
 
-    def _without_bos(self, text: str) -> str:
+    def _without_bos(self, prompt: RenderedPrompt) -> RenderedPrompt:
         """The tokenizer adds it; twice would change the answer."""
         vocab = self._pair.vocab
         bos = vocab.text(vocab.bos)
-        return text[len(bos) :] if vocab.add_bos and bos and text.startswith(bos) else text
+        if not vocab.add_bos or not bos or not prompt.text.startswith(bos):
+            return prompt
+        written = prompt.special is None or (0, len(bos)) in prompt.special[:1]
+        return prompt.since(len(bos)) if written else prompt
 
     def _check_length(self, text: str) -> None:
         """Refuse, before it is read, a text that cannot fit (ContextExceeded)."""
@@ -308,12 +339,44 @@ class Preparer:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt's text after the chat template."""
-        text = self._renderer.render(prompt)
-        answers = prompt.answer_prefix and prompt.continued != "reasoning_content"
-        if answers and text.rstrip().endswith("<think>"):
-            text += "\n</think>\n\n"  # the template opened it; what follows is no thought
+        return self.rendered(prompt).text
+
+    def rendered(self, prompt: ChatPrompt) -> RenderedPrompt:
+        """Return the prompt after the chat template, with the answer's beginning.
+
+        That beginning is the caller's text. Only the thoughts that it begins with stand between the
+        model's own markers, as they do where the model writes them.
+        """
+        rendered = self._renderer.rendered(prompt)
+        prefix, markers = prompt.answer_prefix, []
+        text = rendered.text
+        answers = prefix and prompt.continued != "reasoning_content"
+        if answers and text.rstrip().endswith(THINK):
+            text += f"\n{END_THINK}\n\n"  # the template opened it; what follows is no thought
+            markers = [END_THINK]
+        elif answers and prefix.lstrip().startswith(THINK):
+            markers = [THINK, END_THINK]
         self._rendered = text
-        return text + prompt.answer_prefix
+        if rendered.special is None:
+            return RenderedPrompt(text + prefix)
+        text += prefix
+        own = (span for span in _places(markers, text, len(rendered.text)))
+        special = [
+            *rendered.special,
+            *(each for each in own if text[slice(*each)] in self._special),
+        ]
+        return RenderedPrompt(text, special)
+
+
+def _places(markers: Sequence[str], text: str, start: int) -> Iterator[tuple[int, int]]:
+    """Yield where the first of `markers` begins and ends in `text` from `start` on, then the second
+    behind it, and so on."""
+    for marker in markers:
+        place = text.find(marker, start)
+        if place < 0:
+            return
+        start = place + len(marker)
+        yield place, start
 
 
 def _texts(request: Work | Small) -> Iterator[str]:

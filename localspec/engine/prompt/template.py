@@ -18,6 +18,7 @@ from typing import Any
 
 from localspec.children import helper_environment
 from localspec.engine.prompt.marks import CHANNELS, Marks, NotSeen, seen
+from localspec.engine.prompt.special_tokens import RenderedPrompt, pairs
 from localspec.engine.prompt.wordings import Messages, TemplateRaised, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
@@ -52,9 +53,18 @@ class TemplateRenderer:
         if template is not None and eager:
             self._process.start()  # comes up while the models load
 
+    def watch(self, spellings: Sequence[str]) -> None:
+        """Tell special tokens of the vocabulary, spelled so, that the template writes from those that a
+        message spells. Without it none are told apart."""
+        self._process.spellings = spellings
+
     def render(self, prompt: ChatPrompt) -> str:
-        """The prompt as text, up to where the answer begins: after the last message, or where its
-        text would stand when that is `continued`.
+        """The text of `rendered`."""
+        return self.rendered(prompt).text
+
+    def rendered(self, prompt: ChatPrompt) -> RenderedPrompt:
+        """Return the prompt up to where the answer begins: after the last message, or where its text
+        would stand when that is `continued`.
 
         Raises:
             InvalidRequest: the template has no place for a message, or for the tools.
@@ -112,7 +122,7 @@ class TemplateRenderer:
         except (TemplateRaised, TemplateFailed):
             return None
 
-    def _continued(self, prompt: ChatPrompt, messages: Messages) -> str:
+    def _continued(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
         """Up to where the last message's text, or its thoughts, would stand."""
         *before, last = messages
         if prompt.continued == "reasoning_content":
@@ -120,19 +130,27 @@ class TemplateRenderer:
         else:
             last = {**last, "content": MARK}
         try:
-            text, found, _ = self._text(prompt, [*before, last]).rpartition(MARK)
+            rendered = self._text(prompt, [*before, last])
         except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
-        if not found:
+        place = rendered.text.rfind(MARK)
+        if place < 0:
             raise TemplateFailed(
                 f"This model's chat template has no place for the '{prompt.continued}' of the "
                 "last message, so it cannot be continued."
             )
-        return text
+        return rendered.until(place)
 
-    def _text(self, prompt: ChatPrompt, messages: Messages) -> str:
+    def _text(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
         """Raises TemplateRaised where the template itself raises, TemplateFailed where it was stopped."""
-        return self._rendered(self._variables(prompt, messages))
+        variables = self._variables(prompt, messages)
+        if not self._process.spellings:
+            return RenderedPrompt(self._rendered(variables))
+        # What a continued answer begins with is the caller's, and may complete a special token.
+        wanted = "always" if prompt.continued or prompt.answer_prefix else "forged"
+        reply = self._reply(variables, special=wanted)
+        special = pairs(reply["special"]) if "special" in reply else None
+        return RenderedPrompt(str(reply["text"]), special)
 
     def _variables(self, prompt: ChatPrompt, messages: Messages) -> dict[str, Any]:
         return {
@@ -150,10 +168,13 @@ class TemplateRenderer:
         return {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
-        reply = self._process.ask({"template": self._template, "variables": variables})
+        return str(self._reply(variables)["text"])
+
+    def _reply(self, variables: Mapping[str, Any], **more: str) -> dict[str, Any]:
+        reply = self._process.ask({"template": self._template, "variables": variables, **more})
         if "error" in reply:
             raise TemplateRaised(reply["error"])
-        return str(reply["text"])
+        return reply
 
     def close(self) -> None:
         """End the child."""
@@ -270,6 +291,8 @@ class _Process:
     """The child that renders, and is ended when a template takes too long. Threads take turns."""
 
     def __init__(self) -> None:
+        self.spellings: Sequence[str] = ()  # of the vocabulary's special tokens
+        self._known: Sequence[str] = ()  # those that the child knows
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._ready = False
@@ -284,11 +307,8 @@ class _Process:
         if self._child is None or self._child.poll() is not None:
             self.start()
         self._await_ready()
-        assert self._child is not None
-        assert self._child.stdin is not None
         try:
-            self._child.stdin.write(json.dumps(request).encode() + b"\n")
-            self._child.stdin.flush()
+            self._write(request)
             return self._line(TIME_LIMIT)
         except TimeoutError:
             self.close()
@@ -301,9 +321,15 @@ class _Process:
                 "The model's chat template crashed its process (probably out of memory)."
             ) from None
 
+    def _write(self, request: Mapping[str, Any]) -> None:
+        assert self._child is not None
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(request).encode() + b"\n")
+        self._child.stdin.flush()
+
     def start(self) -> None:
         self._buffer = b""
-        self._ready = False
+        self._ready, self._known = False, ()
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "localspec.engine.prompt.template_child"],
             stdin=subprocess.PIPE,
@@ -313,9 +339,15 @@ class _Process:
         )
 
     def _await_ready(self) -> None:
-        if not self._ready:
+        known = not self.spellings or self._known is self.spellings
+        if not self._ready or not known:
             try:
-                self._line(START_LIMIT)
+                if not self._ready:
+                    self._line(START_LIMIT)
+                if not known:
+                    self._write({"spellings": [*self.spellings]})
+                    self._line(START_LIMIT)
+                    self._known = self.spellings
             except (TimeoutError, OSError, ValueError) as error:
                 self.close()
                 raise TemplateFailed(

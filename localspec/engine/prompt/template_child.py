@@ -3,6 +3,11 @@
 A template comes out of a downloaded file. jinja2's sandbox keeps it from reaching Python, but not from
 looping or allocating; this process has a memory limit and its parent a clock. Reads one JSON line per
 request on stdin ({"template", "variables"}), answers one JSON line ({"text"} or {"error"}).
+
+A line {"spellings"} names the vocabulary's special tokens. A later request with "special" is then answered
+where the template's own special tokens stand in the text: as "special", the places where they begin and
+end, in turns. With "forged" that is said only where the caller's text spells one, too; with "always" in
+any case.
 """
 
 from __future__ import annotations
@@ -15,12 +20,19 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from localspec.engine.prompt.provenance import (
+    Alphabet,
+    ProvenanceEnvironment,
+    marked_of,
+    with_own,
+)
 
 MEMORY = 512 * 1024 * 1024  # bytes of address space beyond what start-up took
 NICENESS = 5  # an answer that is being written goes before a prompt that is being made
@@ -67,9 +79,23 @@ def _tojson(
     )
 
 
+Env = TypeVar("Env", bound=ImmutableSandboxedEnvironment)
+
+
 def environment() -> ImmutableSandboxedEnvironment:
-    """The environment Hugging Face's templates are written for."""
-    env = ImmutableSandboxedEnvironment(
+    """Return the environment that Hugging Face's templates are written for."""
+    return _environment(ImmutableSandboxedEnvironment)
+
+
+def watching_environment(spellings: list[str]) -> ProvenanceEnvironment:
+    """Return the same environment, in which a template remembers which special tokens it wrote."""
+    env = _environment(ProvenanceEnvironment)
+    env.watch(Alphabet(spellings))
+    return env
+
+
+def _environment(kind: type[Env]) -> Env:
+    env = kind(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, "jinja2.ext.loopcontrols"],
@@ -80,7 +106,7 @@ def environment() -> ImmutableSandboxedEnvironment:
     return env
 
 
-@lru_cache(maxsize=1)  # one model's, rendered more than once a request
+@lru_cache(maxsize=2)  # one model's in both environments, rendered more than once a request
 def _compiled(env: ImmutableSandboxedEnvironment, template: str) -> jinja2.Template:
     return env.from_string(template)
 
@@ -91,6 +117,12 @@ def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[st
     Raises:
         jinja2.TemplateError, TemplateRaised, MemoryError: and whatever the template's own mistakes are.
     """
+    return "".join(_pieces(env, template, variables))
+
+
+def _pieces(
+    env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]
+) -> list[str]:
     pieces = []
     total = 0
     for piece in _compiled(env, template).generate(**variables):
@@ -98,7 +130,7 @@ def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[st
         if total > MAX_OUTPUT:
             raise TemplateRaised(f"the result is longer than {MAX_OUTPUT} characters")
         pieces.append(piece)
-    return "".join(pieces)
+    return pieces
 
 
 def _limit_memory() -> None:
@@ -116,16 +148,28 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def answer(env: ImmutableSandboxedEnvironment, line: str) -> dict[str, str]:
+def answer(
+    env: ImmutableSandboxedEnvironment, line: str, watching: ProvenanceEnvironment | None = None
+) -> dict[str, Any]:
+    """Return the reply to a request for a text."""
     try:
         request = json.loads(line)
-        return {"text": render(env, request["template"], request["variables"])}
+        template, variables = request["template"], request["variables"]
+        if watching is None or not request.get("special"):
+            return {"text": render(env, template, variables)}
+        pieces = _pieces(watching, template, with_own(variables, watching.alphabet))
+        text = "".join(pieces)
+        always = request["special"] == "always"
+        special = watching.alphabet.special(text, marked_of(pieces), always=always)
+        return {"text": text} if special is None else {"text": text, "special": special}
     except jinja2.TemplateSyntaxError as error:
         return {"error": f"line {error.lineno}: {error.message}"}
     except jinja2.exceptions.SecurityError as error:
         return {"error": f"it tries something the sandbox forbids: {error}"}
     except MemoryError:
         return {"error": "it needs more memory than a template may have"}
+    except TemplateRaised as error:  # in the template's own words
+        return {"error": str(error)[:500]}
     except Exception as error:  # a template can fail in every way Python can
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
@@ -133,12 +177,17 @@ def answer(env: ImmutableSandboxedEnvironment, line: str) -> dict[str, str]:
 def main() -> None:
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
-    env = environment()
+    env, watching = environment(), None
     _limit_memory()
     sys.stdout.write('{"ready": true}\n')
     sys.stdout.flush()
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(answer(env, line)) + "\n")
+        if line.startswith('{"spellings"'):
+            watching = watching_environment(json.loads(line)["spellings"])
+            reply: dict[str, Any] = {"ready": True}
+        else:
+            reply = answer(env, line, watching)
+        sys.stdout.write(json.dumps(reply) + "\n")
         sys.stdout.flush()
 
 
