@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from localspec.engine.llama import Model, Vocab
+from localspec.engine.llama import MarkedToken, Model, Vocab
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens, is_structure
 from localspec.engine.prompt.template import TemplateRenderer
@@ -342,7 +342,8 @@ def test_a_prefill_is_text_but_for_the_thoughts_that_it_begins_with(cycle: Runni
     template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
     made = TemplateRenderer(template, "<s>", "</s>")
     special = SpecialTokens(cycle.pair.vocab, template)
-    special._tokens |= {"<think>": 7, "</think>": 8, "<s>": 9, "</s>": 10}
+    for text in ("<think>", "</think>", "<s>", "</s>"):
+        special._tokens[text] = MarkedToken(7, text, False, False, False)
     special.spellings = [*special._tokens]
     preparer = Preparer(cycle.pair, made, special=special)
 

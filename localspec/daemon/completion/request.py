@@ -134,11 +134,10 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     messages = [_message(message, index, inner) for index, message in enumerate(request.messages)]
     goes_on = continued(request)
     prefix = ""
-    if (
-        goes_on == "content"
-    ):  # llama-server joins the parts of what it continues in a way of its own
-        last = messages[-1]
-        prefix = frames.joined_parts(last.parts, "\n\n") if last.parts else last.content or ""
+    if goes_on == "content":
+        # llama-server joins the parts of what it continues in a way of its own
+        path = f"messages[{len(messages) - 1}].content"
+        prefix = _text(request.messages[-1].content or "", path, between="\n\n")
     elif goes_on:
         prefix = messages[-1].extra["reasoning_content"]
     return frames.ChatPrompt(

@@ -33,7 +33,7 @@ from localspec.engine.llama.library import (
 from localspec.engine.llama.model import Model
 from localspec.engine.llama.rpc import notice_cuts, reach
 from localspec.engine.llama.stop import Stop
-from localspec.engine.llama.vocab import FimTokens, Vocab, check_tokens
+from localspec.engine.llama.vocab import FimTokens, MarkedToken, Vocab, check_tokens
 
 __all__ = [
     "Aborted",
@@ -46,6 +46,7 @@ __all__ = [
     "DecodeFatal",
     "FimTokens",
     "Logits",
+    "MarkedToken",
     "Model",
     "NoKvSlot",
     "NotFinite",

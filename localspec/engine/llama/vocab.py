@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,18 @@ class FimTokens:
     middle: int
     repo: int
     separator: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedToken:
+    """A token that is found in a text as it is spelled. user_defined: also where control tokens are not
+    looked for. It may swallow the white space before it (`strips_left`) and behind it."""
+
+    id: int
+    text: str
+    user_defined: bool
+    strips_left: bool
+    strips_right: bool
 
 
 class Vocab:
@@ -181,18 +193,28 @@ class Vocab:
     def _specials(self) -> list[str]:
         """The texts that are one token each, whatever stands around them."""
         cutting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return [self.text(token) for token, each in self.marked_tokens() if each & cutting]
+        return [self.text(token) for token, each in self._attributes() if each & cutting]
 
-    def marked_tokens(self) -> list[tuple[int, int]]:
-        """Return the tokens that llama.cpp looks for before it cuts a text into words, with their
-        attributes: control tokens, user-defined ones and those for what is unknown."""
-        cutting = (
-            C.LLAMA_TOKEN_ATTR_CONTROL
-            | C.LLAMA_TOKEN_ATTR_USER_DEFINED
-            | C.LLAMA_TOKEN_ATTR_UNKNOWN
-        )
+    def _attributes(self) -> Iterator[tuple[int, int]]:
         attributes = map(partial(C.llama_vocab_get_attr, self._handle), range(self.size))
-        return [(token, int(each)) for token, each in enumerate(attributes) if int(each) & cutting]
+        yield from ((token, int(each)) for token, each in enumerate(attributes))
+
+    def marked_tokens(self) -> list[MarkedToken]:
+        """Return the tokens that llama.cpp looks for before it cuts a text into words: control tokens,
+        user-defined ones and those for what is unknown."""
+        found = []
+        for token, each in self._attributes():
+            defined = bool(each & C.LLAMA_TOKEN_ATTR_USER_DEFINED)
+            if defined or each & (C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN):
+                left = bool(each & C.LLAMA_TOKEN_ATTR_LSTRIP)
+                right = bool(each & C.LLAMA_TOKEN_ATTR_RSTRIP)
+                found.append(MarkedToken(token, self.text(token), defined, left, right))
+        return found
+
+    @property
+    def adds_space(self) -> bool:
+        """Whether its kind may put a space before what a text begins with (SentencePiece)."""
+        return bool(self.kind == C.LLAMA_VOCAB_TYPE_SPM)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Raw bytes of one token; control tokens are empty unless `special`."""

@@ -13,12 +13,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-import llama_cpp.llama_cpp as C
-
-from localspec.engine.llama import Vocab
+from localspec.engine.llama import MarkedToken, Vocab
 from localspec.engine.prompt.spellings import pattern_of
 
-_ALWAYS = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
 _SPACE = " \t\n\v\f\r"  # what C's isspace knows
 # A private-use character, which merges with nothing: SentencePiece puts a space before what a text begins
 # with, and so before this and not before what follows.
@@ -61,13 +58,14 @@ class SpecialTokens:
 
     def __init__(self, vocab: Vocab, template: str | None) -> None:
         self._vocab = vocab
-        self._tokens: dict[str, int] = {}
-        self._strips: dict[int, int] = {}
-        for token, attributes in vocab.marked_tokens():
-            text = vocab.text(token)
-            if text and (attributes & _ALWAYS or is_structure(text, template or "")):
+        self._tokens: dict[str, MarkedToken] = {}
+        for token in vocab.marked_tokens():
+            text = token.text
+            # Phi-3's file calls `</s>` user-defined, which would be HTML elsewhere.
+            always = not token.user_defined or token.id == vocab.bos or vocab.is_eog(token.id)
+            if text and (always or is_structure(text, template or "")):
                 self._tokens.setdefault(text, token)
-                self._strips[token] = attributes
+        self._ids = {token.id for token in self._tokens.values()}
 
         self.spellings = [*self._tokens]
 
@@ -92,15 +90,14 @@ class SpecialTokens:
         if prompt.special is None:
             return vocab.tokenize(text, add_special=True, parse_special=True)
         tokens = [vocab.bos] if vocab.add_bos else []
-        at, before = 0, 0
+        at, before = 0, None
         for start, end in [*prompt.special, (len(text), len(text))]:
-            token = self._tokens.get(text[start:end])
-            after = self._strips[token] if token is not None else 0
+            after = self._tokens.get(text[start:end])
             run = text[at:start]
-            run = run.lstrip(_SPACE) if before & C.LLAMA_TOKEN_ATTR_RSTRIP else run
-            run = run.rstrip(_SPACE) if after & C.LLAMA_TOKEN_ATTR_LSTRIP else run
+            run = run.lstrip(_SPACE) if before and before.strips_right else run
+            run = run.rstrip(_SPACE) if after and after.strips_left else run
             tokens += self.tokenize_text(run)
-            tokens += [] if token is None else [token]
+            tokens += [after.id] if after else []
             at, before = end, after
         return tokens + ([vocab.eos] if vocab.add_eos else [])
 
@@ -113,7 +110,7 @@ class SpecialTokens:
         if not text:
             return []
         tokens = self._vocab.tokenize(text, add_special=False, parse_special=False)
-        if len(text) == 1 or self._strips.keys().isdisjoint(tokens):
+        if len(text) == 1 or self._ids.isdisjoint(tokens):
             return tokens
         # llama.cpp finds user-defined tokens in any text, and SentencePiece may merge letters to any token.
         head, *tail = self._cut(text)
@@ -129,7 +126,7 @@ class SpecialTokens:
 
     def _tokenize_later(self, text: str) -> list[int]:
         """Return the tokens of text that goes on with other text."""
-        if self._vocab.kind != C.LLAMA_VOCAB_TYPE_SPM or not self._vocab.reads_all:
+        if not self._vocab.adds_space or not self._vocab.reads_all:
             return self.tokenize_text(text)
         before = self._vocab.tokenize(_NOT_THE_BEGINNING, add_special=False, parse_special=False)
         text = _NOT_THE_BEGINNING + text
