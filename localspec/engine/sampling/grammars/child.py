@@ -4,7 +4,8 @@ A grammar of a few hundred bytes can take minutes to compile, and nothing in llg
 process compiles none itself: for each job it forks one that does, with a limit on its processor time and
 memory. It has one thread and opens no device, so forking it is safe, and a fork takes milliseconds.
 
-FD is a Unix socket, SECONDS the processor time of one job. On the socket comes first the vocabulary, then one connection for each job,
+FD is a Unix socket, SECONDS the processor time of one job. On the socket comes first the vocabulary,
+then one connection for each job,
 passed as a descriptor. The process ends when the socket does.
 """
 
