@@ -113,7 +113,8 @@ def refresh(request: Request) -> None:
     for reason in plan.reasons:
         print(f"localspec setup: {reason}", file=sys.stderr)
 
-    if request.again or stamp.get("python") != facts["python"]:
+    fits = all(stamp.get(name) == facts[name] for name in ("python", "root"))
+    if request.again or not fits:
         make_venv(host, venv)
         stamp = {}
     wheel = build_wheel(host, venv, plan, version, cache_folder(host) / "wheels" / key)

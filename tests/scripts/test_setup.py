@@ -11,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import setup_venv
-from localspec.machine import Host, read_text, run_command
+from localspec.machine import Compiler, Host, read_text, run_command
 
 ROOT = Path(__file__).parents[2]
 # The Python a .venv would be made of; the one that runs this test is .venv's own.
@@ -99,6 +100,7 @@ def test_a_finished_venv_is_left_alone(checkout: Checkout) -> None:
 @pytest.mark.parametrize(
     "stamp",
     [
+        pytest.param({"root": "'/home/somebody/localspec'"}, id="another folder"),
         pytest.param({"python": "3.11.0"}, id="another Python"),
         pytest.param({"cpu": "x86_64 00000000"}, id="another CPU"),
         pytest.param({"pyproject": "00000000"}, id="other dependencies"),
@@ -111,6 +113,59 @@ def test_a_venv_made_of_something_else_is_out_of_date(
     checkout.finish_venv(**stamp)
     # Without a compiler setup ends where it would begin to work.
     assert "no working C++ compiler" in checkout.run("scripts/setup").stderr
+
+
+@pytest.mark.parametrize("name", ["elsewhere", "with blank", "new\nline", "ü=é", "\udcff bytes"])
+@pytest.mark.parametrize("how", [shutil.copytree, shutil.move])
+def test_a_checkout_that_was_moved_or_copied_runs_nothing_of_the_old_one(
+    tmp_path: Path, name: str, how: Callable[..., object]
+) -> None:
+    old, new = tmp_path / "original", tmp_path / name
+    old.mkdir()
+    checkout = Checkout(old)
+    checkout.finish_venv()
+    program = old / ".venv/bin/localspec"
+    program.write_text(f"#!/bin/sh\necho the code of {old}\n")
+    program.chmod(0o755)
+    assert checkout.run("scripts/ask").stdout == f"the code of {old}\n"
+    how(old, new, symlinks=True) if how is shutil.copytree else how(old, new)
+    checkout.root, checkout.bin = new, new / "path"
+    for command in ("scripts/setup", "scripts/ask"):
+        done = checkout.run(command)
+        # Without a compiler setup ends where it would begin to make everything anew.
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "no working C++ compiler" in done.stderr
+    shutil.rmtree(new / ".venv")
+    checkout.finish_venv()
+    assert "nothing to do" in checkout.run("scripts/setup").stderr
+
+
+@pytest.mark.parametrize(
+    ("stamp", "anew"),
+    [({}, False), ({"root": "'/elsewhere'"}, True), ({"python": "3.1"}, True), ({"cpu": "x"}, False)],
+)
+def test_a_venv_of_another_folder_or_python_is_made_anew(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, stamp: dict[str, str], anew: bool
+) -> None:
+    checkout.finish_venv(**stamp)
+    entry = load_entry(checkout.root / "scripts/setup")
+    made: list[Path] = []
+    installed: list[Path] = []
+    monkeypatch.setattr(setup_venv, "make_venv", lambda host, venv: made.append(venv))
+    monkeypatch.setattr(setup_venv, "find_compiler", lambda host: Compiler(("c++",), "c++ 99"))
+    monkeypatch.setattr(setup_venv, "cache_folder", lambda host: checkout.root / "cache")
+    monkeypatch.setattr(setup_venv, "build_wheel", lambda *_: Path("llama.whl"))
+    monkeypatch.setattr(setup_venv, "remove_other_build", lambda venv: None)
+    monkeypatch.setattr(setup_venv, "install", lambda venv, *_: installed.append(venv))
+    setup_venv.refresh(
+        setup_venv.Request(
+            str(checkout.root), frozenset(), None, False,
+            entry.fingerprint, entry.read_stamp, entry.up_to_date,
+        )
+    )  # fmt: skip
+    venv = checkout.root / ".venv"
+    assert (made, installed) == ([venv] if anew else [], [venv])
+    assert entry.up_to_date(entry.read_stamp(), set(), None)
 
 
 def test_a_venv_without_a_stamp_is_not_complete(checkout: Checkout) -> None:
