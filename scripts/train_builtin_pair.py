@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train, export and evaluate the pair of models that ships with localspec.
 
-    pip install torch tokenizers gguf          # and localspec itself, for `evaluate`
+    scripts/setup train                        # installs torch, tokenizers and gguf
     scripts/train_builtin_pair.py all          # everything, resuming where it stopped
     scripts/train_builtin_pair.py evaluate     # what the shipped files can do
 

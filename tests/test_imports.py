@@ -36,7 +36,7 @@ def is_ours(place: str) -> bool:
 
 # --- our own parts
 
-LEAVES = {"errors", "files", "paths", "config", "ended", "links", "literals"}
+LEAVES = {"config", "ended", "errors", "files", "installation", "links", "literals", "paths"}
 
 # What each part may import of ours beside itself, and why no more. A new part needs a line here.
 PARTS: dict[str, tuple[set[str], str]] = {
@@ -46,6 +46,7 @@ PARTS: dict[str, tuple[set[str], str]] = {
     "files": (set(), "whoever keeps a file writes it so"),
     "ended": ({"files", "paths"}, "a daemon writes it, and a client that finds none reads it"),
     "literals": (set(), "whoever writes a file for another program writes its texts so"),
+    "installation": (set(), "daemon and client print it, and neither may depend on the other"),
     "links": (set(), "daemon and engine both reach other machines, and neither knows the other"),
     "relay": (set(), "a worker and a tunnel both have one, and neither knows the other"),
     "children": (set(), "daemon and engine both start processes, and neither knows the other"),
@@ -65,7 +66,16 @@ PARTS: dict[str, tuple[set[str], str]] = {
         "so it starts `python -m localspec.daemon` and never imports it",
     ),
     "registry": (
-        {"compatibility", "errors", "files", "literals", "paths", "protocol", "purpose"},
+        {
+            "compatibility",
+            "errors",
+            "files",
+            "installation",
+            "literals",
+            "paths",
+            "protocol",
+            "purpose",
+        },
         "it must be testable without a daemon; what it tells goes over the socket as it is",
     ),
     "daemon": (

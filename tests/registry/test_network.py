@@ -276,7 +276,7 @@ def test_a_certificate_file_that_cannot_be_read(
 
 def test_proxies_that_cannot_be_used(store: Store, pair: Pair) -> None:
     for proxy, says in (
-        (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* pip install socksio"),
+        (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* install socksio"),
         ("socks4://p:1", "of an unsupported kind .socks4"),
         (f"http://{PASSWORD}@p:port", "is not a valid proxy address"),
     ):

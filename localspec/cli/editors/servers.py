@@ -7,6 +7,7 @@ import stat
 from importlib.util import find_spec
 from typing import NamedTuple
 
+from localspec import installation
 from localspec.errors import UsageError
 
 
@@ -29,8 +30,8 @@ def missing(command: str) -> str:
     if find_spec(server.package) is not None:
         return ""
     return (
-        f"The {server.name} needs {server.library}, which is not installed; "
-        f"run: pip install 'localspec[{command}]'"
+        f"The {server.name} needs {server.library}, which is not installed; run: "
+        f"{installation.add_extra(command)}"
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from localspec import installation
 from localspec.errors import NetworkSettings
 from localspec.paths import open_file
 
@@ -213,8 +214,7 @@ def _way(network: Network, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTran
     except ImportError:
         raise NetworkSettings(
             f"{proxy.variable} names a SOCKS proxy ({proxy.place}), but the package for SOCKS "
-            "is missing; run: pip install socksio (in the environment of localspec), or use "
-            "an HTTP proxy."
+            f"is missing; use an HTTP proxy, or run: {installation.add_packages('socksio')}"
         ) from None
     except (ValueError, httpx2.InvalidURL):
         raise NetworkSettings(

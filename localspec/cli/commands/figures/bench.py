@@ -93,7 +93,7 @@ _QUICK_S = 19.0  # with the load
     "--html",
     metavar="FILE",
     shell_complete=suggest.files,
-    help="Write the report to FILE as one HTML page with plots; needs the extra localspec[bench].",
+    help="Write the report to FILE as one HTML page with plots; needs matplotlib.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Output one line of JSON; --schema describes it."

