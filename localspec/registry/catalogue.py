@@ -17,7 +17,7 @@ from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.sampling import parameters
 from localspec.protocol.settings import Context, Endpoints, Upstream
-from localspec.registry import upstreams
+from localspec.registry import ollama_names, upstreams
 
 VERSION = 1
 GIB = 1 << 30
@@ -147,20 +147,42 @@ class Catalogue:
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[str, Pair]:
-        """The pair's own name and the pair.
+        """Return a pair's own name and the pair, for its name, an alias or Ollama's name of its target.
 
         Raises:
             ModelNotFound: with the nearest names there are.
         """
         wanted = name.strip().lower()
         own = wanted if wanted in self.pairs else self.aliases.get(wanted)
+        hint = ""
+        if own is None and ollama_names.is_ollama_name(wanted):
+            same = self.same_model(wanted)
+            own = same[0] if len(same) == 1 else None
+            hint = one_of(same or self._owners(ollama_names.same_family(wanted, self.names)))
         if own is not None:
             return own, self.pairs[own]
-        hint = did_you_mean(wanted, [*self.pairs, *self.aliases])
+        hint = hint or did_you_mean(wanted, self.names)
         raise ModelNotFound(
             f"There is no pair '{name[:80]}' in the catalogue.{hint} See: localspec catalogue",
             param="model",
         )
+
+    @property
+    def names(self) -> list[str]:
+        """The names and aliases of all pairs."""
+        return [*self.pairs, *self.aliases]
+
+    def same_model(self, name: str) -> list[str]:
+        """Return the own names of the pairs whose target is Ollama's model `name`."""
+        return self._owners(ollama_names.same_model(name, self.names))
+
+    def _owners(self, names: Iterable[str]) -> list[str]:
+        return list(dict.fromkeys(self.aliases.get(name, name) for name in names))
+
+
+def one_of(names: Collection[str]) -> str:
+    """Return a question about which of several names is meant, after a blank; empty if there is none."""
+    return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
 def did_you_mean(wanted: str, names: Iterable[str]) -> str:
