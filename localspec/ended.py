@@ -45,7 +45,7 @@ def told(file: Path) -> str:
     try:
         run = json.loads(read_file(file))
         started, ended = (_clock(run.get(key)) for key in ("started", "ended"))
-        last = f"The last one (pid {int(run['pid'])}, started {started})"
+        last = f"The previous daemon (pid {int(run['pid'])}, started {started})"
         if run.get("ended"):
             why = str(run.get("why") or "")
             return f"{last} ended at {ended}: {why}" if why else f"{last} was stopped at {ended}."
@@ -66,7 +66,7 @@ def _killed(file: Path, run: dict[str, Any]) -> str:
     kills = oom_kills()
     if kills is not None and run.get("oom_kills") is not None and kills > run["oom_kills"]:
         return "was killed; the system has ended processes for want of memory since it was started."
-    return "was killed: by somebody's command, or by the system."
+    return "was killed."
 
 
 def _stack_of(file: Path) -> Path:

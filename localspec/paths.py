@@ -27,6 +27,28 @@ MODEL_PLACES = (
 )
 
 
+def model_files(name: str) -> list[str]:
+    """Split "TARGET,DRAFT" into the two names; one without a draft stays as it is.
+
+    A comma may also be part of a file's name: then the name is split where both parts are there.
+    """
+    parts = name.split(",")
+    if len(parts) == 1 or _is_model(name):
+        return [name]
+    for at in range(1, len(parts)):
+        target, draft = ",".join(parts[:at]), ",".join(parts[at:])
+        if _is_model(target) and _is_model(draft):
+            return [target, draft]
+    return parts
+
+
+def _is_model(name: str) -> bool:
+    """Return whether a name is a file that is there, or may be one of Ollama's."""
+    if ":" in name and "," not in name and not name.startswith(("/", "~", ".")):
+        return True
+    return os.path.isfile(os.path.expanduser(name))  # noqa: PTH111, PTH113 - never raise
+
+
 class Paths(NamedTuple):
     """The folders of one user. Nothing is created by looking."""
 

@@ -45,7 +45,12 @@ def absolute(path: str) -> str:
 
 def pair(name: str) -> str:
     """A pair's name as it is, and one of Ollama's; a file, and two with a comma, from the root on."""
-    return ",".join(absolute(each) if is_path(each) else each for each in name.split(","))
+    parts = [name]
+    if "," in name:
+        from localspec.paths import model_files
+
+        parts = model_files(name)
+    return ",".join(absolute(each) if is_path(each) else each for each in parts)
 
 
 def chosen(options: dict[str, Any]) -> dict[str, Any]:

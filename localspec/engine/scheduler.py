@@ -41,9 +41,10 @@ class Scheduler:
         room = self._pair.n_ctx
         count = len(tokenized.tokens)
         if count >= room:
+            over = count - room + 1
             raise ContextExceeded(
-                f"The prompt has {count} tokens, but the context holds {room}; shorten it by "
-                f"{count - room + 1} tokens or set a larger `context`.",
+                f"The prompt has {count} token{'s' * (count != 1)}, but the context holds {room}; shorten it "
+                f"by {over} token{'s' * (over != 1)} or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=count,
                 n_ctx=room,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
 import threading
@@ -201,9 +202,11 @@ def shifted(
 
 
 def remedy(record: Record) -> str:
-    """What to do about a damaged file of the pair."""
+    """Return what to do about a damaged or missing file of the pair."""
     if record.source != "own":
         return f"Run: localspec pull {record.name}"  # fetches what is damaged and nothing else
+    if not all(os.path.isfile(part.path) for part in record.parts):  # noqa: PTH113 - never raises
+        return f"Restore it, or remove the pair: localspec rm {record.name}"
     files = f"--target {shlex.quote(record.target.parts[0].path)}"
     if record.draft:
         files += f" --draft {shlex.quote(record.draft.parts[0].path)}"

@@ -58,7 +58,7 @@ def add(
     if what := reserved(name):
         raise InvalidRequest(f"'{name}' cannot be a pair's name: {what}.", param="name")
     if not replace and _exists(store, name):
-        raise Conflict(f"A pair '{name}' already exists; to remove it: localspec rm {name}")
+        raise Conflict(f"A pair '{name}' already exists; to replace it, add: --replace")
     if draft and target.exists() and draft.exists() and target.samefile(draft):
         raise InvalidRequest(_SAME, param="draft")
     hashes = store.hashes if hash_now else None
