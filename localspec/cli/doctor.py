@@ -22,7 +22,7 @@ from localspec.client.api import Client
 from localspec.client.pairs import PairsClient
 from localspec.config import Config, load_config
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon
-from localspec.paths import Paths, check_socket_path, default_paths, hf_cache
+from localspec.paths import Paths, check_socket_path, default_paths, hf_cache, model_files
 
 # A small pair has 2 GB, a usual one 10; less than this is trouble at the next pull.
 LOW_DISK = 10 << 30  # bytes
@@ -183,8 +183,8 @@ def _folders(paths: Paths) -> Iterator[Finding]:
     if mode & 0o077:
         cure = f"chmod 700 {paths.runtime}"
         yield Finding("socket", "bad", f"{paths.runtime} is open to other users.", cure)
-    for folder in (paths.config, paths.data, paths.state):
-        nearest = _existing(folder)
+    folders = (paths.config, paths.data, paths.state)
+    for nearest in dict.fromkeys(map(_existing, folders)):
         if not os.access(nearest, os.W_OK | os.X_OK):
             cure = f"chmod u+rwx {nearest}, or export LOCALSPEC_HOME=ANOTHER-FOLDER"
             yield Finding("folders", "bad", f"{nearest} cannot be written.", cure)
@@ -228,7 +228,7 @@ def _unset(config: Config, key: str) -> str:
 
 def _missing(here: Machine, pair: str) -> tuple[str, bool] | None:
     """Why the configured pair cannot answer, and whether pulling it will help."""
-    for name in pair.split(","):
+    for name in model_files(pair):
         if name.startswith(("/", "~")) and not Path(name).expanduser().is_file():
             return f"The configured pair's file {name} is not there.", False
     if pair == "builtin" or "/" in pair or ":" in pair:
@@ -243,8 +243,8 @@ def _missing(here: Machine, pair: str) -> tuple[str, bool] | None:
             return None
         known = {name: {} for name in _catalogue(here.paths)}
     if pair in known:
-        return f"The configured pair {pair} is not pulled yet.", True
-    return f"There is no pair '{pair}', which is the configured one.", False
+        return f"The configured pair '{pair}' is not pulled yet.", True
+    return f"The configured pair '{pair}' does not exist.", False
 
 
 def _catalogue(paths: Paths) -> Iterator[str]:

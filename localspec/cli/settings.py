@@ -18,7 +18,7 @@ from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon, UsageError
-from localspec.paths import default_paths, read_file
+from localspec.paths import default_paths, model_files, read_file
 
 _HEAD = "# The configuration of localspec; `localspec config` shows every key with its value.\n\n"
 # What they cost here, or whether they can be had, the daemon alone can say: one is started for it.
@@ -48,6 +48,20 @@ def get(key: str) -> None:
     _known(key)
     value = getattr(loaded, key)
     render.line(value if isinstance(value, str) else _toml(value))
+
+
+def use(name: str) -> None:
+    """Make an installed pair the configured one; a daemon is started to see whether it is installed.
+
+    Raises:
+        LocalspecError: it is not installed, or the daemon cannot be reached; nothing was changed.
+    """
+    name = inputs.pair(name)
+    if not name.startswith(
+        "/"
+    ):  # a file's view would read its whole header, and `change` looks at it
+        name = PairsClient().pair(name)["name"]
+    change("pair", name)
 
 
 def _tell_problems(loaded: config.Config) -> None:
@@ -204,7 +218,7 @@ def _from_when(key: str, told: dict[str, Any] | None) -> str:
 
 def _check_pair(name: str) -> None:
     """Refuse a pair that nobody knows; say it when one is known and has to be pulled yet."""
-    named = name.split(",")
+    named = model_files(name)
     if missing := [each for each in named if each.startswith("/") and not Path(each).is_file()]:
         raise UsageError(f"{missing[0]} does not exist.")
     if all(each.startswith("/") for each in named):
@@ -226,7 +240,7 @@ def _check_pair(name: str) -> None:
         meant = f"did you mean {close[0]}?" if close else "to see all pairs: localspec list --all"
         raise UsageError(f"There is no pair '{name}'; {meant}")
     if not here[name]:
-        render.error(f"{name} is not installed yet; run: localspec pull {name}")
+        render.error(f"The pair '{name}' is not pulled yet; run: localspec pull {name}")
 
 
 def changed(old: str, key: str, value: Any) -> str:

@@ -17,12 +17,13 @@ from localspec.daemon.completion.responses.running import Running
 from localspec.daemon.completion.takeover import Editors
 from localspec.daemon.history.store import Conversations
 from localspec.daemon.http import tcp
-from localspec.daemon.http.requests import unless_gone
+from localspec.daemon.http.requests import from_our_client, unless_gone
 from localspec.daemon.http.tcp import TcpAuth
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.threads import Shared, Threads
 from localspec.daemon.worker.supervisor import Supervisor
+from localspec.errors import ModelNotFound
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 
@@ -66,16 +67,47 @@ class State:
         Raises:
             ClientGone: whoever asked, the client behind `receive`, has left meanwhile.
         """
+        wanted = await self._in_role(name, role)
         try:
-            return await self.named(await self._in_role(name, role), receive)
-        except names.NoSuchPair as error:
+            return await self.named(wanted, receive)
+        except ModelNotFound as error:
+            if name in names.CONFIGURED:
+                raise self._without_configured(role, wanted, error) from None
+            if not isinstance(error, names.NoSuchPair):
+                raise
             if not self.config.any_model:
+                if from_our_client():
+                    raise  # a person named a pair, and wants no other one
                 if tcp.answers_tcp() and names.names_files(name):
                     raise  # in the one sentence that all paths get; see names.unseen
                 # A new error, because the look and so this one may be shared.
                 message = f"{error.message}; {_STAND_IN}"
                 raise names.NoSuchPair(message, param=error.param) from None
         return await self.named(await self._in_role("", role), receive)
+
+    def _without_configured(
+        self, role: names.Role, name: str, error: ModelNotFound
+    ) -> ModelNotFound:
+        """Return the error that the configuration names a pair that is not here, with ways out."""
+        key = f"pair_{role}" if role != "chat" and getattr(self.config, f"pair_{role}") else "pair"
+        pair = getattr(self.config, key)
+        hidden = tcp.answers_tcp() and names.names_files(pair)
+        if hidden or pair == names.BUILTIN or name not in (*names.CONFIGURED, pair):
+            return error
+        which = "The configured pair" if key == "pair" else f"The pair that '{key}' configures"
+        origin = self.config.origin.get(key, "")
+        variable = origin if origin.startswith("LOCALSPEC_") else ""
+        reset = f"unset {variable}" if variable else f"localspec config unset {key}"
+        choose = "localspec use NAME" if key == "pair" else f"localspec config set {key} NAME"
+        cure = f"To choose another: {choose}; to go back to the default: {reset}"
+        if isinstance(error, names.NotPulled):
+            what = f"'{pair}' is not pulled yet; run: localspec pull {pair}."
+        elif isinstance(error, names.NoSuchPair):
+            what = f"'{pair}' does not exist."
+        else:
+            what = f"cannot be used. {error.message}"
+        kind = type(error)
+        return kind(f"{which} {what} {cure}", param=error.param)
 
     async def _in_role(self, name: str, role: names.Role) -> str:
         """`name`; where it says nothing, that of whoever has the role. Raises ModelNotFound."""

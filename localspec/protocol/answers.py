@@ -381,7 +381,8 @@ class Figures(Struct):
     `first_text_ms`: median wait for an answer's first text. `cache_hits`: prompts that began in a
     slot, in memory or on the disk, and those of which parts were moved ("shift"). `mean_depth`:
     drafts per target pass. `accepted_at`: the share of each pass's first, second, … drafts that
-    were accepted. `speed_up`: over plain decoding. `prompt_per_second`: tokens of prompts that are
+    were accepted. `speed_up`: over plain decoding, of answers with `measured_tokens` together.
+    `prompt_per_second`: tokens of prompts that are
     read, at a text's beginning; `full_prompt_per_second`: where the context is full.
     """
 
@@ -392,6 +393,7 @@ class Figures(Struct):
     mean_depth: float | None = None
     accepted_at: list[float] = []
     speed_up: float | None = None
+    measured_tokens: int = 0
     prompt_per_second: float | None = None
     full_prompt_per_second: float | None = None
 
@@ -423,10 +425,10 @@ class Status(Struct):
     """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
     `hashing`: what a pair that is to be loaded or added waits for.
 
-    `pair` is the one that was asked last of those in memory, else the configured one; `worker_pid` its
-    engine's. `pairs`: all that are in memory or being loaded, the same order. `running`, `waiting`: of all
-    pairs. `upstreams`: those of other servers that were asked. `memory`: bytes that pairs may have, null:
-    as many as are free.
+    `configured`: the pair that answers where none is named. `pair` is the one that was asked last of those
+    in memory, else the configured one; `worker_pid` its engine's. `pairs`: all that are in memory or being
+    loaded, the same order. `running`, `waiting`: of all pairs. `upstreams`: those of other servers that
+    were asked. `memory`: bytes that pairs may have, null: as many as are free.
 
     `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies. `ahead`: of a
     request for `pair` that came now.
@@ -456,3 +458,4 @@ class Status(Struct):
     pairs: list[PairStatus] = []
     upstreams: list[UpstreamStatus] = []
     memory: int | None = None
+    configured: str = ""

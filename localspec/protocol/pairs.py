@@ -167,12 +167,15 @@ class PairEntry(Struct):
 
 
 class PairList(Struct):
-    """`problems`: one sentence each: records and catalogues that cannot be read."""
+    """`problems`: one sentence each: records and catalogues that cannot be read. `configured`: the pair that
+    answers where none is named.
+    """
 
     pairs: list[PairEntry]
     problems: list[str]
     ram: int
     vram: int
+    configured: str = ""
 
 
 class TemplateView(Struct):

@@ -15,6 +15,7 @@ from localspec.cli.terminal import clipboard, extract, figures, history, render
 from localspec.cli.terminal.pairs import size
 from localspec.client.pairs import PairsClient
 from localspec.errors import NotFound, UsageError
+from localspec.paths import model_files
 
 _DEFAULT = "default"
 SWITCH = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}
@@ -134,11 +135,12 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _pair(chat: Chat, argument: str) -> None:
-    if ":" in argument or any(map(inputs.is_path, argument.split(","))):
+    if ":" in argument or any(map(inputs.is_path, model_files(argument))):
         chat.talk.model = argument
         render.line(f"Now using {argument}.")
         return
-    names = pair_names(chat.talk)
+    listed = _listed_pairs(chat.talk)
+    names = [each["name"] for each in listed["pairs"]]
     if argument and argument not in names:
         raise UsageError(f"No pair '{argument}' is installed; installed pairs: {', '.join(names)}.")
     if argument:
@@ -146,12 +148,16 @@ def _pair(chat: Chat, argument: str) -> None:
         render.line(f"Now using {argument}.")
         return
     for name in names:
-        render.line(f"{'*' if name == chat.talk.model else ' '} {name}")
+        render.line(f"{'*' if name == (chat.talk.model or listed['configured']) else ' '} {name}")
+
+
+def _listed_pairs(talk: Talk) -> dict[str, Any]:
+    return PairsClient(talk.client.socket_path, autostart=talk.client.autostart).pairs()
 
 
 def pair_names(talk: Talk) -> list[str]:
-    client = PairsClient(talk.client.socket_path, autostart=talk.client.autostart)
-    return [each["name"] for each in client.pairs()["pairs"]]
+    """Return the names of the installed pairs."""
+    return [each["name"] for each in _listed_pairs(talk)["pairs"]]
 
 
 def _set(chat: Chat, argument: str) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 from localspec.cli import ask
 from localspec.cli.terminal import figures, hints, render
 from localspec.client.conversations import ConversationsClient
+from localspec.config import load_config
 from localspec.errors import LocalspecError, NotFound
+from localspec.paths import default_paths
 
 # Of a kept message, what a request's messages have too.
 _SENT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
@@ -53,6 +55,7 @@ class Talk:
         self.messages: list[dict[str, Any]] = []  # without the system message
         self.last: dict[str, Any] = {}  # statistics of the last answer
         self.context = 0
+        self.configured = load_config(default_paths().config_file).pair
         self._lost = False  # the daemon could not keep an answer
         self._behind = False  # what the daemon kept of the last answer could not be read
         self._titles: dict[str, str] = {}  # of questions: their words without files
@@ -270,13 +273,13 @@ class Talk:
         timings = self.last.get("timings") or {}
         spec = (self.last.get("localspec") or {}).get("speculation") or {}
         used = (self.last.get("usage") or {}).get("total_tokens")
-        parts = [str(self.last.get("model") or self.model or "the configured pair")]
+        parts = [str(self.last.get("model") or self.model or self.configured)]
         if used is not None:
             parts.append(f"{used}/{self.context} tokens" if self.context else f"{used} tokens")
         if told := figures.rate_of(timings):
             parts.append(f"{told} tokens/s")
         if spec.get("drafted"):
             parts.append(f"{figures.share(spec['accepted'] / spec['drafted'])} accepted")
-        if spec.get("speed_up"):
-            parts.append(f"{spec['speed_up']:.2f}×")
+        if faster := figures.speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
+            parts.append(faster)
         return " · ".join(parts)

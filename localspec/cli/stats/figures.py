@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from localspec.cli.terminal.figures import duration, rate, share
+from localspec.cli.terminal.figures import MIN_SPEED_UP_TOKENS, duration, rate, share, speed_up
 
 KINDS = {
     "complete": "complete (FIM)",
@@ -18,16 +18,24 @@ COLUMNS = ("ANSWERS", "TOKENS", "TIME", "TOKENS/S", "ACCEPTED", "SPEED-UP", "SAV
 
 def row(group: dict[str, Any]) -> list[str]:
     """A cell for each of COLUMNS."""
-    speed_up, saved = group["speed_up"], group["saved_seconds"]
+    ratio = _speed_up(group)
+    saved = group["saved_seconds"] if ratio else None
     return [
         f"{group['answers']:,}",
         f"{group['tokens']:,}",
         duration(group["seconds"]),
         rate(group["tokens"], group["seconds"], group["tokens_per_second"]),
         "no drafts" if group["acceptance"] is None else share(group["acceptance"]),
-        NOT_MEASURED if speed_up is None else f"{speed_up:.2f}×",
+        ratio or NOT_MEASURED,
         "" if saved is None else duration(saved),
     ]
+
+
+def _speed_up(group: dict[str, Any]) -> str:
+    """Return the speed-up of a group; empty if it was measured over too few tokens."""
+    seconds = group["seconds"]
+    measured = group["tokens"] * group["measured_seconds"] / seconds if seconds else 0
+    return speed_up(group["speed_up"], measured)
 
 
 def summary(found: dict[str, Any]) -> list[str]:
@@ -50,11 +58,17 @@ def _speculation(total: dict[str, Any]) -> str:
     drafts = "no tokens were drafted"
     if total["acceptance"] is not None:
         drafts = f"{share(total['acceptance'])} of drafted tokens were accepted"
+    ratio = _speed_up(total)
     if total["speed_up"] is None:
         return f"The speed-up was not measured; {drafts}."
+    if not ratio:
+        return (
+            f"The speed-up was measured over fewer than {MIN_SPEED_UP_TOKENS} tokens, which says "
+            f"nothing; {drafts}."
+        )
     verb = "saved" if total["saved_seconds"] >= 0 else "lost"
     return (
-        f"{total['speed_up']:.2f}× the speed of plain decoding, which {verb} "
+        f"{ratio} the speed of plain decoding, which {verb} "
         f"{duration(abs(total['saved_seconds']))}; {drafts}."
     )
 
@@ -115,7 +129,7 @@ class Series:
 def series(days: Sequence[dict[str, Any]]) -> list[Series]:
     """Tokens, the speed-up, and how many drafts were accepted."""
     tokens = [each["tokens"] if each["answers"] else None for each in days]
-    ups = [each["speed_up"] for each in days]
+    ups = [each["speed_up"] if _speed_up(each) else None for each in days]
     shares = [each["acceptance"] for each in days]
     return [
         Series("tokens", tokens, [f"{each or 0:,}" for each in tokens]),
@@ -144,4 +158,6 @@ def _together(days: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "tokens": tokens,
         "acceptance": accepted / drafted if drafted else None,
         "speed_up": plain / taken if taken else None,
+        "seconds": sum(each["seconds"] for each in days),
+        "measured_seconds": taken,
     }

@@ -8,12 +8,15 @@ from localspec.cli.terminal import render
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 
 # Of fewer tokens, or in less time, a rate says how exact a clock is.
 _FEWEST = 10
 _SHORTEST = 0.05  # seconds
+# Over fewer tokens the speed-up of two identical runs differs by more than drafting usually gains.
+MIN_SPEED_UP_TOKENS = 200
 
 
 def statistics(response: dict[str, Any]) -> None:
@@ -21,7 +24,11 @@ def statistics(response: dict[str, Any]) -> None:
     timings = response.get("timings") or {}
     ours = response.get("localspec") or {}
     usage = response.get("usage") or {}
-    lines = [_rate(timings), _speculation(ours.get("speculation") or {}), _prompt(timings, usage)]
+    lines = [
+        _rate(timings),
+        _speculation(ours.get("speculation") or {}, timings),
+        _prompt(timings, usage),
+    ]
     lines.append(ours.get("note") or "")
     render.note("\n".join(line for line in lines if line))
 
@@ -36,6 +43,13 @@ def rate_of(timings: dict[str, Any]) -> str:
     """The same, of an answer's `timings`."""
     seconds = timings.get("predicted_ms", 0.0) / 1000
     return rate(timings.get("predicted_n", 0), seconds, timings.get("predicted_per_second"))
+
+
+def speed_up(ratio: float | None, tokens: float) -> str:
+    """Return a speed-up as in "1.42×"; empty if it was not measured, or over too few tokens to mean
+    anything.
+    """
+    return f"{ratio:.2f}×" if ratio is not None and tokens >= MIN_SPEED_UP_TOKENS else ""
 
 
 def share(part: float) -> str:
@@ -64,7 +78,7 @@ def _rate(timings: dict[str, Any]) -> str:
     return f"{told} tokens/s: {took}" if told else took
 
 
-def _speculation(spec: dict[str, Any]) -> str:
+def _speculation(spec: dict[str, Any], timings: dict[str, Any]) -> str:
     if not spec.get("active"):
         return f"speculation: off ({spec.get('reason') or 'not used'})"
     drafted, accepted = spec.get("drafted", 0), spec.get("accepted", 0)
@@ -73,8 +87,8 @@ def _speculation(spec: dict[str, Any]) -> str:
         f"speculation: drafted {drafted}, accepted {accepted}{part}",
         f"{spec.get('mean_tokens_per_pass', 0.0):.2f} tokens per target pass",
     ]
-    if spec.get("speed_up") is not None:
-        parts.append(f"{spec['speed_up']:.2f}× the speed of plain decoding")
+    if told := speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
+        parts.append(f"{told} the speed of plain decoding")
     return ", ".join(parts)
 
 
@@ -87,43 +101,70 @@ def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
     return f"prompt: {read} tokens, {cached} cached, read in {seconds:.2f} s"
 
 
-def status(value: dict[str, Any]) -> None:
-    """`localspec status` for a person."""
-    render.fields(rows(value))
+def status(value: dict[str, Any], *, verbose: bool = False) -> None:
+    """Print `localspec status` for a person; `verbose` with everything that is known."""
+    render.fields(rows(value, verbose=verbose))
 
 
-def rows(value: dict[str, Any]) -> list[tuple[str, str]]:
-    """Its lines."""
-    pair, counts = value["pair"], value["counts"]
-    up = _span(value["uptime"])
-    found = [
-        ("daemon", f"localspec {value['version']}, pid {value['pid']}, up {up}"),
-        ("pair", _pair(pair)),
-        ("target", pair.get("target")),
-        ("draft", pair.get("draft")),
-        ("memory", _memory(pair.get("plan"))),
-        ("note", pair.get("note")),
-        *(
-            ("also", _beside(each))
-            for each in value.get("pairs") or ()
-            if each["name"] != pair["name"]
-        ),
-        *(("upstream", _upstream(each)) for each in value.get("upstreams") or ()),
-        ("requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"),
-        ("embeddings", _embeddings(counts)),
-        ("queue", _queue(value.get("ahead") or {})),
-        ("speed", _speed(value.get("figures") or {})),
-        ("drafts", _drafts(value.get("figures") or {})),
-        ("cache", _cache(value.get("figures") or {})),
-        ("engine", _engine(value)),
-        ("hashing", hashing(value)),
-        ("pulls", f"{value['pulls']} running; see: localspec pulls" if value["pulls"] else ""),
-        ("socket", value["socket"]),
-        ("tcp", value.get("listen") and f"{value['listen']}, token in {value['token_file']}"),
-        ("log", value["log"]),
-        *(("problem", problem) for problem in value["problems"]),
-    ]
+def rows(value: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
+    """Return the names and texts of its lines."""
+    found = _verbose(value) if verbose else _short(value)
     return [(name, str(text)) for name, text in found if text]
+
+
+def _short(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what a person looks for: the pairs, the speed-up, the memory and what is running."""
+    pair = value["pair"]
+    yield "daemon", f"running for {_span(value['uptime'])}"
+    yield from _pairs(value)
+    yield "note", pair.get("note")
+    yield from (("upstream", _upstream(each)) for each in value.get("upstreams") or ())
+    yield "speed-up", _speed_up(value.get("figures") or {})
+    yield "memory", _memory(value)
+    yield "requests", f"{value['running']} running, {value['waiting']} waiting"
+    yield "queue", _queue(value.get("ahead") or {})
+    yield from _doing(value)
+
+
+def _verbose(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    pair, counts, figures = value["pair"], value["counts"], value.get("figures") or {}
+    up = _span(value["uptime"])
+    yield "daemon", f"localspec {value['version']}, pid {value['pid']}, up {up}"
+    yield from _pairs(value)
+    yield "target", pair.get("target")
+    yield "draft", pair.get("draft")
+    yield "memory", _plan(pair.get("plan"))
+    yield "note", pair.get("note")
+    yield from (("upstream", _upstream(each)) for each in value.get("upstreams") or ())
+    yield "requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"
+    yield "embeddings", _embeddings(counts)
+    yield "queue", _queue(value.get("ahead") or {})
+    yield "speed-up", _speed_up(figures)
+    yield "speed", _speed(figures)
+    yield "drafts", _drafts(figures)
+    yield "cache", _cache(figures)
+    yield "engine", _engine(value)
+    yield "socket", value["socket"]
+    yield "tcp", value.get("listen") and f"{value['listen']}, token in {value['token_file']}"
+    yield "log", value["log"]
+    yield from _doing(value)
+
+
+def _doing(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what the daemon is at beside requests, and what is wrong."""
+    yield "hashing", hashing(value)
+    yield "pulls", f"{value['pulls']} running; see: localspec pulls" if value["pulls"] else ""
+    yield from (("problem", problem) for problem in value["problems"])
+
+
+def _pairs(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the configured pair, whether or not it is loaded, and the others that are."""
+    configured = value.get("configured") or value["pair"]["name"]
+    known = {each["name"]: each for each in (value["pair"], *(value.get("pairs") or ()))}
+    default = known.pop(configured, {"name": configured, "state": "unloaded"})
+    yield "pair", _pair(default)
+    for each in known.values():
+        yield "also", _beside(each)
 
 
 def queue(ahead: dict[str, Any]) -> str:
@@ -172,7 +213,7 @@ def _beside(pair: dict[str, Any]) -> str:
     """Another pair in memory."""
     from localspec.cli.terminal import pairs  # which `ask` has no use for
 
-    takes = f", up to {pairs.size(pair['memory'])}" if pair.get("memory") else ""
+    takes = f", at most {pairs.size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
     return _pair(pair) + takes + (f", {count} request{'s' * (count != 1)} running" if count else "")
 
@@ -193,7 +234,21 @@ def _upstream(each: dict[str, Any]) -> str:
     return f"{each['name']}: {', '.join(filter(None, parts))}"
 
 
-def _memory(plan: dict[str, Any] | None) -> str:
+def _memory(value: dict[str, Any]) -> str:
+    """Return what the loaded pairs take, and what it may become when many prompts are cached."""
+    from localspec.cli.terminal.pairs import size  # which `ask` has no use for
+
+    plans = [each["plan"] for each in value.get("pairs") or () if each.get("plan")]
+    most = sum(each["needed"] for each in plans)
+    least = most - sum(each["prefixes"] for each in plans)
+    if not plans:
+        return ""
+    return f"uses {size(least)}" + (
+        f", cached prompts may take up to {size(most - least)} more" if most > least else ""
+    )
+
+
+def _plan(plan: dict[str, Any] | None) -> str:
     if plan is None:
         return ""
     from localspec.cli.terminal import pairs  # which `ask` has no use for
@@ -218,15 +273,17 @@ def _embeddings(counts: dict[str, Any]) -> str:
 
 def _speed(figures: dict[str, Any]) -> str:
     parts = []
-    if figures.get("speed_up") is not None:
-        parts.append(f"{figures['speed_up']:.2f}× plain decoding")
     if figures.get("prompt_per_second"):
         first, full = figures["prompt_per_second"], figures["full_prompt_per_second"]
-        slows = f" ({full:,.0f} where the context is full)" if full < 0.9 * first else ""
-        parts.append(f"reads {first:,.0f} prompt tokens/s{slows}")
+        slows = f" ({full:,.0f} at full context)" if full < 0.9 * first else ""
+        parts.append(f"prompt {first:,.0f} tokens/s{slows}")
     if figures.get("first_text_ms") is not None:
-        parts.append(f"first text after {figures['first_text_ms']:.0f} ms (median)")
-    return ", ".join(parts)
+        parts.append(f"time to first token {figures['first_text_ms']:.0f} ms (median)")
+    return " · ".join(parts)
+
+
+def _speed_up(figures: dict[str, Any]) -> str:
+    return speed_up(figures.get("speed_up"), figures.get("measured_tokens", 0))
 
 
 def _drafts(figures: dict[str, Any]) -> str:

@@ -53,13 +53,14 @@ def span(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
-def pairs(entries: list[dict[str, Any]]) -> None:
-    """What is here."""
+def pairs(entries: list[dict[str, Any]], configured: str = "") -> None:
+    """Print the installed pairs, the `configured` one with a mark."""
     rows = [["NAME", "SIZE", "FOR", "DESCRIPTION"]]
     for each in entries:
         what = f"{each['summary'] or _files(each)}{_loaded(each)}"
         mark = "(see below) " if each["problem"] else ""
-        rows.append([each["name"], _size(each), ",".join(each["roles"]), f"{mark}{what}"])
+        name = _marked(each["name"], configured)
+        rows.append([name, _size(each), ",".join(each["roles"]), f"{mark}{what}"])
     render.table(rows)
     for each in entries:
         if each["problem"]:
@@ -69,12 +70,16 @@ def pairs(entries: list[dict[str, Any]]) -> None:
 def _loaded(each: dict[str, Any]) -> str:
     if not each["loaded"]:
         return ""
-    takes = f", up to {size(each['takes'])}" if each.get("takes") else ""
+    takes = f", at most {size(each['takes'])}" if each.get("takes") else ""
     return f" (loaded{takes})"
 
 
-def catalogue(entries: list[dict[str, Any]]) -> None:
-    """What could be here, and whether this machine's memory holds it: what fits first, the newest ahead."""
+def _marked(name: str, configured: str) -> str:
+    return f"{name} *" if name == configured else name
+
+
+def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
+    """Print what could be here, and whether this machine's memory holds it: what fits first, newest ahead."""
     rows = [["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "DESCRIPTION"]]
     order = {"yes": 0, "partly": 1}
     entries = sorted(entries, key=lambda each: (order.get(each["fits"], 2), -each["year"]))
@@ -84,7 +89,8 @@ def catalogue(entries: list[dict[str, Any]]) -> None:
         what = each["summary"] or _files(each)
         year, fits = str(each["year"] or ""), _FITS[each["fits"]]
         kind = _KINDS[each["kind"]]
-        rows.append([each["name"], year, _size(each), memory, kind, here, fits, what])
+        name = _marked(each["name"], configured)
+        rows.append([name, year, _size(each), memory, kind, here, fits, what])
     render.table(rows)
 
 

@@ -30,6 +30,7 @@ async def status(request: Request) -> Response:
     daemon = state_of(request)
     supervisor, residents = daemon.supervisor, daemon.supervisor.residents
     shown = residents.shown()
+    configured = await asyncio.to_thread(daemon.registry.own_name, daemon.config.pair)
     return answer(
         Status(
             version=localspec.__version__,
@@ -56,6 +57,7 @@ async def status(request: Request) -> Response:
             pairs=residents.statuses(),
             upstreams=supervisor.upstreams(),
             memory=daemon.config.memory * MIB or None,
+            configured=configured,
         )
     )
 

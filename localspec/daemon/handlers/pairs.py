@@ -27,6 +27,7 @@ async def listed(request: Request) -> Response:
     daemon = state_of(request)
     everything = request.query_params.get("all", "0") not in ("", "0", "false")
     found = await asyncio.to_thread(views.listing, daemon.registry, everything)
+    found.configured = await asyncio.to_thread(daemon.registry.own_name, daemon.config.pair)
     found.problems += [each for each in daemon.problems if each not in found.problems]
     loaded = {each.name: each for each in daemon.supervisor.residents.statuses()}
     for entry in found.pairs:

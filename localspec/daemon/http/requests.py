@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextvars import ContextVar
 from typing import TypeVar
 
 import msgspec
@@ -25,12 +26,20 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
 
 
+_by_our_client: ContextVar[bool] = ContextVar("by_our_client", default=False)
+
+
+def from_our_client() -> bool:
+    """Return whether the current request came from localspec's own command line."""
+    return _by_our_client.get()
+
+
 class ClientGone(Exception):
     """The client closed its connection."""
 
 
 class SameVersion:
-    """Refuses our own clients of another API version before any work; others send no version."""
+    """Refuse our own clients of another API version before any work; others send no version."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -38,6 +47,7 @@ class SameVersion:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             theirs = dict(scope["headers"]).get(OUR_CLIENT.encode())
+            _by_our_client.set(theirs is not None)
             if theirs not in (None, str(localspec.API_VERSION).encode()):
                 refusal = VersionMismatch(
                     f"This daemon is localspec {localspec.__version__} with API "

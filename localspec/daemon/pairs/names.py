@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from localspec.config import Config
 from localspec.daemon.http import tcp
 from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavailable
+from localspec.paths import model_files
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ _ROLES = {
 
 class NoSuchPair(ModelNotFound):
     """No pair has the name, and no model of Ollama's: a client may have meant any."""
+
+
+class NotPulled(ModelNotFound):
+    """The pair is in the catalogue, and not on this machine."""
 
 
 def resolve(
@@ -59,7 +64,7 @@ def resolve(
         return afar
     name = registry.called(name)
     if names_files(name):
-        found = from_files(name)
+        found = files_of(name, registry)
         found.pooling = registry.check(
             *(Path(each) for each in (found.target, found.draft) if each)
         )
@@ -158,7 +163,7 @@ def unseen() -> Iterator[None]:
 
 def from_files(name: str) -> PairFiles:
     """The files that `name` means; nothing of them is looked at. Raises ModelNotFound."""
-    parts = name.split(",")
+    parts = model_files(name)
     if len(parts) > 2:
         raise ModelNotFound(
             f"'{name[:80]}' names more than two files, a target and a draft.", param="model"
@@ -171,6 +176,22 @@ def from_files(name: str) -> PairFiles:
         # Whether the configured pair stands in must not depend on there being the other file.
         raise ModelNotFound(error.message, param=error.param) from None
     return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
+
+
+def files_of(name: str, registry: Registry) -> PairFiles:
+    """Return the files that `name` means, like `from_files`.
+
+    Raises:
+        NoSuchPair: Ollama has no model of that name; the message says which pairs have the same one.
+    """
+    from localspec.registry.ollama_names import is_ollama_name
+
+    try:
+        return from_files(name)
+    except NoSuchPair:
+        if is_ollama_name(name):
+            raise registry.not_in_ollama(name) from None
+        raise
 
 
 def one_file(name: str) -> Path:

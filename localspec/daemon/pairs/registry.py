@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from localspec.daemon.pairs.names import NoSuchPair
+from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, names_files
 from localspec.daemon.worker.placement import free_memory
 from localspec.daemon.worker.residents import Stay
 from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
@@ -221,14 +221,34 @@ class Registry:
         record = self._record(own) if own != wanted else None
         if record:
             return record
-        raise ModelNotFound(
+        raise NotPulled(
             f"The pair '{own}' is not pulled yet; run: localspec pull {own}", param="model"
         )
 
-    def called(self, name: str) -> str:
-        """The pair that is here of a repository (OWNER/REPO…), any other name as it is."""
-        from localspec.registry.hub.repository import pair_name, reference
+    def own_name(self, name: str) -> str:
+        """Return what a pair is called in the list of pairs, for any of its names."""
+        # Nothing is imported for these two: the status of an idle daemon is asked every second.
+        if name == BUILTIN or name.startswith(("/", "~")):
+            return name
+        try:
+            called = self.called(name)
+        except RegistryError:  # its record cannot be read, which the list says
+            return name
+        if names_files(called):
+            return called
+        wanted = called.strip().lower()
+        return self.catalogue.aliases.get(wanted, wanted)
 
+    def called(self, name: str) -> str:
+        """Return the pair that is here of a repository (OWNER/REPO…) or of Ollama's name for its target.
+
+        A model in Ollama's own store goes before a pair. Any other name is returned as it is.
+        """
+        from localspec.registry.hub.repository import pair_name, reference
+        from localspec.registry.ollama_names import is_ollama_name
+
+        if is_ollama_name(name):
+            return self._same_as_in_ollama(name)
         if "/" not in name or name.startswith(("/", "~", ".")):
             return name
         try:
@@ -237,6 +257,45 @@ class Registry:
             return name
         own = pair_name(found) if found else name
         return own if self.whole_record(own) else name
+
+    def _same_as_in_ollama(self, name: str) -> str:
+        """Return the installed pair with the model that Ollama calls `name`; `name` if there is none,
+        if Ollama has the model itself, or if several pairs have it.
+        """
+        from localspec.registry.disk import ollama
+
+        if ollama.named(name):
+            return name
+        here = [each for each in self._same_model(name) if self.whole_record(each)]
+        return here[0] if len(here) == 1 else name
+
+    def _same_model(self, name: str) -> list[str]:
+        """Return the names of the pairs with the model that Ollama calls `name`, installed ones ahead."""
+        from localspec.registry.ollama_names import same_model
+
+        here = [record.name for record in self.store.listing().records]
+        return list(dict.fromkeys([*same_model(name, here), *self.catalogue.same_model(name)]))
+
+    def not_in_ollama(self, name: str) -> NoSuchPair:
+        """Return the error that Ollama has no model of that name, with the pairs that have it."""
+        from localspec.registry.catalogue import one_of
+        from localspec.registry.ollama_names import same_family
+
+        said = f"Ollama has no model '{name[:80]}'."
+        here = [record.name for record in self.store.listing().records]
+        same = self._same_model(name)
+        if len(same) == 1 and same[0] not in here:
+            more = (
+                f" The pair '{same[0]}' has it and is not pulled yet; run: localspec pull {same[0]}"
+            )
+        elif same:
+            more = f" Several pairs have it: {', '.join(same)}. Name one of them."
+        else:
+            own = same_family(name, self.catalogue.names)
+            family = [*same_family(name, here), *(self.catalogue.find(each)[0] for each in own)]
+            hint = one_of(list(dict.fromkeys(family)))
+            more = f"{hint} To list its models: localspec import"
+        return NoSuchPair(said + more, param="model")
 
     def refreshed(
         self,

@@ -13,7 +13,7 @@ from localspec.daemon.pairs.measure import Interrupted, Trials
 from localspec.daemon.pairs.names import (
     BUILTIN,
     builtin,
-    from_files,
+    files_of,
     full_name,
     names_files,
     unseen,
@@ -157,7 +157,7 @@ def details(
 
     if not name:  # a request's `model` may be empty, not a question about one pair
         raise registry.unknown(name)
-    name = full_name(name, config)
+    name = registry.called(full_name(name, config))
     if afar := registry.upstream(name):
         assert afar.upstream is not None
         return upstreams.view(afar.name, afar.upstream, by_tcp=by_tcp)
@@ -167,7 +167,7 @@ def details(
         record = local.describe_files(name, Path(files.target), draft)
     elif names_files(name):
         with unseen():
-            files = from_files(name)
+            files = files_of(name, registry)
             draft = Path(files.draft) if files.draft else None
             record = local.describe_files(name, Path(files.target), draft)
     else:

@@ -180,6 +180,7 @@ class Watch:
             seconds = event.timings.predicted_ms / 1000
             metrics.taken_seconds += seconds
             metrics.plain_seconds += seconds * done.speed_up
+            metrics.totals.measured_tokens += event.completion_tokens
         times = event.timings
         metrics.prompt_seconds += times.prompt_ms / 1e3
         metrics.predicted_seconds += times.predicted_ms / 1e3

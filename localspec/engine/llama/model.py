@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -139,13 +140,18 @@ class Model(Freed):
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantization, as in "llama 7.6B Q4_K - Medium"."""
+        """Architecture, size and quantization in the words of `localspec show`, as in "llama, 7.62 B
+        parameters, Q4_K_M".
+        """
         buffer = ctypes.create_string_buffer(256)
         C.llama_model_desc(self.handle, buffer, len(buffer))
-        text = buffer.value.decode("utf-8", "replace")
-        # llama.cpp knows the sizes of well-known models only
-        size = self.n_params / 1e6
-        return text.replace("?B", f"{size / 1e3:.1f}B" if size >= 1e3 else f"{size:.1f}M")
+        # As in "qwen2 1B Q4_K - Medium". Its size is rounded to that of a well-known model.
+        architecture, _, rest = buffer.value.decode("utf-8", "replace").partition(" ")
+        quantization = rest.partition(" ")[2].removeprefix("all ").removesuffix(" (guessed)")
+        quantization = re.sub(r" - ([SML])(mall|edium|arge)$", r"_\1", quantization)
+        count = self.n_params
+        size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
+        return ", ".join(filter(None, (architecture, f"{size} parameters", quantization)))
 
     @property
     def chat_template(self) -> str | None:

@@ -20,19 +20,28 @@ _EVERY = 1.0  # seconds
 
 
 @click.command(
-    help="Show the daemon's status. Exits with 3 if it is not running.",
-    epilog="Examples:\n\n\b\n  localspec status\n  localspec status --watch\n"
+    help="Show the configured pair and the others that are loaded, their memory and what is running. Exits "
+    "with 3 if the daemon is not running.",
+    epilog="Examples:\n\n\b\n  localspec status\n  localspec status -v\n  localspec status --watch\n"
     "  localspec status --json",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Show everything: models, figures, paths.")
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 @click.option("-w", "--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
-def command(as_json: bool, watch: bool) -> int:
+def command(verbose: bool, as_json: bool, watch: bool) -> int:
     client = Client(autostart=False)
     if watch:
-        _watch(client, as_json)
+        _watch(client, as_json=as_json, verbose=verbose)
     else:
-        (render.record if as_json else figures.status)(_asked(client))
+        _show(_asked(client), as_json=as_json, verbose=verbose)
     return 0
+
+
+def _show(status: dict[str, Any], *, as_json: bool, verbose: bool) -> None:
+    if as_json:
+        render.record(status)
+    else:
+        figures.status(status, verbose=verbose)
 
 
 def _asked(client: Client) -> dict[str, Any]:
@@ -47,8 +56,8 @@ def _asked(client: Client) -> dict[str, Any]:
         raise NoDaemon(f"{error.message}\n{last}" if last else error.message) from error
 
 
-def _watch(client: Client, as_json: bool) -> None:
-    """On a terminal in place; in a pipe one after the other."""
+def _watch(client: Client, *, as_json: bool, verbose: bool) -> None:
+    """Show the status every second: on a terminal in place, in a pipe one after the other."""
     in_place = render.is_drawn_on(sys.stdout) and not as_json
     while True:
         try:
@@ -57,10 +66,12 @@ def _watch(client: Client, as_json: bool) -> None:
             status = None
             reason = error.message.replace("\n", ". ")
         if in_place:
-            rows = figures.rows(status) if status is not None else [("daemon", reason)]
+            rows = [("daemon", reason)]
+            if status is not None:
+                rows = figures.rows(status, verbose=verbose)
             _redraw(render.fields_in_lines(rows))
         elif status is not None:
-            (render.record if as_json else figures.status)(status)
+            _show(status, as_json=as_json, verbose=verbose)
         elif not as_json:
             render.line(reason)
         sys.stdout.flush()

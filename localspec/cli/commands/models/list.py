@@ -9,7 +9,7 @@ from localspec.client.pairs import PairsClient
 
 
 @click.command(
-    help="List installed pairs.",
+    help="List installed pairs; * marks the one that answers where none is named (`localspec use`).",
     epilog="Examples:\n\n\b\n  localspec list\n  localspec list --all",
 )
 @click.option("-a", "--all", "everything", is_flag=True, help="Also list pairs available to pull.")
@@ -28,6 +28,6 @@ def command(everything: bool, disk: bool, as_json: bool) -> int:
     if as_json:
         render.record(listed)
         return 0
-    (pairs.catalogue if everything else pairs.pairs)(listed["pairs"])
+    (pairs.catalogue if everything else pairs.pairs)(listed["pairs"], listed["configured"])
     pairs.problems(listed)
     return 0

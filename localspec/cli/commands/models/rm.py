@@ -18,6 +18,7 @@ from localspec.errors import LocalspecError, NoDaemon
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=suggest.pairs)
 def command(names: tuple[str, ...]) -> int:
     client, code = PairsClient(), 0
+    configured = client.pairs()["configured"]
     for name in dict.fromkeys(names):
         try:
             removed = client.remove(name)
@@ -30,4 +31,9 @@ def command(names: tuple[str, ...]) -> int:
         render.line(f"Removed {removed['name']}; {size(removed['freed'])} freed.")
         for kept in removed["kept"]:
             render.line(f"kept: {kept}")
+        if removed["name"] == configured:
+            render.error(
+                f"{configured} is the configured pair, so questions fail until another one is chosen: "
+                "localspec use NAME, or localspec config unset pair"
+            )
     return code
