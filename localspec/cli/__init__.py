@@ -1,4 +1,4 @@
-"""The command line. `main` is what the `localspec` script calls, `short` what `ask` calls.
+"""The command line. The program `localspec` calls `main`, and the program `ask` calls `short`.
 
 A plain `ask` takes a short way that imports neither click nor anything else it can do without:
 every import is time before the first word. Whatever that way does not understand goes to click, so
@@ -10,6 +10,7 @@ inputs.py     what a command line names or is given: stdin, files, schemas
 templates.py  saved prompts
 prompts.py    those that come with localspec
 app.py        click: help, usage errors, the table of commands
+command_names.py  synonyms of commands, and what a mistyped one may mean
 documents/    folders, notebooks and PDF documents, as text
 commands/     one click command per file
 chat/         the conversation at a terminal
@@ -52,28 +53,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def short() -> int:
-    """`localspec` as it is typed all day: what begins with no command's name is a question."""
-    given = sys.argv[1:]
-    return main(["ask", *given] if _asks(given) else given)
-
-
-def _asks(arguments: list[str]) -> bool:
-    from localspec.cli.options import ALIASES, COMMANDS
-
-    piped = sys.stdin is not None and not sys.stdin.isatty()
-    if not arguments:
-        return piped
-    if len(arguments) == 1 and arguments[0].isalpha() and not piped:  # perhaps a slip
-        from localspec.cli import app
-
-        return arguments[0] not in (*COMMANDS, *ALIASES) and not app.is_near(arguments[0])
-    return arguments[0] not in (*COMMANDS, *ALIASES, "-h", "--help", "--version")
+    """Run `localspec ask`, which the program `ask` is, whatever its first word is."""
+    return main(["ask", *sys.argv[1:]])
 
 
 def _dispatch(arguments: list[str]) -> int:
-    if arguments[:1] in (["ask"], ["chat"], ["explain"]):
-        from localspec.cli import options
+    from localspec.cli import options
 
+    if arguments and arguments[0] not in options.COMMANDS:
+        from localspec.cli import command_names
+
+        arguments = command_names.expand(arguments)
+    if arguments[:1] in (["ask"], ["chat"], ["explain"]):
         arguments = options.with_files(arguments)
     if arguments[:1] == ["ask"]:
         plain = options.parse(options.ASK, arguments[1:])

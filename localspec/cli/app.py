@@ -4,69 +4,52 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import click
 
 import localspec
-from localspec.cli.options import ALIASES, COMMANDS
+from localspec.cli import command_names
+from localspec.cli.options import ALIASES, COMMANDS, GROUPS
 from localspec.cli.terminal.formatter import Formatter
 
 click.Context.formatter_class = Formatter  # of every command
 
-# Names that work beside the commands' own in groups.
-INNER_ALIASES = {"delete": "rm", "remove": "rm", "ls": "list"}
-
-# What people of git, ollama, llm, gh, docker and pip type, and what it is called here.
-SYNONYMS = {
-    "rm": ("delete", "remove", "uninstall", "del", "drop"),
-    "pull": ("install", "download", "get", "fetch", "clone", "update", "upgrade"),
-    "list": ("ls", "pairs", "installed", "images"),
-    "catalogue": ("catalog", "available", "browse", "search", "find", "library"),
-    "show": ("info", "inspect", "describe", "view", "details"),
-    "add": ("create", "new", "make", "register"),
-    "gc": ("prune", "clean", "cleanup"),
-    "verify": ("fsck", "checksum"),
-    "ask": ("prompt", "query", "question", "generate", "q"),
-    "chat": ("talk", "repl", "interactive"),
-    "embed": ("embedding", "embeddings", "vector", "vectors"),
-    "complete": ("fim", "infill", "fill"),
-    "editor": ("vim", "nvim", "neovim", "plugin", "vscode", "zed"),
-    "cmd": ("command", "shell", "sh"),
-    "history": ("conversations", "sessions", "chats"),
-    "templates": ("template", "prompts"),
-    "bench": ("benchmark", "measure", "experiment", "perf"),
-    "config": ("set", "settings", "configure", "options", "keys"),
-    "start": ("serve", "server", "daemon", "up"),
-    "stop": ("kill", "quit", "exit", "down", "shutdown"),
-    "service": ("systemd", "launchd", "enable"),
-    "status": ("top", "state"),
-    "doctor": ("check", "diagnose", "health"),
-    "completion": ("completions",),
-    "--version": ("version",),
-}
+# Synonyms that work in every group that has the command.
+INNER_SYNONYMS = {"delete": ("rm",), "remove": ("rm",), "ls": ("list",)}
 
 _QUESTIONS = frozenset("what how why who where when which is are can does do".split())
 _NOT_ASKED = "A question is not a command. To ask it: localspec ask"
 
 
 class Group(click.Group):
-    """A group of commands that knows their other names, and tells a wrong one which was meant."""
+    """A group of commands that runs synonyms, and suggests a command for a mistyped one."""
 
-    aliases: ClassVar[dict[str, str]] = INNER_ALIASES
-    synonyms: ClassVar[dict[str, tuple[str, ...]]] = {}
+    aliases: ClassVar[dict[str, str]] = {}
+    hints: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    def __init__(
+        self, *args: Any, synonyms: dict[str, tuple[str, ...]] | None = None, **attrs: Any
+    ) -> None:
+        """Take a click group's arguments, and words with the arguments that each stands for."""
+        super().__init__(*args, **attrs)
+        self.synonyms = INNER_SYNONYMS | (synonyms or {})
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raises click.UsageError: there is no such command; it names the one that was meant."""
-        names = self.list_commands(ctx)
+        """Return the command that the first argument names, also by an alias or a synonym.
+
+        Raises click.UsageError if there is no such command.
+        """
         word, *rest = args
-        known = self.aliases.get(word, word)
-        if self.get_command(ctx, word) is None and known in names:
-            return super().resolve_command(ctx, [known, *rest])
-        if self.get_command(ctx, word) is None and not word.startswith("-"):
-            ctx.fail(self._unknown(ctx, word, rest))
+        if self.get_command(ctx, word) is None:
+            meant = (self.aliases[word],) if word in self.aliases else self.synonyms.get(word, ())
+            if meant and meant[0] in self.list_commands(ctx):
+                return super().resolve_command(ctx, [*meant, *rest])
+            if not word.startswith("-"):
+                ctx.fail(self._unknown(ctx, word, rest))
         return super().resolve_command(ctx, args)
 
     def shell_complete(
@@ -89,23 +72,22 @@ class Group(click.Group):
         return self.commands[name].get_short_help_str(200)
 
     def _unknown(self, ctx: click.Context, word: str, rest: list[str]) -> str:
-        """What is said of a word that is no command."""
+        """Return what is wrong with a word that is no command, and which one may be meant."""
         if meant := self._meant(ctx, word):
             return f"No such command '{word}'; did you mean {meant}?"
         return f"No such command '{word}'; see: {ctx.command_path} --help"
 
     def _meant(self, ctx: click.Context, word: str) -> str:
-        """The command of that habit, beginning or spelling; empty where none is near."""
-        import difflib
-
-        for name, others in self.synonyms.items():
-            if word in others:
-                return name
-        own = self.list_commands(ctx)
-        names = [*own, *(alias for alias, name in self.aliases.items() if name in own)]
-        begun = [name for name in names if len(word) > 1 and name.startswith(word)]
-        near = begun or difflib.get_close_matches(word, names, 1)
-        return self.aliases.get(near[0], near[0]) if near else ""
+        """Return the command that a word probably means; empty if none is near."""
+        names = self.list_commands(ctx)
+        habit = self.hints.get(word) or self.synonyms.get(word)
+        if habit and (habit[0] in names or habit[0].startswith("-")):
+            return " ".join(habit)
+        if word in command_names.WITHOUT_COUNTERPART:
+            return ""
+        others = [alias for alias, name in self.aliases.items() if name in names]
+        meant = command_names.closest(word, [*names, *others])
+        return self.aliases.get(meant, meant)
 
 
 class Limited(click.Option):
@@ -137,7 +119,7 @@ class Commands(Group):
     """A group that reads `COMMANDS` instead of importing every command for its help."""
 
     aliases = ALIASES
-    synonyms = SYNONYMS
+    hints = command_names.HINTS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -163,13 +145,17 @@ class Commands(Group):
         return super()._unknown(ctx, word, rest)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_commands(ctx, formatter)
+        """Write the commands by group, with the aliases at the end."""
+        for title, names in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.summary(name)) for name in names])
         with formatter.section("Aliases"):
             formatter.write_dl([(alias, f"Same as {name}.") for alias, name in ALIASES.items()])
 
 
 @click.group(
     cls=Commands,
+    synonyms=command_names.SYNONYMS,
     help="A local assistant with speculative decoding.",
     epilog='Example: localspec ask "What does shutil.copytree do?"',
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -180,9 +166,13 @@ def app(debug: bool) -> None:
     del debug  # `cli.main` looks for it before click does
 
 
-def is_near(word: str) -> bool:
-    """Whether a word that is no command is a slip or another tool's name for one."""
-    return bool(app._meant(click.Context(app, info_name="localspec"), word))
+def _not_opposite(option: str, possibilities: Iterable[str]) -> list[str]:
+    """Return the suggestions for a wrong option without its opposite: "--no-log" for "--log"."""
+    bare = option.removeprefix("--no-")
+    if bare == option:
+        bare = option.removeprefix("--")
+        return [each for each in possibilities if not each.startswith("--no-")]
+    return [each for each in possibilities if each.startswith("--no-")]
 
 
 def run(arguments: list[str]) -> int:
@@ -196,6 +186,8 @@ def run(arguments: list[str]) -> int:
 
         from localspec.cli.terminal import render
 
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            error.possibilities = _not_opposite(error.option_name, error.possibilities)
         shown = io.StringIO()
         error.show(shown)
         render.usage(shown.getvalue())

@@ -370,7 +370,9 @@ def _question(options: dict[str, Any]) -> str:
     question = asked(options)
     goes_on = (options["last"] or options["conversation"]) and options["system"] is None
     if not question and not goes_on:
-        raise UsageError(f"No question given. For example:\n{EXAMPLE.rstrip()}")
+        raise UsageError(
+            f"No question given. For example:\n{EXAMPLE.rstrip()}\nAll options: localspec ask --help"
+        )
     return question
 
 

@@ -4,86 +4,74 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 
-# name → (module, what it does). A command is imported when it is run or asked for help.
+# Commands by what they are for, as the help lists them: name → (module, what it does). A command is
+# imported when it is run or asked for help.
+_GROUPED = {
+    "Ask": {
+        "ask": ("ask", "Ask one question."),
+        "chat": ("chat", "Chat in the terminal."),
+        "run": ("run", "Chat with a pair, or ask it a question."),
+        "cmd": ("shell.cmd", "Propose a shell command."),
+        "commit": ("shell.commit", "Write a commit message."),
+        "explain": ("shell.explain", "Explain a failed command or an error."),
+        "complete": ("editors.complete", "Complete code at a position in a file."),
+    },
+    "Models": {
+        "list": ("models.list", "List installed pairs."),
+        "use": ("models.use", "Show or choose the pair that answers by default."),
+        "catalogue": ("models.catalogue", "List pairs available to pull."),
+        "pull": ("models.pull", "Download a pair."),
+        "pulls": ("models.pulls", "Show or cancel pulls."),
+        "show": ("models.show", "Show details of a pair."),
+        "add": ("models.add", "Create a pair from your own files."),
+        "import": ("models.import_", "Find models on this disk and create pairs from them."),
+        "drafts": ("models.drafts", "Find draft models for a target on this disk."),
+        "verify": ("models.verify", "Verify the checksums of a pair's files."),
+        "rm": ("models.rm", "Remove pairs."),
+        "gc": ("models.gc", "Delete files that no pair needs."),
+    },
+    "Daemon": {
+        "start": ("daemon.start", "Start the daemon."),
+        "stop": ("daemon.stop", "Stop the daemon."),
+        "restart": ("daemon.restart", "Stop the daemon and start it again."),
+        "status": ("daemon.status", "Show the daemon's status."),
+        "load": ("daemon.load", "Load a pair before it is asked something."),
+        "unload": ("daemon.unload", "Unload the pair and free its memory."),
+        "logs": ("daemon.logs", "Show the daemon's log."),
+        "service": ("daemon.service", "Run the daemon as a user service."),
+        "doctor": ("daemon.doctor", "Diagnose problems."),
+    },
+    "Data": {
+        "history": ("history", "List, show, search and remove conversations."),
+        "templates": ("templates", "List, show, edit and remove saved prompts."),
+        "stats": ("figures.stats", "Show tokens, speed and time saved over days."),
+        "bench": ("figures.bench", "Measure whether speculation pays, and for what."),
+        "config": ("config", "Show and change the configuration."),
+    },
+    "Integrate": {
+        "editor": ("editors.editor", "Set up Vim, Neovim or another editor."),
+        "lsp": ("editors.lsp", "Run a language server for an editor."),
+        "acp": ("editors.acp", "Run a chat for an editor's agent panel."),
+        "embed": ("embed", "Turn texts into embeddings."),
+        "export": ("export", "Generate a launch script for vLLM, SGLang or llama-server."),
+        "rpc-worker": (
+            "daemon.rpc_worker",
+            "Lend this machine's memory to localspec on another machine.",
+        ),
+        "token": ("daemon.token", "Print the token for TCP clients."),
+        "completion": ("completion", "Print the completion script for bash, zsh or fish."),
+        "help": ("help", "Show help for a command."),
+    },
+}
+GROUPS = {title: tuple(commands) for title, commands in _GROUPED.items()}
 COMMANDS = {
-    "ask": ("localspec.cli.commands.ask", "Ask one question."),
-    "chat": ("localspec.cli.commands.chat", "Chat in the terminal."),
-    "run": ("localspec.cli.commands.run", "Chat with a pair, or ask it a question."),
-    "list": ("localspec.cli.commands.models.list", "List installed pairs."),
-    "catalogue": (
-        "localspec.cli.commands.models.catalogue",
-        "List pairs available to pull.",
-    ),
-    "pull": ("localspec.cli.commands.models.pull", "Download a pair."),
-    "pulls": ("localspec.cli.commands.models.pulls", "Show or cancel pulls."),
-    "show": ("localspec.cli.commands.models.show", "Show details of a pair."),
-    "verify": ("localspec.cli.commands.models.verify", "Verify the checksums of a pair's files."),
-    "rm": ("localspec.cli.commands.models.rm", "Remove pairs."),
-    "gc": ("localspec.cli.commands.models.gc", "Delete files that no pair needs."),
-    "add": ("localspec.cli.commands.models.add", "Create a pair from your own files."),
-    "export": (
-        "localspec.cli.commands.export",
-        "Print how another engine serves a pair.",
-    ),
-    "import": (
-        "localspec.cli.commands.models.import_",
-        "Find models on this disk and create pairs from them.",
-    ),
-    "drafts": (
-        "localspec.cli.commands.models.drafts",
-        "Find draft models for a target on this disk.",
-    ),
-    "unload": ("localspec.cli.commands.daemon.unload", "Unload the pair and free its memory."),
-    "start": ("localspec.cli.commands.daemon.start", "Start the daemon."),
-    "service": ("localspec.cli.commands.daemon.service", "Run the daemon as a user service."),
-    "complete": (
-        "localspec.cli.commands.editors.complete",
-        "Complete code at a position in a file.",
-    ),
-    "editor": ("localspec.cli.commands.editors.editor", "Set up Vim, Neovim or another editor."),
-    "acp": ("localspec.cli.commands.editors.acp", "Run a chat for an editor's agent panel."),
-    "lsp": ("localspec.cli.commands.editors.lsp", "Run a language server for an editor."),
-    "embed": ("localspec.cli.commands.embed", "Turn texts into embeddings."),
-    "cmd": ("localspec.cli.commands.shell.cmd", "Propose a shell command."),
-    "commit": ("localspec.cli.commands.shell.commit", "Write a commit message."),
-    "explain": ("localspec.cli.commands.shell.explain", "Explain a failed command or an error."),
-    "history": ("localspec.cli.commands.history", "List, show, search and remove conversations."),
-    "templates": (
-        "localspec.cli.commands.templates",
-        "List, show, edit and remove saved prompts.",
-    ),
-    "stats": (
-        "localspec.cli.commands.figures.stats",
-        "Show tokens, speed and time saved over days.",
-    ),
-    "bench": (
-        "localspec.cli.commands.figures.bench",
-        "Measure whether speculation pays, and for what.",
-    ),
-    "config": ("localspec.cli.commands.config", "Show and change the configuration."),
-    "logs": ("localspec.cli.commands.daemon.logs", "Show the daemon's log."),
-    "status": ("localspec.cli.commands.daemon.status", "Show the daemon's status."),
-    "rpc-worker": (
-        "localspec.cli.commands.daemon.rpc_worker",
-        "Hold layers of a target for another machine.",
-    ),
-    "token": ("localspec.cli.commands.daemon.token", "Print the token for TCP clients."),
-    "stop": (
-        "localspec.cli.commands.daemon.stop",
-        "Stop the daemon.",
-    ),
-    "doctor": (
-        "localspec.cli.commands.daemon.doctor",
-        "Diagnose problems.",
-    ),
-    "completion": (
-        "localspec.cli.commands.completion",
-        "Print the completion script for bash, zsh or fish.",
-    ),
-    "help": ("localspec.cli.commands.help", "Show help for a command."),
+    name: (f"localspec.cli.commands.{module}", summary)
+    for commands in _GROUPED.values()
+    for name, (module, summary) in commands.items()
 }
 
 # Names that work beside the commands' own.
@@ -131,7 +119,7 @@ class Option:
 SAMPLING = (
     Option(
         "temperature",
-        ("--temperature",),
+        ("--temperature", "--temp"),
         float,
         "Sampling temperature; 0 always picks the most likely token.",
         "T",
@@ -250,7 +238,6 @@ ASK = (
     ),
     Option("hide_reasoning", ("--hide-reasoning",), bool, "Hide the model's reasoning."),
     Option("usage", ("-u", "--usage"), bool, "Print statistics to stderr after the answer."),
-    *SAMPLING,
     Option(
         "draft",
         ("--draft", "--draft-max"),
@@ -263,6 +250,7 @@ ASK = (
     Option("no_log", ("--no-log",), bool, "Do not save anything in the history."),
     Option("no_daemon_start", ("--no-daemon-start",), bool, "Fail if the daemon is not running."),
     Option("debug", ("--debug",), bool, "Show a traceback on errors."),
+    *SAMPLING,
 )
 
 
@@ -349,7 +337,7 @@ def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | N
     for argument in rest:
         if argument == "--":
             words.extend(rest)
-        elif not argument.startswith("-") or argument == "-":
+        elif is_word(argument, known):
             words.append(argument)
         elif argument not in known:
             return None
@@ -365,6 +353,54 @@ def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | N
                 values[known[argument].name] = value
     values["words"] = words
     return values
+
+
+def is_word(argument: str, known: Mapping[str, Option]) -> bool:
+    """Return whether an argument is a word of a question, and not an option.
+
+    It may begin with a dash: a number does ("-5"), and text that was quoted, which has a blank in it and
+    does not begin with a known option and its value.
+    """
+    if not argument.startswith("-") or argument == "-" or argument[1].isdigit():
+        return True
+    if not any(char.isspace() for char in argument) or argument.partition("=")[0] in known:
+        return False
+    short = known.get(argument[:2])
+    return short is None or short.kind is bool
+
+
+def divided(table: Iterable[Option], arguments: list[str]) -> list[str]:
+    """Return the arguments with all options and their values first, then "--", then all words.
+
+    A parser that takes everything with a dash for an option needs them apart.
+    """
+    known = {flag: option for option in table for flag in option.flags}
+    options: list[str] = []
+    words: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            words.extend(rest)
+        elif is_word(argument, known):
+            words.append(argument)
+        else:
+            options.append(argument)
+            if _needs_value(argument, known):
+                options += [value for value in [next(rest, None)] if value is not None]
+    return [*options, "--", *words]
+
+
+def _needs_value(argument: str, known: Mapping[str, Option]) -> bool:
+    """Return whether the value of an option, or of the last one of "-xm", is the next argument."""
+    if argument in known:
+        return known[argument].kind is not bool
+    if argument.startswith("--"):
+        return False
+    for at, char in enumerate(argument[1:], 2):
+        option = known.get(f"-{char}")
+        if option is None or option.kind is not bool:
+            return option is not None and at == len(argument)
+    return False
 
 
 def _read(option: Option, text: str) -> str | int | float | None:

@@ -101,6 +101,14 @@ class PairsClient(Client):
     def cancel_pull(self, name: str) -> dict[str, Any]:
         return self._json("DELETE", f"/localspec/pulls/{quote(name, safe='')}")
 
+    def load(self, name: str = "") -> Generator[dict[str, Any], None, None]:
+        """Load a pair, the configured one without a name; yield its state whenever that changes.
+
+        Raises:
+            LocalspecError: it cannot be loaded.
+        """
+        return self._events("POST", "/localspec/load", {"model": name})
+
     def unload(self, name: str = "") -> list[str]:
         """The pairs that were loaded: the one of that name, or all."""
         names: list[str] = self._json("POST", "/localspec/unload", {"model": name})["pairs"]

@@ -39,6 +39,8 @@ def test_tab_completes_commands_options_and_values(home: Home, name: str) -> Non
         shown.expect("ready> ")
         for typed, completed in (
             ("hist", "history"),
+            ("restar", "restart"),
+            ("use bui", "use builtin"),
             ("ask --no-l", "ask --no-log"),
             ("config set fl", "config set flash_attention"),
             ("config set kv_type q8", "config set kv_type q8_0"),
@@ -54,6 +56,27 @@ def test_tab_completes_commands_options_and_values(home: Home, name: str) -> Non
         assert "not found" not in shown.text
 
 
+@pytest.mark.parametrize("name", SHELLS)
+def test_tab_completes_the_program_ask(home: Home, name: str) -> None:
+    with shell(home, name) as shown:
+        shown.send(f"{set_up(name)}; echo done | tr a-z A-Z\n")
+        shown.expect("DONE")
+        shown.expect("ready> ")
+        for typed, completed in (
+            ("--no-l", "--no-log"),
+            ("-m bui", "-m builtin"),
+            ("-t exc", "-t excerpt"),
+            ("-u -t exc", "-u -t excerpt"),
+            ("--no-log -c --temperat", "--no-log -c --temperature"),
+        ):
+            shown.send(f"ask {typed}\t")
+            shown.expect(f"ask {completed}")
+            shown.send("\x15")  # empties the line
+        shown.send("localspec hist\t")  # as before
+        shown.expect("localspec history")
+        assert "not found" not in shown.text
+
+
 def test_zsh_keeps_it_when_compinit_comes_later(home: Home) -> None:
     with shell(home, "zsh") as shown:
         later = "autoload -U compinit; compinit -u -D"
@@ -62,6 +85,8 @@ def test_zsh_keeps_it_when_compinit_comes_later(home: Home) -> None:
         shown.expect("ready> ")
         shown.send("localspec hist\t")
         shown.expect("localspec history")
+        shown.send("\x15ask -m bui\t")
+        shown.expect("ask -m builtin")
 
 
 def test_fish_shows_descriptions_whole(home: Home) -> None:

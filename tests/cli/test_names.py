@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -10,17 +11,18 @@ from typing import Any
 
 import click
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec import cli
-from localspec.cli import app
+from localspec.cli import app, command_names
 from localspec.cli.options import ALIASES, COMMANDS
 from localspec.client.pairs import PairsClient
 from tests.support.daemons import Home
 from tests.support.terminal import terminal
 
-WORDS = {word for words in app.SYNONYMS.values() for word in words}
+HABITS = {**command_names.SYNONYMS, **command_names.HINTS}
+CONTEXT = click.Context(app.app, info_name="localspec")
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -54,9 +56,57 @@ def test_help_is_what_the_option_shows(home: Home) -> None:
 
 def test_no_habit_is_a_command_of_ours() -> None:
     names = {*COMMANDS, *ALIASES}
-    assert not WORDS & names
-    assert {*app.SYNONYMS} - {"--version"} <= names
-    assert len(WORDS) == sum(map(len, app.SYNONYMS.values())), "each means one command"
+    assert not HABITS.keys() & names
+    assert not command_names.SYNONYMS.keys() & command_names.HINTS.keys()
+    assert not command_names.WITHOUT_COUNTERPART & (names | HABITS.keys())
+
+
+@pytest.mark.parametrize("word", HABITS)
+def test_what_a_habit_stands_for_exists(word: str) -> None:
+    resolve(app.app, list(HABITS[word]))
+
+
+def resolve(group: click.Group, arguments: list[str]) -> None:
+    """Fail unless the arguments name a command, down to one in a group, or an option."""
+    name, *rest = arguments
+    if name.startswith("-"):
+        known = {flag for param in group.params for flag in param.opts}
+        assert name in known
+        return
+    command = group.get_command(CONTEXT, name)
+    assert command is not None, arguments
+    if rest:
+        if isinstance(command, click.Group):
+            resolve(command, rest)
+        else:
+            assert rest[0] in {flag for param in command.params for flag in param.opts}
+
+
+@pytest.mark.parametrize("word", sorted(command_names.SYNONYMS))
+def test_a_synonym_runs(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *rest = command_names.SYNONYMS[word]
+    shown = []
+    for arguments in ([name, *rest], [word]):
+        assert cli.main([*arguments, *(["--help"] if word != "version" else [])]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1]
+    if word != "version":
+        resolved, _, more = app.app.resolve_command(CONTEXT, [word, "-x"])
+        assert (resolved, more) == (name, [*rest, "-x"]), "after --debug too"
+
+
+def test_synonyms_do_the_same(warm: Home) -> None:
+    warm.run("ask", "say hello")
+    assert warm.run("ls").stdout == warm.run("list").stdout
+    assert warm.run("--debug", "ls").stdout == warm.run("list").stdout
+    assert warm.run("prompt", "say hello").stdout == "hello\n"
+    assert warm.run("version").stdout == warm.run("--version").stdout
+    assert warm.run("search", "coder").stdout == warm.run("catalogue", "coder").stdout
+    assert warm.run("history", "last").stdout == warm.run("history", "show", "last").stdout
+    assert warm.run("config", "ls").stdout == warm.run("config").stdout
+    assert warm.run("set", "depth", "3").returncode == 0
+    assert warm.run("config", "get", "depth").stdout == "3\n"
+    assert warm.run("config", "reset", "depth").returncode == 0
 
 
 # ------------------------------------------------------------------ the short name
@@ -72,42 +122,46 @@ def short(home: Home, *arguments: str, stdin: str | None = None) -> str:
     return str(run.stdout + run.stderr)
 
 
-def test_ask_asks_what_is_no_command(warm: Home) -> None:
+def test_ask_asks_whatever_its_first_word_is(warm: Home) -> None:
     assert short(warm, "say hello") == short(warm, "say", "hello") == "hello\n"
     assert short(warm, "-n", "9", "say hello") == short(warm, stdin="say hello") == "hello\n"
-    assert short(warm, "ask", "say hello") == "hello\n"
-    assert short(warm, "list") == short(warm, "models") == warm.run("list").stdout
-    assert short(warm, "--version") == warm.run("--version").stdout
-    assert short(warm, "--help") == short(warm, "-h") == warm.run("--help").stdout
-    assert "No question given" in short(warm)
-    with terminal(warm.environment, program=SHORT) as shown:
-        shown.wait()
-        assert "Usage: localspec [OPTIONS] COMMAND" in shown.text
+    for command in ("stop", "list", "ask", "--version", "complete"):
+        assert short(warm, command, "-n", "x") == warm.run("ask", command, "-n", "x").stderr
+    assert short(warm, "stop", "say", "hello") == warm.run("ask", "stop", "say", "hello").stdout
+    assert warm.run("status").returncode == 0, "it was not stopped"
+    assert short(warm, "--help") == short(warm, "-h") == warm.run("ask", "--help").stdout
 
 
 @pytest.mark.parametrize(
-    ("typed", "shows"),
-    [
-        (["histroy"], "No such command 'histroy'; did you mean history?"),
-        (["install"], "No such command 'install'; did you mean pull?"),
-        (["list"], "builtin"),
-        (["models"], "builtin"),
-        (["raw"], "raw"),  # a word that is near to no command
-        (["say", "histroy"], "histroy"),
-        (["say histroy"], "histroy"),
-    ],
+    "typed", [["hi"], ["hello"], ["cats"], ["list", "all", "files"], ["stop"], ["histroy"]]
 )
-def test_one_word_at_a_terminal_may_be_a_slip(warm: Home, typed: list[str], shows: str) -> None:
+def test_a_word_at_a_terminal_is_asked_too(warm: Home, typed: list[str]) -> None:
     with terminal(warm.environment, *typed, program=SHORT, columns=120) as shown:
         shown.wait()
-        assert shows in shown.text
-        assert ("did you mean" in shown.text) == ("did you mean" in shows)
+        assert "No such command" not in shown.text
+        assert (
+            " ".join(typed)
+            in json.loads(warm.run("history", "show", "last", "--json").stdout)["title"]
+        )
 
 
-@given(text=st.one_of(st.text(), st.sampled_from(sorted(WORDS))))
-def test_ask_knows_commands_by_their_whole_names(text: str) -> None:
-    assert cli._asks([text]) == (text not in {*COMMANDS, *ALIASES, "-h", "--help", "--version"})
-    assert not any(cli._asks([name, text]) for name in (*COMMANDS, *ALIASES))
+def test_ask_alone_at_a_terminal_shows_how_to_ask(warm: Home) -> None:
+    with terminal(warm.environment, program=SHORT) as shown:
+        shown.wait()
+        assert "No question given" in shown.text
+        assert 'localspec ask "What does shutil.copytree do?"' in shown.text
+        assert "localspec ask --help" in shown.text
+        assert "COMMAND" not in shown.text
+
+
+@given(words=st.lists(st.one_of(st.text(), st.sampled_from(sorted({*COMMANDS, *HABITS})))))
+def test_ask_is_localspec_ask(words: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        given: list[list[str]] = []
+        patch.setattr(sys, "argv", ["ask", *words])
+        patch.setattr(cli, "main", lambda arguments: given.append(arguments) or 0)
+        assert cli.short() == 0
+    assert given == [["ask", *words]]
 
 
 def test_both_names_are_installed() -> None:
@@ -121,11 +175,14 @@ def test_both_names_are_installed() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        *((word, name) for name, words in app.SYNONYMS.items() for word in words),
+        *((word, " ".join(meant)) for word, meant in command_names.HINTS.items()),
         ("hist", "history"),
         ("histroy", "history"),
         ("stat", "stats" if "stats" in COMMANDS else "status"),
-        ("log", "logs"),
+        ("restrat", "restart"),
+        ("unlaod", "unload"),
+        ("laod", "load"),
+        ("strat", "start"),
         ("modles", "list"),
     ],
 )
@@ -141,6 +198,75 @@ def test_groups_tell_theirs(capsys: pytest.CaptureFixture[str]) -> None:
     assert refusal(capsys, "service", "nothing").endswith("see: localspec service --help")
 
 
+@pytest.mark.parametrize("word", ["push", "cp", "keys", "upload", "uload", "nload", "zzz"])
+def test_nothing_is_suggested_where_something_else_may_be_meant(
+    capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert refusal(capsys, word).endswith(f"No such command '{word}'; see: localspec --help")
+
+
+def suggested(group: click.Group, word: str) -> str:
+    """Return what a group suggests for a word; empty if it suggests nothing, or knows the word."""
+    try:
+        group.resolve_command(CONTEXT, [word])
+    except click.UsageError as error:
+        found = re.search(r"did you mean (.*)\?$", error.message)
+        return found[1] if found else ""
+    return ""
+
+
+@st.composite
+def slips(draw: st.DrawFn, names: list[str], most: int) -> tuple[str, str]:
+    """A name, and the same with up to `most` letters left out, added, changed or swapped."""
+    name = word = draw(st.sampled_from(names))
+    for _ in range(draw(st.integers(1, most))):
+        at = draw(st.integers(0, len(word)))
+        letter = draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz-_1"))
+        before, after = word[:at], word[at:]
+        swapped = before + after[1:2] + after[:1] + after[2:]
+        word = draw(
+            st.sampled_from(
+                [before + after[1:], before + letter + after, before + letter + after[1:], swapped]
+            )
+        )
+    return name, word
+
+
+def groups() -> list[click.Group]:
+    commands = [app.app.get_command(CONTEXT, name) for name in COMMANDS]
+    return [app.app, *(each for each in commands if isinstance(each, click.Group))]
+
+
+@given(data=st.data())
+@settings(max_examples=1000)
+def test_no_slip_is_told_the_opposite_or_a_command_that_is_not_there(data: st.DataObject) -> None:
+    group = data.draw(st.sampled_from(groups()))
+    names = group.list_commands(CONTEXT)
+    name, word = data.draw(slips(names, 1))
+    opposites = [pair[1 - pair.index(name)] for pair in command_names.OPPOSITES if name in pair]
+    if not (meant := suggested(group, word)):
+        return
+    assert meant not in opposites
+    resolve(group, meant.split())
+
+
+@given(slip=slips([name for pair in command_names.OPPOSITES for name in pair], 2))
+@settings(max_examples=1000)
+def test_affixes_do_not_make_the_opposite_of_a_name(slip: tuple[str, str]) -> None:
+    name, word = slip
+    for first, second in command_names.OPPOSITES:
+        short, long = sorted((first, second), key=len)
+        if name == long and short in long and word != short:
+            assert command_names.closest(word, [short, long]) != short
+
+
+@given(word=st.one_of(st.text(max_size=12), st.from_regex(r"[a-z]{1,10}", fullmatch=True)))
+def test_what_is_suggested_for_any_word_is_there(word: str) -> None:
+    for group in groups():
+        if meant := suggested(group, word):
+            resolve(group, meant.split())
+
+
 @given(data=st.data(), name=st.sampled_from([each for each in COMMANDS if len(each) > 3]))
 def test_one_slip_is_never_left_without_a_suggestion(data: st.DataObject, name: str) -> None:
     place = data.draw(st.integers(1, len(name) - 2))
@@ -149,10 +275,25 @@ def test_one_slip_is_never_left_without_a_suggestion(data: st.DataObject, name: 
     slips.append(name[:place] + name[place + 1] + name[place] + name[place + 2 :])
     slip = data.draw(st.sampled_from(slips))
     context = click.Context(app.app, info_name="localspec")
-    if app.app.get_command(context, slip) or slip in ALIASES:
+    known = {*COMMANDS, *ALIASES, *HABITS, *command_names.WITHOUT_COUNTERPART}
+    if slip in known or slip == "uload":  # which may be "load" with a letter too many
         return
     with pytest.raises(click.UsageError, match="did you mean"):
         app.app.resolve_command(context, [slip])
+
+
+@pytest.mark.parametrize(
+    ("typed", "not_meant"),
+    [("--stream", "--no-stream"), ("--log", "--no-log"), ("--daemon-start", "--no-daemon-start")],
+)
+def test_no_option_is_told_its_opposite(
+    capsys: pytest.CaptureFixture[str], typed: str, not_meant: str
+) -> None:
+    assert not_meant not in refusal(capsys, "ask", typed, "hi")
+
+
+def test_llama_cpps_name_of_the_temperature_is_known(warm: Home) -> None:
+    assert warm.run("ask", "--temp", "0", "say hello").stdout == "hello\n"
 
 
 @pytest.mark.parametrize(

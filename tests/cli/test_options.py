@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli import options
+from localspec.cli import app, options
 from localspec.cli.commands import ask
 
 FLAGS = [flag for option in options.ASK for flag in option.flags]
@@ -36,6 +36,75 @@ def test_the_short_parser_and_click_agree(arguments: list[str]) -> None:
         assert plain == by_click(arguments)
 
 
+# Quoted text and numbers, which begin with a dash and are no options.
+DASHED = st.one_of(
+    st.sampled_from(["-5 + 3?", "-5", "-0.5", "- a list", "-x is what?", "--- a/file\n+++ b/file",
+                     "--no such option", "-c why?", "-1e3", "-7z", "-\t", "-🙂 smile"]),
+    st.from_regex(r"-[0-9][^\0]{0,9}", fullmatch=True),
+    st.builds("-{} {}".format, st.sampled_from(["", "-", "é", "x", "-a", "uc"]), st.text(max_size=5)),
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.one_of(DASHED, st.sampled_from(["hi", "-u", "--", "-", "-x"]), st.text(max_size=3)))
+)
+def test_words_with_a_dash_are_words_in_their_order(arguments: list[str]) -> None:
+    whole = by_click(arguments)
+    dashes = arguments.index("--") if "--" in arguments else len(arguments)
+    known = {flag: option for option in options.ASK for flag in option.flags}
+    before = arguments[:dashes]
+    if not all(each in ("-u", "-x") or options.is_word(each, known) for each in before):
+        return  # among the random texts is an option
+    expected = [each for each in before if each not in ("-u", "-x")] + arguments[dashes + 1 :]
+    assert whole is not None
+    assert whole["words"] == expected
+    assert (whole["usage"], whole["extract"]) == ("-u" in before, "-x" in before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "values"),
+    [
+        (["-5 + 3?"], ["-5 + 3?"], {}),
+        (["-5"], ["-5"], {}),
+        (["what", "is", "-5 + 3", "now"], ["what", "is", "-5 + 3", "now"], {}),
+        (["--seed", "-5", "-5"], ["-5"], {"seed": -5}),
+        (["--presence-penalty", "-1.5", "hi"], ["hi"], {"presence_penalty": -1.5}),
+        (["-uxm", "a pair", "- hi"], ["- hi"], {"model": "a pair", "usage": True, "extract": True}),
+        (["-n5", "hi"], ["hi"], {"tokens": 5}),
+        (["--system=Be brief.", "hi"], ["hi"], {"system": "Be brief."}),
+        (["-sBe brief.", "hi"], ["hi"], {"system": "Be brief."}),
+        (["-s", "- be brief", "hi"], ["hi"], {"system": "- be brief"}),
+    ],
+)
+def test_dashes_of_options_and_of_words(
+    arguments: list[str], words: list[str], values: dict[str, Any]
+) -> None:
+    found = by_click(arguments)
+    assert found is not None
+    assert found["words"] == words
+    assert {name: found[name] for name in values} == values
+
+
+@pytest.mark.parametrize("wrong", ["--tok", "--nonsense=1", "-z", "-uz", "--no-such", "-é"])
+@pytest.mark.parametrize("name", ["ask", "chat", "run"])
+def test_what_is_no_option_is_refused_as_before(
+    name: str, wrong: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run([name, *(["builtin"] if name == "run" else []), wrong, "hi"]) == 2
+    assert "No such option" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ask", "chat", "run"])
+def test_sampling_comes_last_in_the_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    app.run([name, "--help"])
+    shown = capsys.readouterr().out
+    first, second = shown.split("\nSampling:\n")
+    for option in options.SAMPLING:
+        assert option.flags[0] not in first.split("Options:")[1]
+        assert option.flags[0] in second
+    assert "--help" in first
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -43,6 +112,8 @@ def test_the_short_parser_and_click_agree(arguments: list[str]) -> None:
         ["-n", "5", "hi"],
         ["a", "-u", "b"],
         ["--", "-u"],
+        ["-5 + 3?"],
+        ["-5"],
         ["-m", "x", "--temperature", "0.5"],
     ],
 )

@@ -142,7 +142,12 @@ def test_a_checkout_that_was_moved_or_copied_runs_nothing_of_the_old_one(
 
 @pytest.mark.parametrize(
     ("stamp", "anew"),
-    [({}, False), ({"root": "'/elsewhere'"}, True), ({"python": "3.1"}, True), ({"cpu": "x"}, False)],
+    [
+        ({}, False),
+        ({"root": "'/elsewhere'"}, True),
+        ({"python": "3.1"}, True),
+        ({"cpu": "x"}, False),
+    ],
 )
 def test_a_venv_of_another_folder_or_python_is_made_anew(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, stamp: dict[str, str], anew: bool

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import click
-
 from localspec.cli import options
-from localspec.cli.commands.ask import click_option
+from localspec.cli.commands.ask import Asking
 
 
 def _run(**values: object) -> int:
@@ -15,10 +13,11 @@ def _run(**values: object) -> int:
     return chat.run({**values, **lists})
 
 
-command = click.Command(
+command = Asking(
     "chat",
     callback=_run,
-    params=list(map(click_option, options.CHAT)),
+    params=[],
+    table=options.CHAT,
     help='Chat with a pair. Alt-Enter adds a line, """ begins and ends a multi-line message, '
     "/ starts a command, Tab completes. Ctrl-C stops the answer, Ctrl-D ends the chat.",
     epilog="Examples:\n\n\b\n  localspec chat\n  localspec chat -m coder-7b -s 'Be brief.'\n"

@@ -19,16 +19,60 @@ _MENDED = {
             "        add-zsh-hook -d precmd %(func)s_late\n"
             "        (( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i -D }\n"
             "        compdef %(func)s localspec\n"
+            "        compdef %(func)s_ask ask\n"
             "    }\n"
             "    add-zsh-hook precmd %(func)s_late\n",
         ),
     ),
 }
 
+# The program `ask` is completed as `localspec ask`: the same function gets the line with these two words
+# in place of its first. It asks `localspec` and never runs `ask`, which may be a program of another package.
+_ASK = {
+    "bash": """
+%(func)s_ask() {
+    local program=localspec
+    [[ $1 == */* ]] && program=${1%%/*}/localspec
+    COMP_WORDS=(localspec ask "${COMP_WORDS[@]:1}")
+    COMP_CWORD=$((COMP_CWORD + 1))
+    %(func)s "$program"
+}
+complete -o nosort -F %(func)s_ask ask
+""",
+    "zsh": """
+%(func)s_ask() {
+    words=(localspec ask "${(@)words[2,-1]}")
+    CURRENT=$((CURRENT + 1))
+    %(func)s
+}
+if (( $+functions[compdef] )); then compdef %(func)s_ask ask; fi
+""",
+    "fish": """
+function %(func)s_ask
+    set -l line (string replace -r '^\\s*\\S+' 'localspec ask' -- (commandline -cp))
+    set -lx COMP_WORDS "$line"
+    set -l response (env _LOCALSPEC_COMPLETE=fish_complete COMP_CWORD=(commandline -t) localspec)
+    for completion in $response
+        set -l metadata (string split -m 1 "," $completion)
+        switch $metadata[1]
+            case dir
+                __fish_complete_directories $metadata[2]
+            case file
+                __fish_complete_path $metadata[2]
+            case plain
+                echo $metadata[2]
+        end
+    end
+end
+complete --no-files --command ask --arguments "(%(func)s_ask)"
+""",
+}
+
 
 @click.command(
-    help="Print the completion script for a shell. With --hook it also lets the shell record its last failed "
-    "command, in a file that only you can read, for `localspec explain`.",
+    help="Print the completion script for a shell: of `localspec` and of the program `ask`. With --hook it "
+    "also lets the shell record its last failed command, in a file that only you can read, for `localspec "
+    "explain`.",
     epilog='Examples:\n\n\b\n  eval "$(localspec completion bash)"      # in ~/.bashrc\n'
     '  eval "$(localspec completion zsh)"       # in ~/.zshrc\n'
     "  localspec completion fish | source       # in config.fish\n"
@@ -57,4 +101,4 @@ def _script(shell: str) -> str:
     for old, new in _MENDED.get(shell, ()):
         names = {"func": chosen.func_name}
         script = script.replace(old % names, new % names)
-    return script
+    return script + _ASK[shell] % {"func": chosen.func_name}

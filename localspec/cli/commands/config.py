@@ -12,6 +12,7 @@ from localspec.paths import default_paths
 
 @click.group(
     cls=Group,
+    synonyms={"reset": ("unset",), "list": ("show",), "ls": ("show",)},
     invoke_without_command=True,
     help="Show or change the configuration.",
     epilog="Examples:\n\n\b\n  localspec config\n  localspec config set pair coder-7b\n"

@@ -28,6 +28,7 @@ _LIMIT = click.option(
 
 @click.group(
     cls=Group,
+    synonyms={"last": ("show", "last")},
     invoke_without_command=True,
     help="List past conversations, newest first; show, search, remove and export them.",
     epilog="Examples:\n\n\b\n  localspec history\n  localspec history -n 100\n"

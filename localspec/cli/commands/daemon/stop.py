@@ -18,6 +18,12 @@ from localspec.paths import default_paths
     epilog="Example: localspec stop",
 )
 def command() -> int:
+    stop_daemon()
+    return 0
+
+
+def stop_daemon() -> None:
+    """Stop the daemon and print what became of it and of the pulls it was at."""
     client = Client(autostart=False)
     try:
         with autostart.until_gone():
@@ -28,11 +34,10 @@ def command() -> int:
         render.line(
             "The daemon did not respond and was killed." if ended else "No daemon is running."
         )
-        return 0
+        return
     render.line("The daemon has stopped.")
     for name in pulls:
         render.line(f"The pull of {name} resumes when the daemon starts again: localspec start")
     if Path(client.socket_path).exists() and not autostart.held(default_paths().lock):
         # A daemon removes its own, and no other runs.
         render.line("systemd will start it again on demand: localspec service status")
-    return 0

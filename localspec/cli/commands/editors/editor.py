@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from types import ModuleType
 
 import click
@@ -45,6 +46,8 @@ def install(editor: str, only_print: bool) -> int:
     render.line(
         f"It takes effect when the editor starts. To undo: localspec editor uninstall {editor}"
     )
+    if not shutil.which(editor):
+        render.note(f"Note: {editor} is not on the PATH, so it may not be installed here.")
     return 0
 
 

@@ -1,0 +1,228 @@
+"""The pair that answers where none is named: choosing it, seeing it, and errors that say it is meant."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.gguf_files import model
+from tests.support.programs import in_ollama
+from tests.support.pulling import PullingHome, pulling_home
+from tests.support.terminal import terminal
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
+    """A home with the pair `tiny` pulled."""
+    folder = tmp_path_factory.mktemp("home")
+    with pulling_home(folder) as home:
+        home.environment["OLLAMA_MODELS"] = str(folder / "ollama")
+        assert home.run("pull", "tiny").returncode == 0
+        yield home
+
+
+@pytest.fixture(autouse=True)
+def default(home: PullingHome) -> Iterator[None]:
+    yield
+    home.run("config", "unset", "pair")
+
+
+# ------------------------------------------------------------------ choosing it
+
+
+def test_use_chooses_a_pair_that_is_here(home: PullingHome) -> None:
+    assert home.run("use").stdout == "builtin\n"
+    assert home.run("use", "tiny").stdout.startswith("pair: builtin → tiny.")
+    assert home.run("use").stdout == home.run("config", "get", "pair").stdout == "tiny\n"
+    assert home.run("use", "little").returncode == 0  # its other name
+    assert home.run("use").stdout == "tiny\n"
+    assert home.run("use", "builtin").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nothing", "There is no pair 'nothing'."),
+        ("coder-7b", "The pair 'coder-7b' is not pulled yet; run: localspec pull coder-7b"),
+        ("qwen2.5-coder:7b", "run: localspec pull coder-7b"),
+        ("/none.gguf", "/none.gguf does not exist."),
+    ],
+)
+def test_use_refuses_what_cannot_answer(home: PullingHome, name: str, says: str) -> None:
+    run = home.run("use", name)
+    assert (run.returncode != 0, run.stdout) == (True, "")
+    assert says in run.stderr
+    assert home.run("use").stdout == "builtin\n"
+
+
+def test_use_starts_the_daemon_to_look(home: PullingHome) -> None:
+    home.run("stop")
+    assert home.run("use", "nothing").returncode == 1
+    assert home.run("status").returncode == 0
+
+
+# ------------------------------------------------------------------ seeing it
+
+
+def marked(listing: str) -> list[str]:
+    return re.findall(r"^(\S+) \* ", listing, re.MULTILINE)
+
+
+def test_the_configured_pair_is_marked_and_shown(home: PullingHome) -> None:
+    assert marked(home.run("list").stdout) == ["builtin"]
+    home.run("config", "set", "pair", "little")  # by its other name
+    assert marked(home.run("list").stdout) == marked(home.run("list", "--all").stdout) == ["tiny"]
+    assert json.loads(home.run("list", "--json").stdout)["configured"] == "tiny"
+    home.run("load", "builtin")
+    for command in (["status"], ["status", "-v"]):
+        shown = home.run(*command).stdout
+        assert re.search(r"^pair +tiny: unloaded$", shown, re.MULTILINE)
+        assert re.search(r"^also +builtin: ready", shown, re.MULTILINE)
+    assert json.loads(home.run("status", "--json").stdout)["configured"] == "tiny"
+
+
+def test_the_chat_marks_and_names_it(home: PullingHome) -> None:
+    home.run("use", "tiny")
+    with terminal(home.environment, "chat", columns=100) as shown:
+        shown.expect("tiny")  # in the line at the bottom, before any answer
+        shown.send("/pair\r")
+        shown.expect("* tiny")
+        shown.send("/pair builtin\r")
+        shown.expect("Now using builtin.")
+        shown.send("/pair\r")
+        shown.expect("* builtin")
+        assert "the configured pair" not in shown.text
+
+
+# ------------------------------------------------------------------ errors
+
+
+def test_its_absence_is_said_of_the_configured_pair(home: PullingHome) -> None:
+    home.run("use", "tiny")
+    run = home.run("rm", "tiny")
+    assert run.returncode == 0
+    assert "tiny is the configured pair" in run.stderr
+    assert "localspec use NAME" in run.stderr
+    try:
+        for command in (["ask", "hi"], ["load"]):
+            run = home.run(*command)
+            assert (run.returncode, run.stdout) == (1, "")
+            assert run.stderr.startswith("localspec: The configured pair 'tiny' is not pulled yet")
+            assert "run: localspec pull tiny" in run.stderr
+            assert "localspec use NAME" in run.stderr
+            assert "localspec config unset pair" in run.stderr
+            assert "any_model" not in run.stderr
+        assert "The configured pair 'tiny' is not pulled yet" in home.run("doctor").stdout
+    finally:
+        assert home.run("pull", "tiny").returncode == 0
+
+
+def test_rm_of_another_pair_says_nothing_of_it(home: PullingHome) -> None:
+    home.run("use", "builtin")
+    try:
+        assert home.run("rm", "tiny").stderr == ""
+    finally:
+        assert home.run("pull", "tiny").returncode == 0
+
+
+@pytest.mark.parametrize("name", ["nobodys", "Ollama-has-not:7b", "/none/x.gguf", "/a,b,c.gguf"])
+def test_any_name_that_leads_nowhere_is_called_the_configured_one(
+    home: PullingHome, name: str, tmp_path: Path
+) -> None:
+    file = Path(home.run("config", "path").stdout.strip())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'pair = "{name}"\n')
+    home.run("restart")
+    run = home.run("ask", "hi")
+    assert run.returncode == 1
+    assert run.stderr.startswith("localspec: The configured pair")
+    assert "localspec use NAME" in run.stderr
+    assert "any_model" not in run.stderr
+    answer = home.chat("hi")  # another program is told the same
+    assert (answer.status, "The configured pair" in answer.error["message"]) == (404, True)
+
+
+def test_a_variable_is_what_is_to_be_unset(home: PullingHome) -> None:
+    home.run("stop")
+    home.environment["LOCALSPEC_PAIR"] = "nobodys"
+    try:
+        assert "unset LOCALSPEC_PAIR" in home.run("ask", "hi").stderr
+    finally:
+        del home.environment["LOCALSPEC_PAIR"]
+        home.run("restart")
+
+
+def test_only_other_programs_are_told_of_any_model(home: PullingHome) -> None:
+    for command in (
+        ["ask", "-m", "gpt-4o", "hi"],
+        ["load", "gpt-4o"],
+        ["complete", "-m", "x", "f:1"],
+    ):
+        assert "any_model" not in home.run(*command).stderr
+    assert "any_model" in home.chat("hi", model="gpt-4o").error["message"]
+
+
+def test_a_pair_that_exists_is_replaced_by_a_flag_that_is_named(
+    home: PullingHome, tmp_path: Path
+) -> None:
+    file = model(layers=1).write(tmp_path / "a.gguf")
+    assert home.run("add", "mine", "--target", str(file)).returncode == 0
+    run = home.run("add", "mine", "--target", str(file))
+    assert (run.returncode, "--replace" in run.stderr) == (1, True)
+    assert home.run("add", "mine", "--target", str(file), "--replace").returncode == 0
+    file.unlink()
+    run = home.run("ask", "-m", "mine", "hi")
+    assert "Restore it, or remove the pair: localspec rm mine" in run.stderr
+    assert "accept" not in run.stderr
+    home.run("rm", "mine")
+
+
+# ------------------------------------------------------------------ Ollama's names, commas
+
+
+def test_a_name_of_ollamas_means_the_pair_with_the_same_model(
+    home: PullingHome, tmp_path: Path
+) -> None:
+    file = model(layers=1).write(tmp_path / "a.gguf")
+    assert home.run("add", "qwen3-4b-mine", "--target", str(file)).returncode == 0
+    assert json.loads(home.run("show", "qwen3:4b-mine", "--json").stdout)["name"] == "qwen3-4b-mine"
+    assert home.run("use", "qwen3:4b-mine").returncode == 0
+    assert home.run("use").stdout == "qwen3-4b-mine\n"
+    for command in (["ask", "-m", "qwen3:4b", "hi"], ["show", "qwen3:4b"], ["use", "qwen3:4b"]):
+        run = home.run(*command)
+        assert (run.returncode, "run: localspec pull qwen3-4b" in run.stderr) == (1, True)
+    in_ollama(Path(home.environment["OLLAMA_MODELS"]),
+              "registry.ollama.ai/library/qwen3/4b-mine", model(layers=1, seed=5).data())  # fmt: skip
+    shown = json.loads(home.run("show", "qwen3:4b-mine", "--json").stdout)
+    assert shown["name"] == "qwen3:4b-mine", "Ollama's own model goes before a pair"
+    home.run("config", "unset", "pair")
+    home.run("rm", "qwen3-4b-mine")
+
+
+def test_pull_understands_ollamas_names(home: PullingHome) -> None:
+    run = home.run("pull", "qwen2.5-coder:latest")
+    assert run.returncode == 1
+    assert "Did you mean" in run.stderr
+    assert "coder-7b" in run.stderr
+    home.catalogue.write_text(home.catalogue.read_text().replace("little", "small-1b"))
+    assert home.run("rm", "tiny").returncode == 0
+    assert home.run("pull", "small:1b").stdout.startswith("tiny is installed")
+
+
+@pytest.mark.parametrize("target", ["a,b.gguf", "a,b,c.gguf", "with , blank.gguf"])
+@pytest.mark.parametrize("draft", ["", "d.gguf", "d,e.gguf"])
+def test_a_comma_in_a_files_name_is_part_of_it(
+    home: PullingHome, tmp_path: Path, target: str, draft: str
+) -> None:
+    files = [model(layers=1, seed=1).write(tmp_path / target)]
+    if draft:
+        files.append(model(layers=1, seed=1).write(tmp_path / draft))
+    named = ",".join(map(str, files))
+    view = json.loads(home.run("show", named, "--json").stdout)
+    assert view["target"]["path"] == str(files[0])
+    assert (view["draft"] or {}).get("path") == (str(files[1]) if draft else None)
+    assert home.run("use", named).returncode == 0
