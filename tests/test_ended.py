@@ -22,7 +22,7 @@ Start = Callable[..., RunningDaemon]
     ("number", "said"),
     [
         (signal.SIGTERM, "was stopped at"),
-        (signal.SIGKILL, "was killed: by somebody's command, or by the system."),
+        (signal.SIGKILL, "was killed."),
         (signal.SIGSEGV, "crashed (Segmentation fault); where is in"),
         (signal.SIGABRT, "crashed (Aborted); where is in"),
     ],
@@ -31,7 +31,7 @@ def test_status_says_how_the_daemon_ended(
     number: signal.Signals, said: str, home: Home, start_daemon: Start
 ) -> None:
     daemon = start_daemon()
-    assert "The last one" not in home.run("status").stdout
+    assert "The previous daemon" not in home.run("status").stdout
     os.kill(daemon.pid, number)
     daemon.process.communicate()
     assert not alive(daemon.pid)
@@ -39,7 +39,7 @@ def test_status_says_how_the_daemon_ended(
     assert run.returncode == 3
     first, last, *_ = run.stderr.splitlines()
     assert first == "localspec: No daemon is running; start one with: localspec start"
-    assert last.startswith(f"The last one (pid {daemon.pid}, started ")
+    assert last.startswith(f"The previous daemon (pid {daemon.pid}, started ")
     assert said in run.stderr
 
 

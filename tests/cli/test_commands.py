@@ -44,7 +44,7 @@ def test_statistics_go_to_stderr(warm: Home) -> None:
     assert "token" in run.stderr
     assert "drafted 4, accepted 3 (75%)" in run.stderr
     assert "2.50 tokens per target pass" in run.stderr
-    assert "1.80× the speed of plain decoding" in run.stderr
+    assert "plain decoding" not in run.stderr, "one token says nothing of a speed-up"
     assert "prompt: 2 tokens, 1 cached" in run.stderr
 
 
@@ -168,8 +168,8 @@ def test_a_worker_that_dies_leaves_what_it_said_and_a_sentence(warm: Home) -> No
 def test_status_for_people_and_for_programs(warm: Home) -> None:
     warm.run("ask", "say hello")
     shown = warm.run("status").stdout
-    assert f"localspec {localspec.__version__}" in shown
     assert "ready, context 4096" in shown
+    assert f"localspec {localspec.__version__}" in warm.run("status", "-v").stdout
     assert json.loads(warm.run("status", "--json").stdout)["pair"]["state"] == "ready"
 
 

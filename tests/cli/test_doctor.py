@@ -172,6 +172,18 @@ def test_folders_open_to_others_and_not_writable(
         assert closed.cure.startswith(f"chmod u+rwx {folder}, or export LOCALSPEC_HOME=")
 
 
+def test_a_folder_that_cannot_be_written_is_named_once(
+    here: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"  # the others would be made in it
+    home.mkdir()
+    folders = {name: home / name for name in ("config", "data", "state")}
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home)
+    bad = [each for each in doctor.findings(replace(here, paths=here.paths._replace(**folders)))
+           if each.about == "folders"]  # fmt: skip
+    assert [each.what for each in bad] == [f"{home} cannot be written."]
+
+
 def test_a_socket_path_that_is_too_long(here: Machine, tmp_path: Path) -> None:
     far = replace(here, paths=here.paths._replace(runtime=tmp_path / ("x" * 100)))
     assert found(far, "socket").state == "bad"

@@ -37,6 +37,7 @@ REFUSED = {
     "localspec pull coder-7b": (1, "HF_HUB_OFFLINE"),
     "localspec pull Qwen/Qwen3-8B-GGUF:Q4_K_M": (1, "HF_HUB_OFFLINE"),
     "localspec pull nomic-embed": (1, "HF_HUB_OFFLINE"),
+    "localspec use coder-7b": (1, "localspec pull coder-7b"),
     "localspec embed --json notes/*.md > vectors.jsonl": (2, "No file matches 'notes/*.md'"),
     'localspec ask -m coder-7b "What is a monad?"': (1, "localspec pull coder-7b"),
     "localspec show coder-7b --context 16384": (1, "localspec pull coder-7b"),

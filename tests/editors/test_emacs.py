@@ -57,6 +57,21 @@ def test_settings_are_written_into_the_init_file_and_taken_out_again(
     assert emacs.uninstall() is None
 
 
+def test_an_editor_that_is_not_on_the_path_is_said(home: Home, tmp_path: Path) -> None:
+    home.environment["HOME"] = str(tmp_path)
+    path = home.environment["PATH"]
+    (tmp_path / "bin").mkdir()
+    for editor in ("emacs", "vim", "nvim"):
+        home.environment["PATH"] = str(tmp_path / "bin")
+        run = home.run("editor", "install", editor)
+        assert (run.returncode, f"{editor} is not on the PATH" in run.stderr) == (0, True)
+        (tmp_path / "bin" / editor).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / editor).chmod(0o755)
+        assert home.run("editor", "install", editor).stderr == ""
+        home.environment["PATH"] = path
+        assert home.run("editor", "uninstall", editor).returncode == 0
+
+
 @given(
     st.none() | st.lists(st.sampled_from([b"(a)", b"\n", b"\r\n", b"\xe9", b";; x"])),
     st.integers(1, 3),

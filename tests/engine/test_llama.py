@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import localspec
+from localspec import quantization
 from localspec.engine.llama import (
     BadBatch,
     Batch,
@@ -24,6 +25,10 @@ from localspec.engine.llama import (
 from localspec.errors import InvalidRequest, LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import architectures
+from localspec.registry.header.gguf import read_header
+from localspec.registry.header.model import describe
+from localspec.registry.header.source import FileSource
+from localspec.registry.header.traits import traits
 from tests.support import gguf_files
 from tests.support.gguf_files import STRING, U32
 from tests.support.pairs import BOS, END, EOS, N_VOCAB
@@ -176,6 +181,28 @@ def test_what_would_end_the_process_is_refused(model: Model, token: int) -> None
 def test_a_key_the_file_has_not_is_none(model: Model) -> None:
     assert model.metadata("general.architecture") == "llama"
     assert model.metadata("general.nothing") is None
+
+
+@pytest.mark.parametrize("name", ["target.gguf", "draft.gguf"])
+def test_a_model_is_described_in_the_words_of_show(name: str) -> None:
+    path = Path(localspec.__file__).parent / "builtin" / name
+    with Model(str(path)) as loaded:
+        described = loaded.description.split(", ")
+        size = f"{loaded.n_params / 1e6:.2f} M parameters"
+    header = read_header(FileSource(path))
+    assert described == [describe([header]).architecture, size, traits([header]).quantization]
+
+
+@pytest.mark.parametrize("file_type", [*range(4), *range(7, 33), 36, 37, 38, 15 | 1024])
+def test_each_quantization_has_the_name_that_show_has(
+    model: Model, file_type: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = model.metadata
+    monkeypatch.setattr(
+        model, "metadata", lambda key: str(file_type) if key == "general.file_type" else known(key)
+    )
+    assert model.description.endswith(f" parameters, {quantization.name(file_type)}")
+    assert " - " not in model.description
 
 
 def test_llama_cpp_says_itself_why_it_cannot_load_a_file(tmp_path: Path) -> None:

@@ -23,8 +23,9 @@ _EVER = 10_000  # days
 
 
 @click.command(
-    help="Print how another engine serves the same target with the same draft: a shell script, or a "
-    "compose file, and the `localspec add` line that connects to it. Nothing is run or contacted.",
+    help="Generate a launch script, or a compose file, with which vLLM, SGLang, TensorRT-LLM or llama-server "
+    "serves the same target with the same draft, and the `localspec add` line that connects to it. Nothing "
+    "is run or contacted.",
     epilog="Examples:\n\n\b\n  localspec export coder-32b --to vllm --host tower > serve.sh\n"
     "  localspec export llama33-70b --to vllm --host tower --nodes 2 --gpus 4\n"
     "  localspec export coder-7b --to compose > compose.yaml",

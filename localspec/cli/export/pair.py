@@ -104,7 +104,7 @@ class Pair:
     def measured(self) -> str:
         """Where the depth is from, as a sentence."""
         if self.drafted < _ENOUGH:
-            return f"Depth {self.depth} is a usual one: nothing was measured with this pair here."
+            return f"No measurement for this pair; using draft depth {self.depth}."
         share = f"{self.accepted / self.drafted:.0%} of {self.drafted} drafted tokens were accepted here"
         return f"Depth {self.depth}: {share}." if self.depth else f"No drafts: only {share}."
 

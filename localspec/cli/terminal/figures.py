@@ -116,8 +116,7 @@ def _short(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield what a person looks for: the pairs, the speed-up, the memory and what is running."""
     pair = value["pair"]
     yield "daemon", f"running for {_span(value['uptime'])}"
-    yield from _pairs(value)
-    yield "note", pair.get("note")
+    yield from _pairs(value, [("note", pair.get("note"))])
     yield from (("upstream", _upstream(each)) for each in value.get("upstreams") or ())
     yield "speed-up", _speed_up(value.get("figures") or {})
     yield "memory", _memory(value)
@@ -130,11 +129,9 @@ def _verbose(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     pair, counts, figures = value["pair"], value["counts"], value.get("figures") or {}
     up = _span(value["uptime"])
     yield "daemon", f"localspec {value['version']}, pid {value['pid']}, up {up}"
-    yield from _pairs(value)
-    yield "target", pair.get("target")
-    yield "draft", pair.get("draft")
-    yield "memory", _plan(pair.get("plan"))
-    yield "note", pair.get("note")
+    models = [("target", pair.get("target")), ("draft", pair.get("draft"))]
+    more = [("memory", _plan(pair.get("plan"))), ("note", pair.get("note"))]
+    yield from _pairs(value, [*models, *more])
     yield from (("upstream", _upstream(each)) for each in value.get("upstreams") or ())
     yield "requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"
     yield "embeddings", _embeddings(counts)
@@ -157,14 +154,18 @@ def _doing(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from (("problem", problem) for problem in value["problems"])
 
 
-def _pairs(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the configured pair, whether or not it is loaded, and the others that are."""
+def _pairs(value: dict[str, Any], about: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the configured pair, whether or not it is loaded, and the others that are.
+
+    `about` is what to yield after the pair that was used last.
+    """
     configured = value.get("configured") or value["pair"]["name"]
     known = {each["name"]: each for each in (value["pair"], *(value.get("pairs") or ()))}
     default = known.pop(configured, {"name": configured, "state": "unloaded"})
-    yield "pair", _pair(default)
-    for each in known.values():
-        yield "also", _beside(each)
+    for each in (default, *known.values()):
+        yield ("pair", _pair(each)) if each is default else ("also", _beside(each))
+        if each["name"] == value["pair"]["name"]:
+            yield from about
 
 
 def queue(ahead: dict[str, Any]) -> str:

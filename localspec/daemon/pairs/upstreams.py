@@ -120,7 +120,7 @@ def view(name: str, upstream: Upstream, *, by_tcp: bool = False) -> PairView:
     )  # fmt: skip
     notes = [f"Its server is of the kind {upstream.upstream_kind}."]
     if upstream.upstream_kind == "auto":
-        notes = ["What kind of server it is is found out with the first request."]
+        notes = ["The kind of server is detected with the first request."]
     if (upstream.key_env or upstream.key_file) and not by_tcp:
         where = f"variable {upstream.key_env}" if upstream.key_env else f"file {upstream.key_file}"
         notes.append(f"Its key is in the {where}.")

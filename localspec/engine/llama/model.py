@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 import llama_cpp.llama_cpp as C
 
+from localspec import quantization
 from localspec.engine.llama.library import failed, forget_errors
 from localspec.engine.llama.vocab import Vocab
 from localspec.errors import LoadFailed
@@ -140,18 +140,19 @@ class Model(Freed):
 
     @property
     def description(self) -> str:
-        """Architecture, size and quantization in the words of `localspec show`, as in "llama, 7.62 B
-        parameters, Q4_K_M".
+        """Architecture, size and quantization in the words of `localspec show`: "qwen2, 0.63 B parameters,
+        Q4_K_M".
         """
         buffer = ctypes.create_string_buffer(256)
         C.llama_model_desc(self.handle, buffer, len(buffer))
         # As in "qwen2 1B Q4_K - Medium". Its size is rounded to that of a well-known model.
         architecture, _, rest = buffer.value.decode("utf-8", "replace").partition(" ")
-        quantization = rest.partition(" ")[2].removeprefix("all ").removesuffix(" (guessed)")
-        quantization = re.sub(r" - ([SML])(mall|edium|arge)$", r"_\1", quantization)
+        stated = self.metadata("general.file_type") or ""
+        known = quantization.name(int(stated)) if stated.isdecimal() else ""
+        guessed = rest.partition(" ")[2].removeprefix("(guessed) ").partition(" - ")[0]
         count = self.n_params
         size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
-        return ", ".join(filter(None, (architecture, f"{size} parameters", quantization)))
+        return ", ".join(filter(None, (architecture, f"{size} parameters", known or guessed)))
 
     @property
     def chat_template(self) -> str | None:

@@ -9,19 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from localspec import quantization
 from localspec.protocol.pairs import TemplateView
 from localspec.registry.header.gguf import TENSOR_TYPES, Header, StringArray
 
-# general.file_type → name (enum llama_ftype), as quantized files are called.
-_FILE_TYPES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
-    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
-    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
-    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
-    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
-    40: "Q1_0", 41: "Q2_0",
-}  # fmt: skip
-_GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag
 # The tokens around a cursor: keys that name them, and texts that llama.cpp finds without a key
 # (llama_vocab::impl::load). All three are needed.
 _FIM = (
@@ -81,7 +72,7 @@ def traits(headers: Iterable[Header]) -> Traits:
 
 def _quantization(stated: object, types: dict[str, int]) -> str:
     """By its name; where the file states none, the type that most of it is of."""
-    name = _FILE_TYPES.get(stated & ~_GUESSED) if type(stated) is int else None
+    name = quantization.name(stated) if type(stated) is int else ""
     return name or next(iter(types), "")
 
 

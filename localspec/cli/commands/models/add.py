@@ -47,22 +47,23 @@ _SERVERS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang", "te
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls", "last"]),
-    help="Use the target for embeddings, made of the mean of its tokens, the first or the last one; "
-    "embedding models say it in their file.",
+    help="Use the target for embeddings, and pool its token vectors so (default: from the model file).",
 )
 @click.option(
     "--upstream",
     metavar="URL",
-    help="A server of OpenAI's API that has the target: vLLM, SGLang, TensorRT-LLM, llama-server, "
-    "another localspec, or any other.",
+    help="URL of an OpenAI-compatible server: vLLM, SGLang, TensorRT-LLM, llama-server, another "
+    "localspec, or any other.",
 )
 @click.option("--upstream-model", metavar="NAME", help="The server's name for the model.")
 @click.option(
     "--upstream-kind",
     type=click.Choice(_SERVERS),
-    help="What server it is; found out with the first request unless given.",
+    help="What server it is (default: detected).",
 )
-@click.option("--key-env", metavar="VAR", help="The daemon's variable that holds the server's key.")
+@click.option(
+    "--key-env", metavar="VAR", help="Environment variable of the daemon with the API key."
+)
 @click.option("--key-file", metavar="FILE", help="The file that holds the server's key.")
 @click.option("--ca", metavar="FILE", help="Certificates to trust instead of the system's.")
 @click.option(
