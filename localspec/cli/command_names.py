@@ -138,8 +138,15 @@ OPPOSITES = (
 )
 
 
+# In LM Studio's lms and in Docker the server is a group of commands: `lms server start`.
+_SERVER = ("server", "daemon")
+_OF_SERVER = frozenset({"start", "stop", "restart", "status", "logs"})
+
+
 def expand(arguments: list[str]) -> list[str]:
     """Return the arguments with a synonym in their first place replaced by what it stands for."""
+    if len(arguments) > 1 and arguments[0] in _SERVER and arguments[1] in _OF_SERVER:
+        return arguments[1:]
     if arguments and arguments[0] in SYNONYMS:
         return [*SYNONYMS[arguments[0]], *arguments[1:]]
     return arguments

@@ -109,6 +109,14 @@ def test_synonyms_do_the_same(warm: Home) -> None:
     assert warm.run("config", "reset", "depth").returncode == 0
 
 
+@pytest.mark.parametrize("group", ["server", "daemon"])
+def test_the_server_as_a_group_of_commands(warm: Home, group: str) -> None:
+    warm.run("ask", "say hello")
+    assert json.loads(warm.run(group, "status", "--json").stdout)["pair"]["state"] == "ready"
+    assert warm.run(group, "--help").returncode == 2
+    assert "did you mean" in warm.run(group, "anything").stderr
+
+
 # ------------------------------------------------------------------ the short name
 
 

@@ -245,6 +245,8 @@ def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(cycle: Run
     assert failed.code == "context_length_exceeded"
     assert str(room) in failed.message
     assert (failed.n_prompt_tokens, failed.n_ctx) == (room, room)
+    assert "shorten it by 1 token or" in failed.message
+    assert "shorten it by 2 tokens or" in cycle.ask([1] * (room + 1), 4).failed.message
     assert cycle.ask([1] * (room - 1), 4).done.completion_tokens == 1
 
 
