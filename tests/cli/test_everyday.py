@@ -95,7 +95,7 @@ def test_a_pair_is_one_that_is_known(warm: Home, tmp_path: Path) -> None:
         run = warm.run("config", "set", "pair", wrong, cwd=tmp_path)
         assert (run.returncode, why in run.stderr) == (2, True)
     run = warm.run("config", "set", "pair", "coder-7b")
-    assert (run.returncode, "not installed yet; run: localspec pull coder-7b" in run.stderr) == (
+    assert (run.returncode, "not pulled yet; run: localspec pull coder-7b" in run.stderr) == (
         0,
         True,
     )

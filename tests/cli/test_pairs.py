@@ -361,7 +361,7 @@ def test_own_files_are_used_where_they_lie(home: PullingHome, tmp_path: Path) ->
     home.run("unload")
     again = home.run("add", "mine", "--target", str(target))
     assert again.stderr == (
-        "localspec: A pair 'mine' already exists; to remove it: localspec rm mine\n"
+        "localspec: A pair 'mine' already exists; to replace it, add: --replace\n"
     )
     assert "it stands for the configured pair" in home.run("add", "default", "--target", "x").stderr
     assert "No such" not in home.run("add", "b", "--target", "gone.gguf").stderr
@@ -400,7 +400,7 @@ def test_an_own_file_that_was_replaced_is_used_and_said_once(
     target.unlink()
     (line,) = (each for each in home.run("list").stdout.splitlines() if "missing" in each)
     assert line.startswith("mine: target.gguf is missing (")
-    assert line.endswith(f"localspec add mine --target {target} --draft {draft} --replace")
+    assert line.endswith("Restore it, or remove the pair: localspec rm mine")
 
 
 def test_several_pairs_go_with_one_command(home: PullingHome) -> None:

@@ -69,7 +69,7 @@ def entry(name: str, **fields: Any) -> dict[str, Any]:
             "For a real one: localspec catalogue",
         ),
         ([entry("a", size=None, memory="cpu")], 0, "fits this machine: localspec pull a"),
-        ([entry("a", here=True)], 0, "To use a real one: localspec config set pair a"),
+        ([entry("a", here=True)], 0, "To use a real one: localspec use a"),
     ],
 )
 def test_the_hint_names_what_fits_here(pairs: list[dict[str, Any]], vram: int, advice: str) -> None:

@@ -356,9 +356,17 @@ def bad(home: Home) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("text", "said", "cure"),
     [
-        ('pair = "nobodys"', "There is no pair 'nobodys'", "localspec config unset pair"),
+        (
+            'pair = "nobodys"',
+            "The configured pair 'nobodys' does not exist",
+            "localspec config unset pair",
+        ),
         ('pair = "/nowhere/a.gguf"', "/nowhere/a.gguf is not there", "localspec config unset pair"),
-        ('pair = "coder-7b"', "coder-7b is not pulled yet", "localspec pull coder-7b"),
+        (
+            'pair = "coder-7b"',
+            "The configured pair 'coder-7b' is not pulled yet",
+            "localspec pull coder-7b",
+        ),
         (
             "threads = 500",
             "threads is 500, but this machine has only ",

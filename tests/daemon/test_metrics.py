@@ -178,8 +178,12 @@ def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
     figures = home.status()["figures"]
     assert figures["accepted_at"] == [1.0, 1.0, 1.0]
     assert figures["cached_tokens"] == 19
-    shown = home.run("status").stdout
+    assert figures["measured_tokens"] == 82
+    shown = home.run("status", "-v").stdout
     assert "accepted by position: 100% 100% 100%" in shown
     assert "48% of prompt tokens cached (1 from slot)" in shown
-    assert "× plain decoding" in shown
+    assert "speed-up" not in shown, "82 tokens say nothing of it"
+    for _ in range(4):
+        home.request("POST", "/v1/completions", body)
+    assert re.search(r"^speed-up +\d\.\d\d×$", home.run("status").stdout, re.MULTILINE)
     assert daemon.stop() == 0

@@ -57,7 +57,7 @@ def _advice(listed: dict[str, Any]) -> str:
     chat = [each for each in others if "chat" in each["roles"]]
     here = [each for each in chat if each["here"]]
     if here:
-        return f"To use a real one: localspec config set pair {here[0]['name']}"
+        return f"To use a real one: localspec use {here[0]['name']}"
     fitting = [each for each in chat if each["fits"] == "yes" and not each["hybrid"]]
     if not listed["vram"]:
         fitting = [each for each in fitting if each["memory"] == "cpu" or _small(each)]

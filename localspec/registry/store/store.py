@@ -107,7 +107,7 @@ class Store:
             data = read_file(path)
         except FileNotFoundError:
             raise ModelNotFound(
-                f"The pair '{name}' is not installed; run: localspec pull {name}", param="model"
+                f"The pair '{name}' is not pulled yet; run: localspec pull {name}", param="model"
             ) from None
         except OSError as error:
             raise store_error(error, path) from error
