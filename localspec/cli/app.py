@@ -11,7 +11,7 @@ import click
 
 import localspec
 from localspec.cli import command_names
-from localspec.cli.options import ALIASES, COMMANDS, GROUPS
+from localspec.cli.options import ALIASES, COMMANDS, GROUPS, divided
 from localspec.cli.terminal.formatter import Formatter
 
 click.Context.formatter_class = Formatter  # of every command
@@ -88,6 +88,18 @@ class Group(click.Group):
         others = [alias for alias, name in self.aliases.items() if name in names]
         meant = command_names.closest(word, [*names, *others])
         return self.aliases.get(meant, meant)
+
+
+class Texts(click.Command):
+    """A command whose arguments are text: a number or a quoted text that begins with a dash is one."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments as click does, but texts with a dash as arguments."""
+        if not ctx.resilient_parsing:  # which completes a line that is not whole
+            known = [param for param in self.params if isinstance(param, click.Option)]
+            flags = {flag: not param.is_flag for param in known for flag in param.opts}
+            args = divided(flags, args)
+        return super().parse_args(ctx, args)
 
 
 class Limited(click.Option):
@@ -187,7 +199,8 @@ def run(arguments: list[str]) -> int:
         from localspec.cli.terminal import render
 
         if isinstance(error, click.NoSuchOption) and error.possibilities:
-            error.possibilities = _not_opposite(error.option_name, error.possibilities)
+            near = _not_opposite(error.option_name, error.possibilities)
+            error = click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx)
         shown = io.StringIO()
         error.show(shown)
         render.usage(shown.getvalue())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
     from typing import Any
 
 
@@ -331,13 +331,14 @@ def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | N
     None is no error: click reads the arguments again, and says what is wrong where something is.
     """
     known = {flag: option for option in table for flag in option.flags}
+    takes_value = {flag: option.kind is not bool for flag, option in known.items()}
     values = defaults(table)
     words: list[str] = []
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":
             words.extend(rest)
-        elif is_word(argument, known):
+        elif is_word(argument, takes_value):
             words.append(argument)
         elif argument not in known:
             return None
@@ -355,51 +356,49 @@ def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | N
     return values
 
 
-def is_word(argument: str, known: Mapping[str, Option]) -> bool:
+def is_word(argument: str, takes_value: Mapping[str, bool]) -> bool:
     """Return whether an argument is a word of a question, and not an option.
 
-    It may begin with a dash: a number does ("-5"), and text that was quoted, which has a blank in it and
-    does not begin with a known option and its value.
+    `takes_value` says of each known option whether it has a value. A word may begin with a dash: a number
+    does ("-5"), and text that was quoted, which has a blank in it and does not begin with a known option
+    and its value.
     """
     if not argument.startswith("-") or argument == "-" or argument[1].isdigit():
         return True
-    if not any(char.isspace() for char in argument) or argument.partition("=")[0] in known:
+    blank = any(char.isspace() for char in argument)
+    if not blank or argument.partition("=")[0] in takes_value:
         return False
-    short = known.get(argument[:2])
-    return short is None or short.kind is bool
+    return not takes_value.get(argument[:2])
 
 
-def divided(table: Iterable[Option], arguments: list[str]) -> list[str]:
+def divided(takes_value: Mapping[str, bool], arguments: list[str]) -> list[str]:
     """Return the arguments with all options and their values first, then "--", then all words.
 
     A parser that takes everything with a dash for an option needs them apart.
     """
-    known = {flag: option for option in table for flag in option.flags}
     options: list[str] = []
     words: list[str] = []
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":
             words.extend(rest)
-        elif is_word(argument, known):
+        elif is_word(argument, takes_value):
             words.append(argument)
         else:
             options.append(argument)
-            if _needs_value(argument, known):
+            if _needs_value(argument, takes_value):
                 options += [value for value in [next(rest, None)] if value is not None]
     return [*options, "--", *words]
 
 
-def _needs_value(argument: str, known: Mapping[str, Option]) -> bool:
+def _needs_value(argument: str, takes_value: Mapping[str, bool]) -> bool:
     """Return whether the value of an option, or of the last one of "-xm", is the next argument."""
-    if argument in known:
-        return known[argument].kind is not bool
-    if argument.startswith("--"):
-        return False
+    if argument in takes_value or argument.startswith("--"):
+        return takes_value.get(argument, False)
     for at, char in enumerate(argument[1:], 2):
-        option = known.get(f"-{char}")
-        if option is None or option.kind is not bool:
-            return option is not None and at == len(argument)
+        takes = takes_value.get(f"-{char}")
+        if takes is not False:  # it is unknown, or what follows it is its value
+            return takes is True and at == len(argument)
     return False
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from localspec.cli.chat.talk import Talk
 from localspec.cli.options import CHAT, defaults
 from localspec.cli.stats.figures import row, summary
-from localspec.cli.terminal import figures
+from localspec.cli.terminal import figures, render
 from localspec.protocol.answers import Counts, Figures, PairStatus, Status
 
 FEWEST = figures.MIN_SPEED_UP_TOKENS
@@ -46,7 +46,7 @@ def test_an_answers_statistics_and_the_chats_line_show_it_alike(ratio: float, to
     talk.last = {"timings": timings, "localspec": {"speculation": spec}}
     with pytest.MonkeyPatch.context() as patch:
         notes: list[str] = []
-        patch.setattr(figures.render, "note", notes.append)
+        patch.setattr(render, "note", notes.append)
         figures.statistics(talk.last)
     for shown in (talk.state(), *notes):
         assert (f"{ratio:.2f}×" in shown) == (tokens >= FEWEST)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 from localspec.cli import inputs, options
 from localspec.cli.chat.talk import Talk
 from localspec.cli.chat.typed import as_typed
+from localspec.cli.command_names import closest
 from localspec.cli.templates import Template
 from localspec.cli.terminal import clipboard, extract, figures, history, render
 from localspec.cli.terminal.pairs import size
@@ -83,9 +83,8 @@ def run(chat: Chat, line: str) -> None:
 
 def _suggestion(wrong: str, right: list[str], otherwise: str) -> str:
     """As in "did you mean /regen?"."""
-    longer = [each for each in right if len(wrong) > 1 and each.startswith(wrong)]
-    close = longer or difflib.get_close_matches(wrong, right, 1)
-    return f"did you mean {close[0]}?" if close else otherwise
+    meant = closest(wrong, right)
+    return f"did you mean {meant}?" if meant else otherwise
 
 
 def _help(chat: Chat, argument: str) -> None:
@@ -148,7 +147,9 @@ def _pair(chat: Chat, argument: str) -> None:
         render.line(f"Now using {argument}.")
         return
     for name in names:
-        render.line(f"{'*' if name == (chat.talk.model or listed['configured']) else ' '} {name}")
+        render.line(
+            f"{'*' if name == (chat.talk.model or listed.get('configured')) else ' '} {name}"
+        )
 
 
 def _listed_pairs(talk: Talk) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from localspec.cli import ask, options, suggest
-from localspec.cli.app import Limited
+from localspec.cli.app import Limited, Texts
 
 _SUGGESTED = {
     "model": suggest.pairs,
@@ -32,20 +32,8 @@ def click_option(option: options.Option) -> click.Option:
     return Limited(names, type=kind, metavar=option.metavar, help=option.help, **more)
 
 
-class Asking(click.Command):
-    """A command that asks WORDS, which may begin with a dash, and lists options for sampling last."""
-
-    def __init__(self, *args: Any, table: tuple[options.Option, ...], **attrs: Any) -> None:
-        """Take a click command's arguments, and the options that it makes of `table`."""
-        params = [*attrs.pop("params"), *map(click_option, table)]
-        super().__init__(*args, params=params, **attrs)
-        self._table = table
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments as click does, but words with a dash as words."""
-        if not ctx.resilient_parsing:  # which completes a line that is not whole
-            args = options.divided(self._table, args)
-        return super().parse_args(ctx, args)
+class Asking(Texts):
+    """A command that asks WORDS, and lists options for sampling last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in two sections, of which sampling is the second."""
@@ -69,8 +57,10 @@ def _run(words: tuple[str, ...], **values: object) -> int:
 command = Asking(
     "ask",
     callback=_run,
-    params=[click.Argument(["words"], nargs=-1, metavar="[WORDS]...")],
-    table=options.ASK,
+    params=[
+        click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        *map(click_option, options.ASK),
+    ],
     help="Ask one question. Text from stdin and from files (-f) goes before the question. "
     "Only the answer goes to stdout; Markdown is rendered on a terminal and left as it "
     "is in a pipe.",

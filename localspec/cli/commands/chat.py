@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localspec.cli import options
-from localspec.cli.commands.ask import Asking
+from localspec.cli.commands.ask import Asking, click_option
 
 
 def _run(**values: object) -> int:
@@ -16,8 +16,7 @@ def _run(**values: object) -> int:
 command = Asking(
     "chat",
     callback=_run,
-    params=[],
-    table=options.CHAT,
+    params=list(map(click_option, options.CHAT)),
     help='Chat with a pair. Alt-Enter adds a line, """ begins and ends a multi-line message, '
     "/ starts a command, Tab completes. Ctrl-C stops the answer, Ctrl-D ends the chat.",
     epilog="Examples:\n\n\b\n  localspec chat\n  localspec chat -m coder-7b -s 'Be brief.'\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Group, Limited
+from localspec.cli.app import Group, Limited, Texts
 from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError
@@ -65,6 +65,7 @@ def listed(limit: int, as_json: bool) -> int:
 
 
 @command.command(
+    cls=Texts,
     help="Search conversations for a text, ignoring case. Shows the first matching line of "
     "each; exits with 1 if nothing matches.",
     epilog="Example: localspec history search copytree",

@@ -7,7 +7,7 @@ import sys
 import click
 
 from localspec.cli import options, suggest
-from localspec.cli.commands.ask import Asking
+from localspec.cli.commands.ask import Asking, click_option
 
 _OPTIONS = tuple(each for each in options.CHAT if each.name not in ("model", "query"))
 
@@ -30,8 +30,8 @@ command = Asking(
     params=[
         click.Argument(["pair"], shell_complete=suggest.pairs),
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        *map(click_option, _OPTIONS),
     ],
-    table=_OPTIONS,
     help="Chat with a pair; with WORDS or piped text, ask it one question. "
     "The same as `localspec chat -m PAIR` and `localspec ask -m PAIR WORDS`.",
     epilog="Examples:\n\n\b\n  localspec run coder-7b\n"

@@ -66,10 +66,11 @@ def _watch(client: Client, *, as_json: bool, verbose: bool) -> None:
             status = None
             reason = error.message.replace("\n", ". ")
         if in_place:
-            if status is not None:
-                rows = figures.rows(status, verbose=verbose)
-            else:
-                rows = [("daemon", reason)]
+            rows = (
+                figures.rows(status, verbose=verbose)
+                if status is not None
+                else [("daemon", reason)]
+            )
             _redraw(render.fields_in_lines(rows))
         elif status is not None:
             _show(status, as_json=as_json, verbose=verbose)

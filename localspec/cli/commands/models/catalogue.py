@@ -37,7 +37,7 @@ def command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
             f"No pair in the catalogue matches '{' '.join(words)}'. For a model on the Hugging Face hub: "
             "localspec pull OWNER/REPO"
         )
-    pairs.catalogue(listed["pairs"], listed["configured"])
+    pairs.catalogue(listed["pairs"], listed.get("configured", ""))
     render.line(f"\n{pairs.memory(listed)}. To download one: localspec pull NAME")
     pairs.problems(listed)
     return 0

@@ -28,6 +28,6 @@ def command(everything: bool, disk: bool, as_json: bool) -> int:
     if as_json:
         render.record(listed)
         return 0
-    (pairs.catalogue if everything else pairs.pairs)(listed["pairs"], listed["configured"])
+    (pairs.catalogue if everything else pairs.pairs)(listed["pairs"], listed.get("configured", ""))
     pairs.problems(listed)
     return 0

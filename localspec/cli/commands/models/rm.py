@@ -18,7 +18,7 @@ from localspec.errors import LocalspecError, NoDaemon
 @click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=suggest.pairs)
 def command(names: tuple[str, ...]) -> int:
     client, code = PairsClient(), 0
-    configured = client.pairs()["configured"]
+    configured = client.pairs().get("configured", "")
     for name in dict.fromkeys(names):
         try:
             removed = client.remove(name)
