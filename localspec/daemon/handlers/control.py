@@ -30,7 +30,9 @@ async def status(request: Request) -> Response:
     daemon = state_of(request)
     supervisor, residents = daemon.supervisor, daemon.supervisor.residents
     shown = residents.shown()
-    configured = await asyncio.to_thread(daemon.registry.own_name, daemon.config.pair)
+    configured = daemon.config.pair
+    if configured not in {each.name for each in residents.present}:  # perhaps an alias
+        configured = await asyncio.to_thread(daemon.registry.own_name, configured)
     return answer(
         Status(
             version=localspec.__version__,
