@@ -122,6 +122,7 @@ def _short(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "memory", _memory(value)
     yield "requests", f"{value['running']} running, {value['waiting']} waiting"
     yield "queue", _queue(value.get("ahead") or {})
+    yield "tcp", _tcp(value)
     yield from _doing(value)
 
 
@@ -142,9 +143,13 @@ def _verbose(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "cache", _cache(figures)
     yield "engine", _engine(value)
     yield "socket", value["socket"]
-    yield "tcp", value.get("listen") and f"{value['listen']}, token in {value['token_file']}"
+    yield "tcp", _tcp(value)
     yield "log", value["log"]
     yield from _doing(value)
+
+
+def _tcp(value: dict[str, Any]) -> str:
+    return f"{value['listen']}, token in {value['token_file']}" if value.get("listen") else ""
 
 
 def _doing(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
