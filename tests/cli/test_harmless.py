@@ -191,6 +191,7 @@ ARGUMENTS: dict[str, list[str]] = {
         "builtin --to compose --engine llama-server",
         "❮\x1b❯ --to vllm",
     ],
+    "load": ["", "❮\x1b❯"],
     "unload": ["", "❮\x1b❯"],
     "start": [""],
     "service install": ["--print"],
@@ -228,7 +229,9 @@ ARGUMENTS: dict[str, list[str]] = {
     "config unset": ["❮\x1b❯"],
     "config edit": [""],
     "logs": ["", "--path"],
-    "status": ["", "--json"],
+    "status": ["", "-v", "--json"],
+    "use": ["", "❮\x1b❯"],
+    "restart": [],  # as stop
     "stop": [],  # ends by waiting for a lock; what it prints is ours alone
     "doctor": ["", "--json"],
     "rpc-worker": ["--ssh ❮\x1b❯", "--listen-insecure ❮\x1b❯"],
