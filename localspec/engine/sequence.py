@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Vocab
-from localspec.engine.output import Chunk, LineRules, TextStream
+from localspec.engine.output import Chunk, LineRules, TextStream, TokenReport
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
@@ -17,6 +17,7 @@ from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import Tally, listed
+from localspec.protocol.visibility import Regions
 from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob
 
 SHORT_S = 1.0  # who types has asked again by then
@@ -50,6 +51,7 @@ class TokenizedRequest:
     tail: str = ""  # the last characters of a chat's prompt
     saved: Prefix | None = None  # what was saved of its conversation
     note: str = ""  # what of the request cannot be had
+    regions: Regions | None = None  # where stop strings hold; None: in all of the text
 
 
 class Sequence:
@@ -90,11 +92,12 @@ class Sequence:
         self.finished = False
         self.finish_reason = "stop"
         self._vocab = vocab
-        self._stream = TextStream(self.request.stop)
+        self._stream = TextStream(self.request.stop, tokenized.regions)
         self._cut = False  # the rules about lines have ended the text
         self._shown = tokenized.shown
         self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
-        self._logprobs: list[TokenLogprob] = []
+        self._report = TokenReport()
+        self._n_bytes = 0  # of the tokens so far
         self._ids: list[int] = []  # of tokens whose text was not shown yet
         self.number = 0  # its place in the order of first starts
         self.alone = False  # it is to run without company
@@ -194,15 +197,17 @@ class Sequence:
             count += 1
             if self.request.return_tokens:
                 self._ids.append(token)
+            if logprobs:
+                self._report.add(self._n_bytes, logprobs[at])
             if self._vocab.is_eog(token):
                 self.finish("stop")
                 break
             piece = self._vocab.piece(token, special=token in self._shown)
+            self._n_bytes += len(piece)
             chunk = self._within_lines(self._stream.push(piece, at < len(tokens) - 1))
+            self._report.show(chunk.ends)
             spans += [(a + len(text), b + len(text)) for a, b in chunk.drafted]
             text += chunk.text
-            if logprobs:
-                self._logprobs.append(logprobs[at])
             if self.finished:
                 break
             if self._stream.stopped is not None:
@@ -240,14 +245,15 @@ class Sequence:
             return chunk
         self.finish("length")
         self._cut = True
-        spans = [(a, min(b, end)) for a, b in chunk.drafted if a < end]
-        return Chunk(chunk.text[:end], spans)
+        return chunk.cut(end)
 
-    def _delta(self, text: str, spans: list[tuple[int, int]]) -> Delta | None:
-        if not text and not (self.finished and self._ids):
+    def _delta(
+        self, text: str, spans: list[tuple[int, int]], *, complete: bool = False
+    ) -> Delta | None:
+        """Return the next part of the answer, if there is any. complete: its text ends, and was not cut."""
+        logprobs = self._report.take(complete=complete)
+        if not text and not logprobs and not (self.finished and self._ids):
             return None
-        # of tokens without text, as those of a stop string, their ids alone are told
-        logprobs, self._logprobs = self._logprobs if text else [], []
         ids, self._ids = self._ids, []
         return Delta(
             self.id,
@@ -264,9 +270,11 @@ class Sequence:
         if self._cut:
             return None
         chunk = self._within_lines(self._stream.flush())
+        self._report.show(chunk.ends)
         if self._stream.stopped is not None and self.finish_reason == "length":
             self.finish("stop")
-        return self._delta(chunk.text, chunk.drafted)
+        complete = self._stream.stopped is None and not self._cut
+        return self._delta(chunk.text, chunk.drafted, complete=complete)
 
     def done(self, exact: bool) -> Done:
         """The closing frame."""

@@ -370,12 +370,17 @@ class LoadError(Frame):
 
 
 class TokenLogprob(msgspec.Struct):
-    """One token and its log-probability under the target; `piece` are its raw bytes."""
+    """One token and its log-probability under the target; `piece` are its raw bytes.
+
+    `offset`: the character of the text in which its bytes begin; -1 where that is not known, of another
+    server.
+    """
 
     id: int
     piece: bytes
     logprob: float
     top: list[tuple[int, bytes, float]] = []
+    offset: int = -1
 
 
 Cache = Literal["slot", "memory", "disk", "shift"]  # where cached tokens may come from

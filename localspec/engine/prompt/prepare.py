@@ -33,6 +33,7 @@ from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.sampling.thoughts import Marker, Thoughts
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
+from localspec.protocol.visibility import Regions
 from localspec.errors import (
     ContextExceeded,
     InvalidRequest,
@@ -110,6 +111,7 @@ class Preparer:
                 "This model writes text and computes no embeddings.", param="model"
             )
         self._rendered = ""
+        thoughts = list(request.thoughts)
         unread = self._mark(request)
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
@@ -125,6 +127,7 @@ class Preparer:
             tail,
             self._saved(request, tokens),
             " ".join(filter(None, [unread, self._second_bos(request.prompt, tokens)])),
+            self._regions(request, thoughts, tail),
         )
         job, _ = self._grammars.job(request, tail)
         if self._grammars.ready(job):
@@ -158,6 +161,19 @@ class Preparer:
             tokenized.matcher = deferred if limit is None else Both(limit, deferred)
         tokenized.note = " ".join(filter(None, [note, tokenized.note]))
         return tokenized
+
+    def _regions(
+        self, request: Generate, thoughts: Sequence[tuple[str, str]], tail: str
+    ) -> Regions | None:
+        """Return what finds an answer's visible text, in which its stop strings hold; None: all of it is.
+
+        thoughts: the markers that any model may have, beside which this one's own are in the request.
+        """
+        tools = request.tools
+        if not request.stop or not (thoughts or tools):
+            return None
+        form, names = (tools.format, tools.schemas) if tools else (None, ())
+        return Regions([*request.thoughts, *thoughts], tail, form, names)
 
     def _mark(self, request: Generate) -> str:
         """Have a chat's thoughts marked as this model marks them; returns what of them cannot be read."""

@@ -1,0 +1,193 @@
+"""Which tokens an answer reports: a matter of the tokens and of the text, not of how many a pass brought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
+from localspec.engine.sequence import Sequence, TokenizedRequest
+from localspec.protocol.visibility import Regions
+from localspec.protocol.frames import Delta, Generate, TextPrompt, TokenLogprob
+from tests.support.running import Running, drafting
+
+EOG = 0
+# Whole characters, parts of characters, broken bytes, silent tokens, and several characters at once.
+PIECES = [
+    b"",
+    b"a",
+    b"b",
+    b"ab",
+    b"\xc3",
+    b"\xa9",
+    "é".encode(),
+    b"\xf0\x9f",
+    b"\x98\x80",
+    b"\x80",
+    b"\xffa",
+    "☃b".encode(),
+    b"",
+    b" ",
+    b"\n",
+    b"<think>",
+    b"</think>",
+]
+N_PROMPT = 2
+
+
+class Vocab:
+    def __init__(self, pieces: List[bytes]) -> None:
+        self.pieces = pieces
+
+    def is_eog(self, token: int) -> bool:
+        return token == EOG
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        return self.pieces[token]
+
+
+def row(place: int, size: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(place).normal(size=size).astype(np.float32)
+
+
+@dataclass
+class Shown:
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    finish: str = ""
+
+    def add(self, delta: Delta | None) -> None:
+        if delta is not None:
+            self.text += delta.text
+            self.logprobs += delta.logprobs
+            self.ids += delta.ids
+
+
+def run(
+    tokens: List[int],
+    passes: List[int],
+    thinks: bool = False,
+    pieces: List[bytes] = PIECES,
+    **asked: Any,
+) -> Shown:
+    """An answer of `tokens` whose passes bring so many of them each, then one each."""
+    request = Generate(1, TextPrompt("x"), top_logprobs=2, return_tokens=True, **asked)
+    regions = Regions([("<think>", "</think>")]) if thinks else None
+    tokenized = TokenizedRequest(request, [1] * N_PROMPT, Sampler(Settings()), regions=regions)
+    slot = SimpleNamespace(tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0)
+    verifier = SimpleNamespace(rows=[], reject=False)
+    given_vocab, given_slot, given_verifier = cast(Any, (Vocab(pieces), slot, verifier))
+    drafts = cast(Any, SimpleNamespace(drafters=[], reason=None))
+    sequence = Sequence(
+        tokenized, given_slot, given_vocab, room=100, drafting=drafts, verifier=given_verifier
+    )
+    shown, at, sizes = Shown(), 0, iter(passes)
+    while at < len(tokens) and not sequence.finished:
+        kept = list(tokens[at : at + next(sizes, 1)])
+        verifier.rows = [row(at + place, len(pieces)) for place in range(len(kept))]
+        _, delta = sequence.append(kept, 0.0)
+        shown.add(delta)
+        at += len(kept)
+    if not sequence.finished:
+        sequence.finish("cancelled")
+    shown.add(sequence.last_text())
+    shown.finish = sequence.finish_reason
+    return shown
+
+
+answers = st.lists(st.sampled_from(range(len(PIECES))), max_size=24)
+stop_strings = st.lists(
+    st.sampled_from(["a", "ab", "ba", "é", "b\n", "\ufffd", "☃", " a"]), max_size=2
+)
+limits = st.one_of(st.none(), st.integers(1, 24))
+sizes = st.lists(st.integers(1, 9), max_size=24)
+
+
+@settings(max_examples=400)
+@given(answers, stop_strings, limits, sizes, st.booleans())
+def test_what_is_reported_does_not_depend_on_the_passes(
+    tokens: list[int], stops: list[str], limit: int | None, passes: list[int], thinks: bool
+) -> None:
+    asked = {"stop": stops, "max_tokens": limit, "thinks": thinks}
+    assert run(tokens, passes, **asked) == run(tokens, [], **asked)
+
+
+@settings(max_examples=400)
+@given(answers, stop_strings, limits, sizes)
+def test_a_token_is_reported_if_its_bytes_begin_in_the_shown_text(
+    tokens: list[int], stops: list[str], limit: int | None, passes: list[int]
+) -> None:
+    shown = run(tokens, passes, stop=stops, max_tokens=limit)
+    entries = shown.logprobs
+    assert [entry.id for entry in entries] == tokens[: len(entries)]
+    for entry in entries:
+        assert 0 <= entry.offset < len(shown.text)
+    # All of the text is of tokens that are reported.
+    covered = b"".join(entry.piece for entry in entries)
+    assert len(covered.decode("utf-8", "replace")) >= len(shown.text)
+
+
+@settings(max_examples=400)
+@given(st.data(), st.text("abé☃😀\n", max_size=12), stop_strings, sizes)
+def test_offsets_are_the_characters_in_which_tokens_begin(
+    data: st.DataObject, text: str, stops: list[str], passes: list[int]
+) -> None:
+    raw = text.encode()
+    places = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=16)))
+    begins = [0, *places]
+    pieces = [b"", *(raw[a:b] for a, b in zip(begins, [*places, len(raw)], strict=True))]
+    shown = run(range(1, len(pieces)), passes, pieces=pieces, stop=stops)
+    cut = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
+    if cut == len(text):
+        assert shown.text == text
+    length = len(shown.text.encode())
+    expected = [len(raw[:begin].decode("utf-8", "ignore")) for begin in begins if begin < length]
+    assert [entry.offset for entry in shown.logprobs] == expected
+
+
+@pytest.mark.parametrize("passes", [[], [9], [2, 3]])
+def test_the_tokens_of_a_cut_character_belong_to_it(passes: list[int]) -> None:
+    shown = run([1, 7, 8, 7], passes, max_tokens=4)
+    assert shown.text == "a😀\ufffd"
+    assert [(entry.id, entry.offset) for entry in shown.logprobs] == [
+        (1, 0),
+        (7, 1),
+        (8, 1),
+        (7, 2),
+    ]
+
+
+@pytest.mark.parametrize("passes", [[], [9], [2, 3]])
+def test_tokens_of_a_stop_string_and_the_end_are_reported_by_id_only(passes: list[int]) -> None:
+    shown = run([1, 3, 2, 1], passes, stop=["bb"])
+    assert (shown.text, [entry.id for entry in shown.logprobs]) == ("aa", [1, 3])
+    assert shown.ids == [1, 3, 2]
+    ended = run([1, 12, EOG], passes)
+    assert ([entry.id for entry in ended.logprobs], ended.ids) == ([1], [1, 12, EOG])
+
+
+# ---------------------------------------------------------------------------- a whole engine
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_drafts_change_no_report(contextual: Running, exact: bool) -> None:
+    prompt = [1, 7, 9, 4]
+    whole = contextual.ask(prompt, 40, exact=True).text
+    for stops in ([], [whole[9:12]], [whole[20:23], whole[3:5]], [whole[-2:]]):
+        told = set()
+        for depth in (0, 1, 4, 8):
+            answer = contextual.ask(
+                prompt, 40, speculative=drafting(depth), exact=exact, stop=stops, top_logprobs=1
+            )
+            told.add(tuple((entry.id, entry.offset) for entry in answer.logprobs))
+            assert answer.text == whole[: min((whole.find(s) for s in stops), default=len(whole))]
+        assert len(told) == 1
