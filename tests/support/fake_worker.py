@@ -156,7 +156,7 @@ class FakeWorker:
         self.send(frames.Started(frame.id, count, cached_tokens=1, reading=reading))
         if self.options.always or (self.options.first_decode and not self.safe):
             die(self.options.always or self.options.first_decode)
-        sent = 0
+        sent = written = 0
         reason = "stop"
         for piece in self.pieces(frame, command, argument, prompt):
             if frame.id in self.cancelled:
@@ -169,7 +169,8 @@ class FakeWorker:
             if frame.top_logprobs is not None:
                 raw = piece.encode()
                 top = [(7, raw, -0.5), (8, b"\xff", -1.5)][: frame.top_logprobs]
-                logprobs = [frames.TokenLogprob(7, raw, -0.5, top)]
+                logprobs = [frames.TokenLogprob(7, raw, -0.5, top, written)]
+            written += len(piece)
             sent += 1
             delta = frames.Delta(frame.id, piece, logprobs, tokens=sent)
             delta.ids = [7] if frame.return_tokens else []

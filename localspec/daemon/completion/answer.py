@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -36,8 +37,47 @@ from localspec.protocol.answers import (
     Usage,
 )
 from localspec.protocol.requests import PING_INTERVAL, GenerationRequest
+from localspec.protocol.visibility import VISIBLE, Regions
 
 _LOOK = 0.1  # seconds between two looks at what an answer waits for
+
+
+class ContentTokens:
+    """Picks the tokens of an answer's visible text: those with a character that is neither thought nor
+    call. It looks at the text alone, so the pieces in which that comes change nothing.
+    """
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._kinds: list[str] = []  # of the characters from `_start` on
+        self._start = 0
+        self._waiting: deque[frames.TokenLogprob] = deque()
+
+    def take(self, delta: frames.Delta) -> list[frames.TokenLogprob]:
+        """Return the tokens that are certain to belong to visible text, in their order."""
+        self._waiting += delta.logprobs
+        return self._picked(self._regions.feed(delta.text), final=False)
+
+    def finish(self) -> list[frames.TokenLogprob]:
+        """Return those that were left, at the end of the answer."""
+        return self._picked(self._regions.finish(), final=True)
+
+    def _picked(self, kinds: str, *, final: bool) -> list[frames.TokenLogprob]:
+        self._kinds += kinds
+        found = []
+        while self._waiting:
+            token = self._waiting[0]
+            start = token.offset - self._start
+            end = start + max(len(token.piece.decode("utf-8", "ignore")), 1)
+            if end > len(self._kinds) and not final:
+                break
+            self._waiting.popleft()
+            if token.offset >= 0 and VISIBLE in self._kinds[start:end]:
+                found.append(token)
+        if not self._waiting:
+            self._start += len(self._kinds)
+            self._kinds.clear()
+        return found
 
 
 @dataclass(slots=True)
@@ -49,11 +89,13 @@ class Choice:
 
     prompt: int  # which prompt it answers
     parser: AnswerParser | None = None
+    scored: bool = False  # log-probabilities were asked for
     ended: Callable[[Choice], None] | None = None
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[frames.TokenLogprob] = field(default_factory=list)
+    content_logprobs: list[frames.TokenLogprob] = field(default_factory=list)  # of `content`
     tokens: list[int] = field(default_factory=list)
     logit_bias: dict[int, float] = field(default_factory=dict)
     cached_tokens: int = 0
@@ -68,6 +110,7 @@ class Choice:
     over: bool = False
     failed: bool = False
     done: frames.Done | None = None
+    _content_tokens: ContentTokens | None = None
 
     def take(self, event: Event) -> Sequence[Piece]:
         """What the event adds to what was said."""
@@ -80,12 +123,13 @@ class Choice:
                 self.note, self.news, self.stand_in = event.note, event.news, event.stand_in
                 if self.parser is not None:
                     self.parser.begin(event.tail, event.thoughts)
+                    self._content_tokens = ContentTokens(self.parser.regions(event.tail))
             case frames.Reading():  # another engine may read it anew
                 self.processed = max(self.processed, event.processed)
                 self.reading_ms = event.ms
             case frames.Delta():
                 self.begun = True
-                self.logprobs += event.logprobs
+                self._score(event)
                 self.tokens += event.ids
                 text = Text("content", event.text)
                 pieces = [text] if self.parser is None else self.parser.push(event.text)
@@ -99,6 +143,13 @@ class Choice:
                 self.cached_tokens = self.cached_tokens or event.timings.cache_n
                 pieces = self.end()
         return pieces
+
+    def _score(self, event: frames.Delta) -> None:
+        self.logprobs += event.logprobs
+        if self._content_tokens is None:
+            self.content_logprobs += event.logprobs
+        elif self.scored:
+            self.content_logprobs += self._content_tokens.take(event)
 
     def _apart(self, event: frames.Delta) -> Iterator[Piece]:
         """What another server has told apart. Its calls follow those that were found in its text."""
@@ -116,6 +167,8 @@ class Choice:
         if self.over:
             return ()
         self.over, self.failed = True, failed
+        if self.scored and self._content_tokens is not None:
+            self.content_logprobs += self._content_tokens.finish()
         pieces = [] if self.parser is None else self.parser.finish()
         self._add(pieces)
         if self.ended is not None:
@@ -180,7 +233,9 @@ class Answer:
         self.wants_timings = requests[0].timings
         self.wants_logprobs = requests[0].top_logprobs is not None
         self._predicted = requests[0].speculative.prediction is not None
-        self.choices = [Choice(index // n, parser()) for index in range(len(requests))]
+        self.choices = [
+            Choice(index // n, parser(), self.wants_logprobs) for index in range(len(requests))
+        ]
         self.choices[0].ended = ended
 
     @property

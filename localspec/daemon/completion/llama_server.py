@@ -138,7 +138,7 @@ class LlamaServerShape:
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
-            case frames.Delta() if event.text or event.logprobs:
+            case frames.Delta() if event.text or event.logprobs or event.ids:
                 return [self._delta(index, event)]
             case frames.Done():
                 return [self._final(index, event)]

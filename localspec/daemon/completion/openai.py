@@ -285,8 +285,7 @@ class TextShape(OpenAIShape):
             case frames.Started() if self.echo:
                 return [self.chunk([TextChoice(index, self._echoed(index))])]
             case frames.Delta() if event.text or event.logprobs:
-                offset = len(self.answer.choices[index].content) - len(event.text)
-                logprobs = self._logprobs(event.logprobs, offset)
+                logprobs = self._logprobs(event.logprobs)
                 chunk = self.chunk([TextChoice(index, event.text, None, logprobs)])
                 return timed([with_drafted(chunk, event)], event)
             case frames.Done():
@@ -300,7 +299,7 @@ class TextShape(OpenAIShape):
                 index,
                 self._echoed(index) + each.content,
                 each.finish,
-                self._logprobs(each.logprobs, 0),
+                self._logprobs(each.logprobs),
             )
             for index, each in enumerate(self.answer.choices)
         ]
@@ -308,12 +307,11 @@ class TextShape(OpenAIShape):
     def _echoed(self, index: int) -> str:
         return self.echo[self.answer.choices[index].prompt] if self.echo else ""
 
-    def _logprobs(self, tokens: list[frames.TokenLogprob], offset: int) -> TextLogprobs | None:
-        """`offset`: of the first token, in characters of the choice's text."""
+    def _logprobs(self, tokens: list[frames.TokenLogprob]) -> TextLogprobs | None:
         if not self.answer.wants_logprobs:
             return None
         texts = [text_of(token.piece) for token in tokens]
-        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+        offsets = [token.offset for token in tokens]
         top = [
             {text_of(piece): value for _, piece, value in reversed(token.top)} for token in tokens
         ]

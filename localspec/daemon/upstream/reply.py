@@ -36,6 +36,7 @@ class Reply:
         self._last = 0.0
         self._tokens = 0  # those that came one by one, as ids or with log-probabilities
         self._characters = 0
+        self._text_characters = 0  # of the answer's text, without thoughts and calls
         self._calls: dict[int, int] = {}  # the server's number of a call, and ours
         self._prompt = self._written = 0
         self._cached = 0
@@ -56,6 +57,7 @@ class Reply:
         self._figures(chunk)
         if delta is None or self._sent.only_read:
             return
+        self._place(delta)
         delta.timings = self._timings if "timings" in chunk else None
         self._count(delta)
         if delta.text or delta.thought or delta.calls or delta.logprobs or delta.ids:
@@ -194,6 +196,14 @@ class Reply:
         for each in found:
             del each.top[self._sent.tops :]
         return found
+
+    def _place(self, delta: frames.Delta) -> None:
+        """Say where each token begins in the text of the answer; thoughts, which are none of it, come first."""
+        at = self._text_characters - len(delta.thought)
+        for token in delta.logprobs:
+            token.offset = at if at >= self._text_characters else -1
+            at += len(token.piece.decode("utf-8", "replace"))
+        self._text_characters += len(delta.text)
 
     # ------------------------------------------------------------------ figures
 

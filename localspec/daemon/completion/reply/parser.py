@@ -11,6 +11,7 @@ from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, 
 from localspec.daemon.completion.reply.notations import reader_for
 from localspec.daemon.completion.reply.tools import NO_TOOLS
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.visibility import Regions
 
 THOUGHTS = (
     ("<think>", "</think>"),
@@ -70,6 +71,11 @@ class AnswerParser:
         for opening, closing in reversed(self._thoughts):
             if tail.rstrip().endswith(opening.rstrip()):
                 self._state, self._closing, self._blank = "thinking", closing, True
+
+    def regions(self, tail: str) -> Regions:
+        """Return what classifies the text of this answer, which has just begun; `tail` as in `begin`."""
+        thoughts = self._thoughts if self._reasoning else ()
+        return Regions(thoughts, tail, self._form, self._tools)
 
     @property
     def thinking(self) -> bool:

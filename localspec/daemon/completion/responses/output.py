@@ -209,6 +209,11 @@ class Output:
         if self._open is not None:
             yield from self._open.add(piece.text, logprobs)
 
+    def score(self, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
+        """Add log-probabilities of text that has been sent already."""
+        if logprobs and isinstance(self._open, _Said):
+            yield from self._open.add("", logprobs)
+
     def end(self, *, cut: bool) -> Iterator[events.Event]:
         """No more comes; `cut`: the last item is not complete. An answer is one item at least."""
         if not self.items and self._open is None:

@@ -50,22 +50,25 @@ class ResponsesShape:
         self._news = news
         self._not_kept = not_kept
         self._sent = 0
-        self._logprobs: list[TokenLogprob] = []  # of tokens whose text has not come yet
+        self._sent_logprobs = 0  # of the choice's content
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         if isinstance(event, frames.Started):
             now = self.response
             return self._named([events.Created(response=now), events.InProgress(response=now)])
-        if isinstance(event, frames.Delta) and self.answer.wants_logprobs:
-            self._logprobs += map(_logprob, event.logprobs)
         found: list[events.Event] = []
         for piece in pieces:
             said = isinstance(piece, Text) and piece.kind == "content"
-            found += self._output.take(piece, self._logprobs if said else [])
-            self._logprobs = []
+            found += self._output.take(piece, self._new_logprobs() if said else [])
         if found and isinstance(event, frames.Delta) and event.timings is not None:
             found[-1].timings = event.timings
         return self._named(found)
+
+    def _new_logprobs(self) -> list[TokenLogprob]:
+        """Return those of the text that were not sent yet."""
+        found = self.answer.choices[0].content_logprobs[self._sent_logprobs :]
+        self._sent_logprobs += len(found)
+        return [*map(_logprob, found)]
 
     def reading(self, index: int, now: PromptProgress) -> object:
         event = events.InProgress(response=self.response, prompt_progress=now)
@@ -75,7 +78,8 @@ class ResponsesShape:
 
     def end(self) -> Sequence[object]:
         choice = self.answer.choices[0]
-        found = [*self._output.end(cut=choice.finish == "length")]
+        found = [*self._output.score(self._new_logprobs())]
+        found += self._output.end(cut=choice.finish == "length")
         self._end(choice)
         last = (events.Completed if self.response.status == "completed" else events.Incompleted)(
             response=self.response, timings=self.response.timings
@@ -102,7 +106,7 @@ class ResponsesShape:
             choice.content,
             choice.calls,
             cut=choice.finish == "length",
-            logprobs=self._said(choice),
+            logprobs=self._new_logprobs(),
         )
         self._end(choice)
         return self.response
@@ -160,19 +164,6 @@ class ResponsesShape:
             not_kept=self._not_kept() or UNSET,
             limit=limit(done),
         )
-
-    def _said(self, choice: Choice) -> list[TokenLogprob]:
-        """Of all tokens those that the text consists of."""
-        if not self.answer.wants_logprobs:
-            return []
-        texts = [text_of(token.piece) for token in choice.logprobs]
-        begin = max("".join(texts).rfind(choice.content), 0)
-        end, at, found = begin + len(choice.content), 0, []
-        for text, token in zip(texts, choice.logprobs, strict=True):
-            if at < end and at + len(text) > begin:
-                found.append(_logprob(token))
-            at += len(text)
-        return found
 
     def _named(self, found: Iterable[events.Event]) -> list[object]:
         named: list[object] = []
