@@ -19,7 +19,7 @@ from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.depth import PassCosts
 from localspec.engine.speculation.verification import Doubtful
 from localspec.errors import Cancelled
-from localspec.protocol.frames import Reading, Started
+from localspec.protocol.frames import Reading, Started, TokenLogprob
 
 # Seconds that the loop sleeps where nothing but grammars is waited for.
 GUIDE_POLL_S = 0.005
@@ -102,13 +102,26 @@ class Engine:
         cost = self.pair.shared.reading.expected
         self._emit(Started(sequence.id, *read, bias, cost, tokenized.note, thoughts))
 
-    def _has_read(self, sequence: Sequence) -> None:
+    def _has_read(self, lane: Lane, sequence: Sequence) -> None:
         """A pass has read a part of its prompt."""
         step = sequence.step
-        if not sequence.generated and (step.first_row < 0 or sequence.request.progress):
+        scores = self._score(lane, sequence)
+        told = step.first_row < 0 or sequence.request.progress or scores
+        if not sequence.generated and told:
             processed = sequence.slot.n_past + len(step.read)
             spent, cost = sequence.tally.since_start_ms(), self.pair.shared.reading.expected
-            self._emit(Reading(sequence.id, processed, spent, cost))
+            first = sequence.n_scored - len(scores)
+            self._emit(Reading(sequence.id, processed, spent, cost, scores, first))
+
+    def _score(self, lane: Lane, sequence: Sequence) -> list[TokenLogprob]:
+        """Log-probabilities of what was read of its prompt, where they were asked for."""
+        if not sequence.scoring:
+            return []
+        start = self._clock()
+        scores = sequence.score_prompt(lane.context)
+        rows = len(sequence.step.read)
+        lane.observe_scores(rows, lane.spent_s + self._clock() - start)
+        return scores
 
     # ------------------------------------------------------------------------ one step
 
@@ -184,7 +197,8 @@ class Engine:
         lane.context.stop = self.interruption.begins(*self._scheduler.ends_for(lane, sequences))
         while True:
             try:
-                lane.decode(decoding_only, len(sequences))
+                scored = any(sequence.scoring for sequence in sequences)
+                lane.decode(decoding_only, len(sequences), scored=scored)
                 return True
             except Aborted:
                 self._scheduler.stopped(lane, sequences, self.interruption.made_room)
@@ -203,7 +217,7 @@ class Engine:
         slot holds beyond `n_past` tokens is unknown then, and no other sequence was touched.
         """
         step, slot = sequence.step, sequence.slot
-        self._has_read(sequence)
+        self._has_read(lane, sequence)
         if step.first_row < 0 or sequence.limit <= 0:
             lane.slots.prefilled(slot, len(step.read))
             if step.first_row >= 0:  # the prompt was only to be read

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from localspec.protocol.visibility import HIDDEN, VISIBLE, Regions
 from localspec.protocol.frames import TokenLogprob
+from localspec.protocol.visibility import HIDDEN, VISIBLE, Regions
 
 
 class Chunk(NamedTuple):

@@ -19,6 +19,7 @@ from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import ContextExceeded
+from localspec.protocol.frames import Generate
 
 USUAL = 256  # tokens that an answer is expected to have, unless it may have fewer
 
@@ -149,12 +150,14 @@ class Scheduler:
         move = request.n_cache_reuse if request.conversation is None else 0
         anew = READ_ANEW if request.priority == "editor" else 1
         writes = USUAL if request.max_tokens is None else min(request.max_tokens, USUAL)
+        # Log-probabilities of a prompt are those of tokens that are read.
+        reuse = request.cache_prompt and request.prompt_logprobs is None
         slot = lane.slots.acquire(
-            tokenized.tokens, request.cache_prompt, align, tokenized.saved, move, anew, writes
+            tokenized.tokens, reuse, align, tokenized.saved, move, anew, writes
         )
         tokenized.saved = None  # as large as a model's memory, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher
-        asked, scored = request.speculative, request.top_logprobs is not None
+        asked, scored = request.speculative, _is_scored(request)
         drafter = pair.drafter_of(lane)
         drawn = drafter is not None and asked.kind in ("auto", drafter.kind)
         reject = rejects(asked, sampler, matcher, drawn=drawn, scored=scored)
@@ -180,7 +183,8 @@ class Scheduler:
 
     def _go_on(self, lane: Lane, sequence: Sequence) -> None:
         """One that had given way gets a slot again, and its text is read where it is not kept."""
-        slot = lane.slots.acquire(sequence.tokens, sequence.request.cache_prompt)
+        reuse = sequence.request.cache_prompt and not sequence.scoring
+        slot = lane.slots.acquire(sequence.tokens, reuse)
         sequence.go_on_in(slot)
         self._enter(lane, sequence)
 
@@ -188,7 +192,7 @@ class Scheduler:
         slot, prompt = sequence.slot, sequence.tokens[: sequence.n_prompt]
         slot.conversation = owner(sequence.request)
         slot.passing = after_cursor(self._pair.vocab.fim, prompt)
-        verifier, scored = sequence.verifier, sequence.request.top_logprobs is not None
+        verifier, scored = sequence.verifier, _is_scored(sequence.request)
         on_device = self._pair.chooses_on_device and not lane.exact
         verifier.likeliest = verifier.needs_no_logits(scored=scored)
         verifier.on_device = lane.context.choose_on_device(
@@ -225,7 +229,8 @@ class Scheduler:
     def alone(self, lane: Lane, sequence: Sequence) -> Sequence:
         """Give it a step of a pass that it has for itself."""
         prefilling = sequence.prefilling
-        read = _chunk(lane, sequence, lane.most_rows) if prefilling else sequence.slot.unread
+        most = min(lane.most_rows, _outputs(lane)) if sequence.scoring else lane.most_rows
+        read = _chunk(lane, sequence, most) if prefilling else sequence.slot.unread
         sequence.step = _step(sequence, read)
         return sequence
 
@@ -252,7 +257,7 @@ class Scheduler:
         wide = wide and (self._running == 1 or lane.ends_early)
         budget = min(budget, lane.most_rows if wide else beside)
         chosen: list[Sequence] = []
-        rows = 0
+        rows, outputs = 0, _outputs(lane)
         # Those that one pass could hold, were nobody to wait for it, end together: each that ends before
         # has the others wait for what it writes. Longer ones would only all end as late as the last.
         together = sum(len(each.slot.unread) for each in prompts) <= lane.batch.capacity
@@ -262,10 +267,15 @@ class Scheduler:
             if chosen and ordered:  # who is first does not wait for much of the others'
                 budget = min(budget, beside)
             most = budget - rows if whole else max((budget - rows) // left, 1)
-            read = _chunk(lane, sequence, min(most, budget - rows)) if rows < budget else []
+            most = min(most, budget - rows)
+            if sequence.scoring and rows < budget:
+                most = min(lane.scored_rows(most), outputs)
+            read = _chunk(lane, sequence, most) if rows < budget and most > 0 else []
             if not read:
                 break
-            rows += len(read)
+            if sequence.scoring:
+                outputs -= len(read)
+            rows += lane.plain_rows(len(read)) if sequence.scoring else len(read)
             sequence.step = _step(sequence, read)
             chosen.append(sequence)
         return chosen
@@ -277,7 +287,8 @@ class Scheduler:
         rows of the pass, room, tokens that may come.
         """
         rows = sum(len(each.step.read) for each in sequences)
-        spare = min(lane.context.n_outputs - len(sequences), lane.batch.capacity - rows)
+        outputs = sum(len(each.step.read) if each.scoring else 1 for each in sequences)
+        spare = min(lane.context.n_outputs - outputs, lane.batch.capacity - rows)
         if self._running > 1 or self._waiting:
             spare = min(spare, drafts_beside(lane, sequences, decoding))
         most = min(spare // decoding, MAX_LIMIT)
@@ -322,9 +333,10 @@ class Scheduler:
             slot, step = sequence.slot, sequence.step
             last_chunk = slot.n_past + len(step.read) == len(slot.tokens)
             position = slot.n_past
+            step.read_row = batch.rows
             for at, token in enumerate(step.read, start=1):
                 wants = last_chunk and at == len(step.read)
-                row = batch.add(token, position, slot.id, wants)
+                row = batch.add(token, position, slot.id, wants or sequence.wants_logits(position))
                 position += 1
             step.first_row = row if last_chunk else -1
             for token in step.drafts.tokens:
@@ -440,6 +452,19 @@ def _step(sequence: Sequence, read: list[int]) -> SequenceStep:
         left=sequence.limit - generated,
     )
     return SequenceStep(read, drafts, sequence.drafting, verifier)
+
+
+def _is_scored(request: Generate) -> bool:
+    """Does anybody look at logits for the sake of log-probabilities?"""
+    return request.top_logprobs is not None or request.prompt_logprobs is not None
+
+
+def _outputs(lane: Lane) -> int:
+    """How many rows of prompts may have logits in a pass: half of all, the others are for drafts.
+
+    So no pass holds more than a few rows of the vocabulary's size, however long a prompt is.
+    """
+    return max(lane.context.n_outputs // 2 - len(lane.active), 1)
 
 
 def _chunk(lane: Lane, sequence: Sequence, most: int) -> list[int]:

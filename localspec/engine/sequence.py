@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import Vocab
+from localspec.engine.llama import Context, Vocab
 from localspec.engine.output import Chunk, LineRules, TextStream, TokenReport
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.guide import Guide
@@ -17,8 +17,8 @@ from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import Tally, listed
-from localspec.protocol.visibility import Regions
 from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob
+from localspec.protocol.visibility import Regions
 
 SHORT_S = 1.0  # who types has asked again by then
 PATIENCE_S = 0.05  # that a prompt waits, all in all, for others that come with it
@@ -96,7 +96,8 @@ class Sequence:
         self._cut = False  # the rules about lines have ended the text
         self._shown = tokenized.shown
         self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
-        self._report = TokenReport()
+        self._report = TokenReport(all_tokens=self.request.prompt_logprobs is not None)
+        self.n_scored = 0  # tokens of the prompt whose log-probabilities are known
         self._n_bytes = 0  # of the tokens so far
         self._ids: list[int] = []  # of tokens whose text was not shown yet
         self.number = 0  # its place in the order of first starts
@@ -153,6 +154,44 @@ class Sequence:
         guide = self.verifier.matcher
         if guide is not None:
             guide.wait(seconds)
+
+    @property
+    def scoring(self) -> bool:
+        """Are log-probabilities of its prompt still to be computed?"""
+        return self.request.prompt_logprobs is not None and self.n_scored < self.n_prompt
+
+    def wants_logits(self, position: int) -> bool:
+        """Does a token of the prompt at this position say what the next one's log-probability is?"""
+        return self.scoring and position + 1 < self.n_prompt
+
+    def score_prompt(self, context: Context) -> list[TokenLogprob]:
+        """Return the log-probabilities of those tokens of the prompt that the last pass has told.
+
+        The pass's logits are still there, and what it has read is not committed yet. What was scored
+        before, and is read once more in another slot, is passed over.
+
+        Raises:
+            NotFinite: the logits are no numbers.
+        """
+        most, start = self.request.prompt_logprobs, self.slot.n_past
+        if most is None or not self.scoring:
+            return []
+        found: list[TokenLogprob] = []
+        if not self.n_scored:
+            found.append(TokenLogprob(self.tokens[0], self._prompt_piece(self.tokens[0]), 0.0))
+            self.n_scored = 1
+        for at in range(len(self.step.read)):
+            place = start + at + 1
+            if place == self.n_scored < self.n_prompt:
+                row = context.finite(self.step.read_row + at)
+                token = self.tokens[place]
+                found.append(sampler.prompt_logprob(row, token, most, self._prompt_piece))
+                self.n_scored += 1
+        return found
+
+    def _prompt_piece(self, token: int) -> bytes:
+        """Return a token's bytes; in a prompt control tokens have text, too."""
+        return self._vocab.piece(token, special=True)
 
     @property
     def generated(self) -> int:

@@ -96,10 +96,20 @@ class ChatLogprobs(Struct):
 
 
 class TextLogprobs(Struct):
+    """The first token of a prompt follows nothing, so that its log-probabilities are null."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(Struct):
+    """vLLM's, of a token of a prompt or of one that is likelier there; `rank` is 1 for the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
 
 
 class CalledFunction(Struct):
@@ -161,6 +171,7 @@ class TextChoice(Struct):
     text: str
     finish_reason: str | None = None
     logprobs: TextLogprobs | None = None
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
 
 
 class PromptProgress(Struct):

@@ -177,7 +177,8 @@ class Generate(Frame, omit_defaults=True):
     `tools`: the calls that the answer may have. `thoughts`: markers around thoughts that may stand at its
     beginning, before what `tools` and `constraint` ask of the rest.
     `post_sampling`: log-probabilities are of the draw, after all that changes them. `return_tokens`:
-    deltas name the tokens of their text, and `timings`: how long it has taken so far.
+    deltas name the tokens of their text, and `timings`: how long it has taken so far. `prompt_logprobs`:
+    the prompt's own log-probabilities, with so many likeliest tokens beside each.
     """
 
     id: int
@@ -191,6 +192,7 @@ class Generate(Frame, omit_defaults=True):
     thoughts: list[tuple[str, str]] = []
     speculative: Speculative = Speculative()
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     post_sampling: bool = False
     exact: bool | None = None
     cache_prompt: bool = True
@@ -373,7 +375,7 @@ class TokenLogprob(msgspec.Struct):
     """One token and its log-probability under the target; `piece` are its raw bytes.
 
     `offset`: the character of the text in which its bytes begin; -1 where that is not known, of another
-    server.
+    server. `rank`, of a prompt's tokens: 1 for the likeliest; 0 where that is not known.
     """
 
     id: int
@@ -381,6 +383,7 @@ class TokenLogprob(msgspec.Struct):
     logprob: float
     top: list[tuple[int, bytes, float]] = []
     offset: int = -1
+    rank: int = 0
 
 
 Cache = Literal["slot", "memory", "disk", "shift"]  # where cached tokens may come from
@@ -412,13 +415,18 @@ class Started(Frame, omit_defaults=True):
 
 class Reading(Frame, omit_defaults=True):
     """A pass has read a part of the prompt: so many of its tokens are read now, the cached ones
-    among them, `ms` after the request got its slot. `reading`: as Started has it.
+    among them, `ms` after the request got its slot. `reading`: as Started has it. `scores`: of the
+    prompt's tokens the next ones, where `prompt_logprobs` were asked for, the first of them the prompt's
+    token number `scores_from`. The first token of a prompt follows nothing, so its log-probability is 0
+    and says nothing.
     """
 
     id: int
     processed: int
     ms: float
     reading: PromptCost | None = None
+    scores: list[TokenLogprob] = []
+    scores_from: int = 0
 
 
 class Timings(msgspec.Struct):

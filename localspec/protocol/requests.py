@@ -233,13 +233,15 @@ Prompts = (
 
 class CompletionRequest(GenerationRequest, kw_only=True):
     """`prompt`: a text, token ids, texts and ids mixed, or several of these. With `echo` the answer
-    begins with the prompt, which `logprobs` cannot be had of. `best_of` may be no more than `n`."""
+    begins with the prompt, and `logprobs` are of its tokens, too. `prompt_logprobs`, vLLM's: the prompt's
+    alone, in a field of their own. `best_of` may be no more than `n`."""
 
     prompt: Prompts
     suffix: str | None = None
     echo: OrDefault[bool] = False
     best_of: Annotated[int, Meta(ge=1, le=20)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
 # Texts; token ids, or texts and ids mixed, of one input; or lists of these, one for each input.

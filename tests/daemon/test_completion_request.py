@@ -249,7 +249,8 @@ def test_prompts_that_are_none_are_refused(prompt: Any, param: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"), [({"echo": True, "logprobs": 1}, "echo"), ({"best_of": 2}, "best_of")]
+    ("fields", "param"),
+    [({"echo": True, "logprobs": 1, "suffix": "y"}, "suffix"), ({"best_of": 2}, "best_of")],
 )
 def test_what_would_change_the_answer_is_not_passed_over(fields: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

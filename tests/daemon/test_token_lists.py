@@ -122,7 +122,7 @@ def test_without_exact_too_the_tokens_told_are_those_that_begin_in_the_text(
         assert cut == text[: text.find(text[9:14])]
         joined = "".join(token for token, _ in tokens)
         assert joined.startswith(cut)
-    XX
+        assert len("".join(token for token, _ in tokens[:-1])) < max(len(cut), 1)
 
 
 def test_ollama_tells_the_same_tokens_streamed_and_whole(real: Home) -> None:
@@ -141,3 +141,107 @@ def test_ollama_tells_the_same_tokens_streamed_and_whole(real: Home) -> None:
         assert [e["token"] for e in streamed] == [e["token"] for e in whole["logprobs"]]
         cut = whole.get("response") or whole["message"]["content"]
         assert "".join(e["token"] for e in streamed).startswith(cut)
+
+
+# ------------------------------------------------------------------------ prompts that are scored
+
+CONTEXT = "Question: What does shutil.copytree do?\nAnswer:"
+CHOICES = [" It copies a folder.", " banana", " äöü ☃", " It"]
+
+
+def tokens_of(home: Home, text: str, *, first: bool = True) -> list[int]:
+    body = {"content": text, "add_special": first}
+    found: list[int] = home.request("POST", "/tokenize", body).json["tokens"]
+    return found
+
+
+def evaluation(home: Home, prompts: list[list[int]], **more: Any) -> Any:
+    """lm-eval's request for the log-likelihood of continuations (`local-completions`)."""
+    body = {"model": "", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1}
+    answer = home.request("POST", "/v1/completions", {**body, "seed": 1234, "echo": True, **more})
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def parse_logprobs(out: Any, ctxlens: list[int]) -> list[tuple[float, bool]]:
+    """As lm-eval's openai_completions.py reads the answer."""
+    found = []
+    choices = sorted(out["choices"], key=lambda choice: choice["index"])
+    for choice, ctxlen in zip(choices, ctxlens, strict=True):
+        tokens_logprobs = choice["logprobs"]["token_logprobs"][ctxlen:-1]
+        top_logprobs = choice["logprobs"]["top_logprobs"][ctxlen:-1]
+        pairs = zip(tokens_logprobs, top_logprobs, strict=True)
+        is_greedy = all(value == max(top.values()) for value, top in pairs)
+        found.append((sum(tokens_logprobs), is_greedy))
+    return found
+
+
+def test_lm_evals_multiple_choice_runs(real: Home) -> None:
+    context = tokens_of(real, CONTEXT)
+    asked = [context + tokens_of(real, choice, first=False) for choice in CHOICES]
+    together = evaluation(real, asked, exact=True)
+    alone = [evaluation(real, [each], exact=True)["choices"][0] for each in asked]
+    for at, (choice, other, tokens) in enumerate(
+        zip(together["choices"], alone, asked, strict=True)
+    ):
+        assert choice["index"] == at
+        for told in (choice["logprobs"], other["logprobs"]):
+            assert len(told["tokens"]) == len(tokens) + 1
+            assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+            assert all(len(top) == 1 for top in told["top_logprobs"][1:])
+        assert choice["logprobs"] == other["logprobs"]
+    likelihoods = parse_logprobs(together, [len(context)] * len(asked))
+    assert all(-1000 < likelihood < 0 for likelihood, _ in likelihoods)
+    # The context's own values are the same before every choice.
+    scored = [each["logprobs"]["token_logprobs"][1 : len(context)] for each in together["choices"]]
+    assert all(each == pytest.approx(scored[0], abs=0.4) for each in scored)  # other widths
+
+
+def test_what_the_model_writes_itself_is_greedy_for_lm_eval(real: Home) -> None:
+    context = tokens_of(real, CONTEXT)
+    body = {"prompt": context, "n_predict": 6, "temperature": 0, "return_tokens": True}
+    written = real.request("POST", "/completion", body).json["tokens"]
+    told = evaluation(real, [context + written[:1], [*context, written[0] + 1]])
+    likelihoods = parse_logprobs(told, [len(context)] * 2)
+    assert likelihoods[0][1]
+    assert not likelihoods[1][1]
+    assert likelihoods[0][0] > likelihoods[1][0]
+
+
+@pytest.mark.parametrize("text", [CONTEXT, "äöü ☃ 😀", "x"])
+@pytest.mark.parametrize("limit", [0, 1, 8])
+def test_an_echoed_prompt_and_its_completion_are_one_text(
+    real: Home, text: str, limit: int
+) -> None:
+    body = {"prompt": text, "echo": True, "logprobs": 2, "temperature": 0, "max_tokens": limit}
+    whole = real.request("POST", "/v1/completions", body).json["choices"][0]
+    assert whole["text"].startswith(text)
+    told = whole["logprobs"]
+    assert len(told["tokens"]) == len(told["text_offset"]) == len(told["token_logprobs"])
+    assert told["text_offset"] == sorted(told["text_offset"])
+    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
+        assert "\ufffd" in token or whole["text"].startswith(token, offset) or offset == 0
+    chunks = [c for each in events(real, "/v1/completions", body) for c in each["choices"]]
+    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+    for key in ("tokens", "text_offset"):
+        parts = [chunk["logprobs"][key] for chunk in chunks if chunk["logprobs"]]
+        assert [each for part in parts for each in part] == told[key]
+
+
+def test_a_prompts_log_probabilities_in_vllms_field(real: Home) -> None:
+    tokens = tokens_of(real, CONTEXT)
+    body = {"prompt": [tokens, tokens[:3]], "prompt_logprobs": 2, "max_tokens": 1, "temperature": 0}
+    choices = real.request("POST", "/v1/completions", body).json["choices"]
+    for choice, prompt in zip(choices, (tokens, tokens[:3]), strict=True):
+        first, *others = choice["prompt_logprobs"]
+        assert first is None
+        assert choice["logprobs"] is None
+        for entry, token in zip(others, prompt[1:], strict=True):
+            assert 2 <= len(entry) <= 3
+            ranked = sorted(entry.values(), key=lambda each: each["rank"])
+            assert [each["logprob"] for each in ranked] == sorted(
+                (each["logprob"] for each in ranked), reverse=True
+            )
+            assert str(token) in entry
+    refused = {"prompt": "x", "suffix": "y", "echo": True, "logprobs": 1}
+    assert real.request("POST", "/v1/completions", refused).error["param"] == "suffix"

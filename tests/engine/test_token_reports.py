@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.sequence import Sequence, TokenizedRequest
-from localspec.protocol.visibility import Regions
 from localspec.protocol.frames import Delta, Generate, TextPrompt, TokenLogprob
+from localspec.protocol.visibility import Regions
 from tests.support.running import Running, drafting
 
 EOG = 0

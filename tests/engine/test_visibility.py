@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.reply.parser import THOUGHTS, AnswerParser, Text
 from localspec.engine.output import TextStream
-from localspec.protocol.visibility import HIDDEN, VISIBLE, Regions
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.visibility import HIDDEN, VISIBLE, Regions
 
 TOOLS = {
     "led": {"type": "object", "properties": {"note": {"type": "string"}}},

@@ -95,6 +95,7 @@ class Choice:
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     logprobs: list[frames.TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[frames.TokenLogprob] = field(default_factory=list)
     content_logprobs: list[frames.TokenLogprob] = field(default_factory=list)  # of `content`
     tokens: list[int] = field(default_factory=list)
     logit_bias: dict[int, float] = field(default_factory=dict)
@@ -126,6 +127,8 @@ class Choice:
                     self._content_tokens = ContentTokens(self.parser.regions(event.tail))
             case frames.Reading():  # another engine may read it anew
                 self.processed = max(self.processed, event.processed)
+                if event.scores:  # an engine that began anew begins with the first token again
+                    self.prompt_logprobs[event.scores_from :] = event.scores
                 self.reading_ms = event.ms
             case frames.Delta():
                 self.begun = True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import UNSET, UnsetType
 
@@ -31,6 +32,7 @@ from localspec.protocol.answers import (
     Completion,
     Extra,
     Progress,
+    PromptLogprob,
     PromptProgress,
     TextChoice,
     TextLogprobs,
@@ -275,6 +277,19 @@ class TextShape(OpenAIShape):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
     echo: Sequence[str] = ()  # the prompts, where answers begin with them
+    # How many likeliest tokens stand beside each, where they were asked for: in `logprobs`, and in
+    # `prompt_logprobs`.
+    tops: int = 0
+    prompt_tops: int | None = None
+    _prompts_sent: set[int]  # of streams, by choice
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._prompts_sent = set()
+
+    @property
+    def _scores_echo(self) -> bool:
+        return bool(self.echo) and self.answer.wants_logprobs
 
     def reading(self, index: int, now: PromptProgress) -> Completion:
         chunk = self.chunk([TextChoice(index, "")])
@@ -282,16 +297,32 @@ class TextShape(OpenAIShape):
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
-            case frames.Started() if self.echo:
+            case frames.Started() if self.echo and not self._waits_for_scores:
                 return [self.chunk([TextChoice(index, self._echoed(index))])]
             case frames.Delta() if event.text or event.logprobs:
-                logprobs = self._logprobs(event.logprobs)
-                chunk = self.chunk([TextChoice(index, event.text, None, logprobs)])
-                return timed([with_drafted(chunk, event)], event)
+                choice = TextChoice(index, event.text, None, self._logprobs(index, event.logprobs))
+                chunk = with_drafted(self.chunk([choice]), event)
+                return timed([*self._prompt(index), chunk], event)
             case frames.Done():
                 finish = self.answer.choices[index].finish
-                return [self.closing([TextChoice(index, "", finish)], event)]
+                end = self.closing([TextChoice(index, "", finish)], event)
+                return [*self._prompt(index), end]
         return ()
+
+    @property
+    def _waits_for_scores(self) -> bool:
+        return self._scores_echo or self.prompt_tops is not None
+
+    def _prompt(self, index: int) -> Sequence[Completion]:
+        """Return the chunk with the prompt's log-probabilities, once, before the answer."""
+        if not self._waits_for_scores or index in self._prompts_sent:
+            return []
+        self._prompts_sent.add(index)
+        choice = TextChoice(index, self._echoed(index))
+        if self._scores_echo:
+            choice.logprobs = self._prompt_logprobs(index)
+        choice.prompt_logprobs = self._as_vllm(index)
+        return [self.chunk([choice])]
 
     def choices(self) -> Choices:
         return [
@@ -299,7 +330,8 @@ class TextShape(OpenAIShape):
                 index,
                 self._echoed(index) + each.content,
                 each.finish,
-                self._logprobs(each.logprobs),
+                self._joined(index),
+                self._as_vllm(index),
             )
             for index, each in enumerate(self.answer.choices)
         ]
@@ -307,12 +339,68 @@ class TextShape(OpenAIShape):
     def _echoed(self, index: int) -> str:
         return self.echo[self.answer.choices[index].prompt] if self.echo else ""
 
-    def _logprobs(self, tokens: list[frames.TokenLogprob]) -> TextLogprobs | None:
+    def _joined(self, index: int) -> TextLogprobs | None:
+        """Return those of a whole answer: of the prompt, where it is echoed, and of the completion."""
+        found = self._logprobs(index, self.answer.choices[index].logprobs)
+        if found is None or not self._scores_echo:
+            return found
+        prompt = self._prompt_logprobs(index)
+        return TextLogprobs(
+            prompt.tokens + found.tokens,
+            prompt.token_logprobs + found.token_logprobs,
+            prompt.top_logprobs + found.top_logprobs,
+            prompt.text_offset + found.text_offset,
+        )
+
+    def _logprobs(self, index: int, tokens: list[frames.TokenLogprob]) -> TextLogprobs | None:
         if not self.answer.wants_logprobs:
             return None
-        texts = [text_of(token.piece) for token in tokens]
-        offsets = [token.offset for token in tokens]
-        top = [
-            {text_of(piece): value for _, piece, value in reversed(token.top)} for token in tokens
+        before = len(self._echoed(index))
+        return self._listed(tokens, [before + token.offset for token in tokens])
+
+    def _prompt_logprobs(self, index: int) -> TextLogprobs:
+        tokens = self.answer.choices[index].prompt_logprobs
+        pieces = [token.piece for token in tokens]
+        found = self._listed(tokens, prompt_offsets(self._echoed(index), pieces))
+        if tokens:
+            found.token_logprobs[0] = found.top_logprobs[0] = None
+        return found
+
+    def _listed(self, tokens: list[frames.TokenLogprob], offsets: list[int]) -> TextLogprobs:
+        top: list[dict[str, float] | None] = [
+            {text_of(piece): value for _, piece, value in reversed(token.top[: self.tops])}
+            for token in tokens
         ]
-        return TextLogprobs(texts, [token.logprob for token in tokens], top, offsets)
+        values: list[float | None] = [token.logprob for token in tokens]
+        return TextLogprobs([text_of(token.piece) for token in tokens], values, top, offsets)
+
+    def _as_vllm(self, index: int) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        """Return `prompt_logprobs`: by their ids the likeliest tokens and the prompt's own, of each place."""
+        most = self.prompt_tops
+        if most is None:
+            return UNSET
+        found: list[dict[str, PromptLogprob] | None] = [None]
+        for token in self.answer.choices[index].prompt_logprobs[1:]:
+            entry = {
+                str(number): PromptLogprob(value, rank, text_of(piece))
+                for rank, (number, piece, value) in enumerate(token.top[:most], start=1)
+            }
+            own = PromptLogprob(token.logprob, token.rank, text_of(token.piece))
+            found.append({**entry, str(token.id): own})
+        return found
+
+
+def prompt_offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
+    """Return in which character of the echoed `text` each of the prompt's tokens begins.
+
+    What the tokens have before the text is in none of it: a token that the model's file adds at the
+    beginning, and the blank that some vocabularies put before the first word.
+    """
+    joined = b"".join(pieces).decode("utf-8", "replace")
+    lead = max(joined.find(text), 0)
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    offsets, count = [], 0
+    for piece in pieces:
+        offsets.append(min(max(count - lead, 0), len(text)))
+        count += len(decoder.decode(piece))
+    return offsets

@@ -113,15 +113,19 @@ def completion_frames(request: CompletionRequest) -> list[frames.Generate]:
     Raises:
         InvalidRequest: what is asked for would change the answer, and is not to be had here.
     """
+    scores = request.prompt_logprobs
     if request.echo and request.logprobs is not None:
+        scores = max(request.logprobs, scores or 0)
+    if scores is not None and request.suffix is not None:
         raise InvalidRequest(
-            "'echo' cannot be used with 'logprobs': the prompt's are not computed.", param="echo"
+            "Log-probabilities of a prompt cannot be computed with a 'suffix'.", param="suffix"
         )
     if (request.best_of or 1) > (request.n or 1):
         raise InvalidRequest(
             "'best_of' must not be greater than 'n'; every choice is returned.", param="best_of"
         )
-    return per_choice(request, prompts(request.prompt, request.suffix), request.logprobs)
+    asked = prompts(request.prompt, request.suffix)
+    return per_choice(request, asked, request.logprobs, prompt_logprobs=scores)
 
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:

@@ -96,6 +96,7 @@ async def complete(request: Request) -> Response:
         note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
     )
+    shape.tops, shape.prompt_tops = body.logprobs or 0, body.prompt_logprobs
     if body.echo:
         asked = [each.prompt for each in wanted[:: body.n or 1]]
         shape.echo = [await _text(daemon.supervisor, pair, each) for each in asked]

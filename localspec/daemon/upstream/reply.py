@@ -198,7 +198,7 @@ class Reply:
         return found
 
     def _place(self, delta: frames.Delta) -> None:
-        """Say where each token begins in the text of the answer; thoughts, which are none of it, come first."""
+        """Say where each token begins in the answer's text; thoughts, which are none of it, come first."""
         at = self._text_characters - len(delta.thought)
         for token in delta.logprobs:
             token.offset = at if at >= self._text_characters else -1

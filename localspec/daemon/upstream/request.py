@@ -307,6 +307,8 @@ def _probable(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
         found.body["return_token_ids"] = True
     elif request.return_tokens:
         found.left_out.append("return_tokens")
+    if request.prompt_logprobs is not None:
+        raise refusal("logprobs", dialect, "those of a prompt are computed by local pairs only")
     if request.top_logprobs is None:
         return
     # To llama-server none beside the token itself are no log-probabilities at all.

@@ -73,7 +73,7 @@ class ExactMode:
         context = models.context(
             models.target,
             sequences=1,
-            outputs=n_batch,
+            outputs=rows,  # of a prompt that is scored, each row of a chunk has its logits
             chooses=True,
             exact=True,
             rows=rows,

@@ -29,6 +29,8 @@ LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations rea
 # Of what others may wait for a pass that reads prompts, what is planned: the longest of hundreds takes a
 # third more than is expected of it.
 PLANNED = 0.75
+# How much of the last pass counts in what scored rows are expected to cost, unless they were dearer.
+SCORES_NEWEST = 0.2
 # Of what a pass takes that reads prompts, and seconds, in which it has just begun: requests that are sent
 # together arrive within some milliseconds.
 BEGINNING, BEGINS_S = 1 / 8, 0.02
@@ -77,6 +79,9 @@ class Lane:
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         self.rollback = None if context.model.cuttable else context.n_rollback
         self.busy_s = 0.0  # time inside llama.cpp
+        self.spent_s = 0.0  # of that, in the last pass
+        # What a row of a prompt costs whose log-probabilities are computed, in rows without them.
+        self._scored_cost: float | None = None
         # since the last request ended: passes, and the sequences in them
         self.passes = self.busy = 0
         self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
@@ -174,21 +179,41 @@ class Lane:
         """
         return int(max(min(self._pass_s / self._row, self.batch.capacity), 1))
 
+    def scored_rows(self, rows: int) -> int:
+        """How many rows with log-probabilities take as long as so many without; at least one."""
+        if self._scored_cost is None:
+            return min(rows, LEAST_BESIDE)
+        return max(int(rows / self._scored_cost), 1)
+
+    def plain_rows(self, scored: int) -> int:
+        """How many rows without log-probabilities take as long as so many with them."""
+        return math.ceil(scored * (self._scored_cost or 1.0))
+
+    def observe_scores(self, rows: int, seconds: float) -> None:
+        """A pass with so many scored rows, and computing their log-probabilities, took `seconds`.
+
+        Dearer rows are believed at once, for others wait for them.
+        """
+        others = (self.batch.rows - rows) * self._row
+        cost = max((seconds - others) / (rows * self._row), 1.0)
+        known = self._scored_cost or cost
+        self._scored_cost = max(cost, known + SCORES_NEWEST * (cost - known))
+
     def _learn_prefill(self, spent: float) -> None:
         """A pass that read a prompt took `spent` seconds."""
         if self.batch.rows < min(self.rows_beside(0), LEAST_LEARNED):
             return  # a prompt's last rows say little about a row among many
         self.reading.observe(self.batch.rows, self.batch.mean_position, spent)
 
-    def decode(self, timed: bool, sequences: int = 1) -> float:
+    def decode(self, timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         """One pass over the batch, of so many sequences; returns its seconds, and tells the cost table if
-        `timed`.
+        `timed`. scored: it has rows of a prompt with logits, which cost more than others.
         """
         self.began = time.perf_counter()
         start = self._clock()
         self.context.decode(self.batch)
         self.context.synchronize()
-        spent = self._clock() - start
+        spent = self.spent_s = self._clock() - start
         self.busy_s += spent
         self.passes, self.busy = self.passes + 1, self.busy + sequences
         rows, costs = self.batch.rows, self.costs.of(sequences)
@@ -198,7 +223,7 @@ class Lane:
             depth, width_ms = self.batch.mean_position, costs.ms(rows)
             own = self.attention.observe(rows, sequences, depth, spent * 1e3, width_ms)
             costs.observe(rows, own)
-        elif not timed:
+        elif not timed and not scored:
             self._learn_prefill(spent)
         return spent
 

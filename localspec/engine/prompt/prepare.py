@@ -33,7 +33,6 @@ from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.sampling.thoughts import Marker, Thoughts
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
-from localspec.protocol.visibility import Regions
 from localspec.errors import (
     ContextExceeded,
     InvalidRequest,
@@ -53,6 +52,7 @@ from localspec.protocol.frames import (
     Tokenize,
     TokenPrompt,
 )
+from localspec.protocol.visibility import Regions
 
 THINK, END_THINK = "<think>", "</think>"
 _UNREAD = "This model marks its thoughts in a way that is not known, so they are part of its answer's text."

@@ -113,6 +113,15 @@ def logprob(row: Logits, token: int, top: int, piece: Callable[[int], bytes]) ->
     return TokenLogprob(token, piece(token), float(row[token]) - log_total, best)
 
 
+def prompt_logprob(
+    row: Logits, token: int, top: int, piece: Callable[[int], bytes]
+) -> TokenLogprob:
+    """Return `logprob` of a token that was given, and how many tokens are likelier than it, plus one."""
+    entry = logprob(row, token, top, piece)
+    entry.rank = int((row > row[token]).sum()) + 1
+    return entry
+
+
 def drawn_logprob(
     drawn: Distribution, token: int, top: int, piece: Callable[[int], bytes]
 ) -> TokenLogprob:

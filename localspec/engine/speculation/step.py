@@ -111,7 +111,8 @@ class SequenceStep:
     decided, but for this step's drafts; deepest: drafts of the other step that has most. price: of known
     tokens, in rounds without them; None: none are tried, or the caller foretold them. looked: whether it was
     asked for drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
-    prompt. repeats: the pass brought nothing and is made again. error: what ends this sequence alone.
+    prompt. read_row: the row of the first token read. repeats: the pass brought nothing and is made again.
+    error: what ends this sequence alone.
     """
 
     read: list[int]
@@ -125,6 +126,7 @@ class SequenceStep:
     price: float | None = None
     looked: bool = False
     first_row: int = -1
+    read_row: int = -1
     repeats: bool = False
     error: Exception | None = None
 

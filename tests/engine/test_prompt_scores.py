@@ -1,0 +1,141 @@
+"""Log-probabilities of a prompt: those of llama.cpp's own logits, however the prompt is read."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from localspec.protocol.frames import PairFiles, TokenLogprob
+from tests.support.pairs import N_VOCAB
+from tests.support.rescoring import NEAR_TIE, assert_same_logprobs, rows_alone
+from tests.support.running import GREEDY, Answer, Running, drafting
+
+TOP = 3
+
+
+def scores(answer: Answer) -> list[TokenLogprob]:
+    found: list[TokenLogprob] = []
+    for reading in answer.readings:
+        if reading.scores:
+            assert reading.scores_from == len(found)
+            found += reading.scores
+    return found
+
+
+def random_prompt(seed: int, length: int) -> list[int]:
+    numbers = random.Random(seed)
+    return [numbers.randrange(3, N_VOCAB) for _ in range(length)]
+
+
+def check(path: str, prompt: Sequence[int], found: Sequence[TokenLogprob]) -> None:
+    """The numbers are those of the target that reads the prompt token by token."""
+    assert [entry.id for entry in found] == list(prompt)
+    rows = rows_alone(path, prompt[:1], prompt[1:])
+    for entry, row in zip(found[1:], rows, strict=True):
+        exact = row.astype(np.float64)
+        logs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
+        assert entry.logprob == pytest.approx(logs[entry.id], abs=NEAR_TIE)
+        assert [value for _, _, value in entry.top] == pytest.approx(
+            sorted(logs, reverse=True)[:TOP], abs=NEAR_TIE
+        )
+        near = np.abs(logs - logs[entry.id]) < NEAR_TIE
+        sure = int((logs[~near] > logs[entry.id]).sum())
+        assert sure < entry.rank <= sure + int(near.sum())
+
+
+@pytest.mark.parametrize("length", [1, 2, 70, 300])
+def test_a_prompts_scores_are_those_of_llama_cpp(
+    contextual: Running, contextual_files: PairFiles, length: int
+) -> None:
+    prompt = random_prompt(length, length)
+    for exact in (False, True):
+        answer = contextual.ask(prompt, 2, GREEDY, prompt_logprobs=TOP, top_logprobs=1, exact=exact)
+        check(contextual_files.target, prompt, scores(answer))
+        assert answer.done.finish_reason == "length"
+
+
+def test_no_cache_takes_them_away(contextual: Running, contextual_files: PairFiles) -> None:
+    prompt = random_prompt(5, 90)
+    contextual.ask(prompt, 4)  # leaves the prompt in a slot
+    for most in (0, 1):  # nothing is written, or one token
+        answer = contextual.ask(prompt, most, prompt_logprobs=TOP, top_logprobs=1)
+        check(contextual_files.target, prompt, scores(answer))
+        assert answer.started is not None
+        assert answer.started.cached_tokens == 0
+        assert len(answer.logprobs) == most
+
+
+def test_chunks_and_company_change_nothing(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    prompts = [random_prompt(seed, length) for seed, length in ((1, 150), (2, 149), (3, 40))]
+    found = []
+    for n_batch in (64, 200):
+        engine = load(contextual_files, n_batch=n_batch, parallel=4)
+        writes = engine.start(random_prompt(9, 20), 60, speculative=drafting(8))
+        asked = [engine.start(prompt, 1, prompt_logprobs=TOP, top_logprobs=1) for prompt in prompts]
+        engine.finish()
+        assert engine.answers[writes].done.completion_tokens > 0
+        for prompt, request in zip(prompts, asked, strict=True):
+            check(contextual_files.target, prompt, scores(engine.answers[request]))
+            found.append(scores(engine.answers[request]))
+    for first, second in zip(found[:3], found[3:], strict=True):
+        assert_same_logprobs(first, second)
+
+
+def test_a_pass_has_no_more_rows_with_logits_than_the_context_holds(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    engine = load(contextual_files, n_batch=256, parallel=2)
+    lane = engine.pair.shared
+    rows = []
+    decode = lane.context.decode
+
+    def counted(batch: object) -> None:
+        rows.append(sum(lane.batch._logits[: lane.batch.rows]))
+        decode(lane.batch)
+
+    lane.context.decode = counted  # type: ignore[method-assign] # watched
+    for seed in (1, 2):
+        engine.start(random_prompt(seed, 200), 1, prompt_logprobs=0, top_logprobs=0)
+    engine.finish()
+    assert max(rows) <= lane.context.n_outputs
+    assert sum(rows) >= 2 * 199
+
+
+def test_others_wait_no_longer_for_a_prompt_that_is_scored(
+    load: Callable[..., Running], contextual_files: PairFiles
+) -> None:
+    """What scored rows cost counts in how many a pass reads beside others, whatever that is."""
+    engine = load(contextual_files, n_batch=256, parallel=2)
+    lane = engine.pair.shared
+    lane._gap_s = 20 * lane._row
+    plain = lane.rows_beside(1)
+    assert plain >= 10
+    assert lane.scored_rows(plain) <= 8  # not known yet
+    lane.batch.clear()
+    lane.batch.rows = 8
+    lane.observe_scores(8, 8 * 5 * lane._row)
+    assert lane.scored_rows(plain) == max(plain // 5, 1)
+    assert lane.plain_rows(lane.scored_rows(plain)) <= plain
+    lane.observe_scores(8, 8 * 2 * lane._row)  # cheaper passes are believed slowly
+    assert lane.scored_rows(plain) < plain // 2
+    lane.batch.clear()
+
+
+def test_every_token_of_a_completion_beside_a_scored_prompt_has_an_entry(
+    cycle: Running,
+) -> None:
+    """An evaluation counts entries: also of a token that ends the answer, and has no text."""
+    ends = next(iter(cycle.pair.vocab.ends))
+    biased = GREEDY.__class__(temperature=0.0, logit_bias={ends: 100.0})
+    answer = cycle.ask([5, 6, 7], 4, biased, prompt_logprobs=1, top_logprobs=1)
+    assert [entry.id for entry in answer.logprobs] == [ends]
+    assert answer.text == ""
+    assert answer.logprobs[0].offset == 0
+    assert cycle.ask([5, 6, 7], 4, biased, top_logprobs=1).logprobs == []
+    assert all(math.isfinite(entry.logprob) for entry in answer.logprobs)
