@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +28,7 @@ _ESCAPE = 6  # bytes of the longest one, \u0000
 # Naming the field at fault takes a second reading and a walk: enough for what a person may search.
 _READ_TWICE = 1 << 20  # bytes
 _LOOKED_AT = 20_000  # keys and values
+MOST_REPAIRS = 64  # readings of a body whose whole numbers are written as 7.0
 
 
 class BadBody(ValueError):
@@ -111,12 +113,9 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
             weight.add(body)
     except TooHeavy as error:
         raise BadBody(str(error)) from None
-    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        request: Body = decoder.decode(body)
+        request, body = _decoded(body, kind)
     except msgspec.ValidationError as error:
-        if (again := _with_whole_numbers(body, getattr(kind, "floats", ""))) is not None:
-            return decode(again, kind, weight)
         raise _named_key(_refused(str(error), kind), body, kind) from None
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
@@ -129,17 +128,67 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
     return request
 
 
-def _with_whole_numbers(body: bytes | bytearray, part: str) -> bytes | None:
-    """The request with 7 for 7.0 in its field `part`; None: there is nothing of that, or no request."""
-    try:
-        found = msgspec.json.decode(body) if part else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None  # what was refused first came before this
-    values = found.get(part) if isinstance(found, dict) else None
-    if not isinstance(values, dict):
+def _decoded(body: bytes | bytearray, kind: type[Body]) -> tuple[Body, bytes | bytearray]:
+    """The request, and its body with 7 for 7.0 wherever a whole number is asked for: clients in Lua, Go
+    and R write so.
+
+    Raises:
+        msgspec.ValidationError, msgspec.DecodeError: as msgspec's decoder.
+    """
+    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    repairs = MOST_REPAIRS if len(body) <= _READ_TWICE else 1
+    for _ in range(repairs):
+        try:
+            return cast(Body, decoder.decode(body)), body
+        except msgspec.ValidationError as error:
+            if (repaired := _with_whole_numbers(body, str(error))) is None:
+                raise
+            body = repaired
+    return cast(Body, decoder.decode(body)), body
+
+
+def _with_whole_numbers(body: bytes | bytearray, message: str) -> bytes | None:
+    """The body with whole numbers at the place that `message` refuses, and in the rest of a list or an
+    object of values there; None: it refuses something else.
+    """
+    if not (refused := _FLOAT_FOR_INT.match(message)):
         return None
-    whole = {k: int(v) for k, v in values.items() if isinstance(v, float) and _is_whole(v)}
-    return msgspec.json.encode({**found, part: values | whole}) if found and whole else None
+    try:
+        found = msgspec.json.decode(body)
+        changed = _make_whole(found, _steps(refused["path"]))
+        return msgspec.json.encode(found) if changed else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
+        return None
+
+
+def _steps(path: str) -> list[str]:
+    """Return the names and places in one of msgspec's paths."""
+    return re.findall(r"\w+|\[(?:\d+|\.\.\.)\]", path)
+
+
+def _make_whole(value: Any, path: Sequence[str]) -> bool:
+    """Change floats that are whole numbers into integers, where `path` leads in `value`. False: none is.
+
+    Of an object's key that msgspec does not name, "[...]", all are meant, and beside an item of a list
+    all other items.
+    """
+    if not path:
+        return False
+    name, deeper = path[0], path[1:]
+    if not isinstance(value, dict | list):
+        return False
+    keys: list[Any] = [*value] if isinstance(value, dict) else [*range(len(value))]
+    if not name.startswith("["):
+        keys = [name] if name in value else []
+    elif deeper and isinstance(value, list):
+        keys = [int(name[1:-1])]
+    if deeper:
+        changed = [_make_whole(value[key], deeper) for key in keys]
+        return any(changed)
+    whole = [key for key in keys if isinstance(value[key], float) and _is_whole(value[key])]
+    for key in whole:
+        value[key] = int(value[key])
+    return bool(whole)
 
 
 def _is_whole(value: float) -> bool:
@@ -154,12 +203,23 @@ def converted(value: object, kind: type[Body], at: str) -> Body:
         BadBody: as `decode`.
     """
     try:
-        return msgspec.convert(value, kind)
+        return _converted(value, kind)
     except msgspec.ValidationError as error:
         found = _refused(str(error), kind)
         path = f"{at}.{found.param}" if found.param else at
         subject = f"'{found.param}'" if found.param else "The request body"
         raise BadBody(found.message.replace(subject, f"'{path}'", 1), path) from None
+
+
+def _converted(value: object, kind: type[Body]) -> Body:
+    for _ in range(MOST_REPAIRS):
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            refused, value = _FLOAT_FOR_INT.match(str(error)), deepcopy(value)
+            if not refused or not _make_whole(value, _steps(refused["path"])):
+                raise
+    return msgspec.convert(value, kind)
 
 
 class _Tools(Struct):
@@ -180,6 +240,10 @@ def _keep_own(tools: list[Struct], body: bytes | bytearray) -> None:
 
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+# A number with a fraction where only a whole one is wanted.
+_FLOAT_FOR_INT = re.compile(
+    r"^Expected `(?:[^`]*\| )?int(?: \|[^`]*)?`, got `float` - at `\$\.?(?P<path>[^`]*)`$"
+)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _LENGTH = re.compile(r"Expected `(\w+)` of length (<=|>=) (\d+)$")
 _LIMIT = re.compile(r"Expected `[^`]+` (<=|>=|<|>) (\S+)$")

@@ -190,6 +190,96 @@ def test_all_that_may_be_left_out_is_tried_as_null() -> None:
     assert (ChatRequest, ("speculative", "depth")) in NULLABLE
 
 
+def integers(kind: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """The path of every whole number that a request may have, and one that is within its limits."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        kind = kind.type
+    match kind:
+        case msgspec.inspect.IntType(ge=low, le=high):
+            yield path, min(max(low or 0, 2), high or 2)
+        case msgspec.inspect.UnionType(types=types) if not any(
+            isinstance(each, msgspec.inspect.FloatType) for each in types
+        ):
+            for each in types:
+                yield from integers(each, path)
+        case msgspec.inspect.ListType(item_type=item):
+            yield from integers(item, (*path, 0))
+        case msgspec.inspect.StructType(fields=fields) if len(path) < 6:
+            for field in fields:
+                yield from integers(field.type, (*path, field.encode_name))
+
+
+def with_value(kind: type[msgspec.Struct], path: tuple[Any, ...], value: object) -> bytes:
+    """A request that has `value` at this path, and what its neighbours must have."""
+    body = json.loads(json.dumps(FULL[kind]))
+    inside = body
+    for name, deeper in zip(path, [*path[1:], None], strict=True):
+        more: Any = value if deeper is None else [] if deeper == 0 else {}
+        if isinstance(inside, list):
+            inside[:] = [more]
+            inside = more
+        elif isinstance(inside.get(name), type(more)) and deeper is not None:
+            inside = inside[name]
+        else:
+            inside[name] = inside = more
+    return json.dumps(body).encode()
+
+
+def is_valid(body: bytes, kind: type[msgspec.Struct]) -> bool:
+    with contextlib.suppress(BadBody):
+        return bool(decode(body, kind)) or True
+    return False
+
+
+# Those that make a request by themselves: others stand in an object that must have more.
+INTEGERS = [
+    (kind, path, value)
+    for kind in FULL
+    for path, value in integers(msgspec.inspect.type_info(kind))
+    if is_valid(with_value(kind, path, value), kind)
+]
+
+
+def test_every_kind_of_whole_number_is_tried_with_a_point() -> None:
+    assert len(INTEGERS) > 100
+    tried = {(kind, path) for kind, path, _ in INTEGERS}
+    assert {(ChatRequest, ("seed",)), (ChatRequest, ("max_tokens",))} < tried
+    assert (requests.DetokenizeRequest, ("tokens", 0)) in tried
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"), INTEGERS, ids=lambda each: getattr(each, "__name__", str(each))
+)
+def test_a_whole_number_may_be_written_with_a_point(
+    kind: type[msgspec.Struct], path: tuple[Any, ...], value: int
+) -> None:
+    expected = decode(with_value(kind, path, value), kind)
+    assert decode(with_value(kind, path, float(value)), kind) == expected
+    with pytest.raises(BadBody):
+        decode(with_value(kind, path, value + 0.5), kind)
+
+
+def test_many_whole_numbers_with_points_make_one_request() -> None:
+    body = {"prompt": [1.0, 2, 3e0], "max_tokens": 5.0, "seed": 7.0, "top_k": 1e2, "n": 1.0}
+    body |= {"n_probs": 3.0, "repeat_last_n": -1.0, "logit_bias": [[5.0, 1.0], [6, -1.0]]}
+    found = decode(json.dumps(body).encode(), NativeCompletionRequest)
+    assert (found.prompt, found.max_tokens, found.seed, found.top_k) == ([1, 2, 3], 5, 7, 100)
+    assert (found.n_probs, found.repeat_last_n) == (3, -1)
+    assert found.logit_bias == [(5, 1.0), (6, -1.0)]
+    for wrong in ("1", 1.5, 2.0**60, True, None):
+        with pytest.raises(BadBody):
+            decode(json.dumps({"tokens": [1.0, wrong]}).encode(), requests.DetokenizeRequest)
+
+
+def test_what_a_tool_has_in_its_schema_stays_as_it_is() -> None:
+    parameters = {"type": "object", "properties": {"x": {"minimum": 1.0, "default": 2.0}}}
+    tools = [{"function": {"name": "f", "parameters": parameters}}]
+    body = {"messages": MESSAGES, "tools": tools, "max_tokens": 3.0}
+    found = decode(json.dumps(body).encode(), ChatRequest)
+    assert found.tools is not None
+    assert json.dumps(found.tools[0].shown()["function"]["parameters"]) == json.dumps(parameters)
+
+
 def numbers(kind: type) -> dict[str, list[tuple[Any, Any]]]:
     """The limits of every field of a request that takes a number, or several."""
     found: dict[str, list[tuple[Any, Any]]] = {}

@@ -5,7 +5,7 @@ As everywhere, null is a field that is not there, and fields that nobody here kn
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -45,8 +45,6 @@ class Options(Sampled, Request):
 class Asked(Request, kw_only=True):
     """What chats and texts share. `model` has a tag or not; `keep_alive` 0 unloads it afterwards, and any
     other duration is left to the configuration."""
-
-    floats: ClassVar[str] = "options"  # where 7.0 is a whole number too, as in Go
 
     model: OrDefault[Name] = ""
     stream: OrDefault[bool] = True
@@ -105,8 +103,6 @@ class OllamaEmbedRequest(Request):
     input that is too long is refused. `dimensions`: as OpenAI's.
     """
 
-    floats: ClassVar[str] = "options"
-
     model: OrDefault[Name] = ""
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
     truncate: OrDefault[bool] = True
@@ -117,8 +113,6 @@ class OllamaEmbedRequest(Request):
 
 class OllamaEmbeddingsRequest(Request):
     """The older one, of one text, whose vector stays as long as it is."""
-
-    floats: ClassVar[str] = "options"
 
     model: OrDefault[Name] = ""
     prompt: OrDefault[str] = ""
