@@ -6,10 +6,10 @@ knows are ignored, as everywhere, and null is read as a field that is not there.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, field
 
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.sampling import INT32, Bias, Count, Sampled, TokenLimit
@@ -47,17 +47,31 @@ class ResponseFormat(Request):
 
 
 class ContentPart(Struct):
+    """`refusal`: the text of a part of that type, which an assistant's message may have."""
+
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
-class ChatMessage(Struct):
+class ChatMessage(Struct, dict=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str | list[ContentPart] | None = None
+    # Left out it is None after all: only an error tells the two apart.
+    content: str | list[ContentPart] | None = UNSET  # type: ignore[assignment]
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+
+    def __post_init__(self) -> None:
+        if cast(object, self.content) is UNSET:
+            self.content = None
+            self.__dict__["lacks_content"] = True
+
+    @property
+    def lacks_content(self) -> bool:
+        """Whether the field was left out, and is not null."""
+        return bool(self.__dict__.get("lacks_content"))
 
 
 class Function(Request, omit_defaults=True):

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from localspec.daemon.completion.reply.tools import format_of
-from localspec.daemon.completion.request import chat_frames, completion_frames
+from localspec.daemon.completion.request import chat_frames, chat_prompt, completion_frames
 from localspec.errors import InvalidRequest
+from localspec.protocol import frames
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest, CompletionRequest
 
@@ -257,6 +258,39 @@ def test_what_would_change_the_answer_is_not_passed_over(fields: Any, param: str
         completion(prompt="x", **fields)
     assert caught.value.param == param
     assert completion(prompt="x", echo=False, best_of=1) == completion(prompt="x")
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def rendered(*messages: dict[str, Any]) -> list[frames.Message]:
+    body = json.dumps({"messages": [*messages, {"role": "user", "content": "go on"}]}).encode()
+    return chat_prompt(decode(body, ChatRequest)).messages
+
+
+def test_a_tool_that_returned_null_returned_nothing() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
+    result = {"role": "tool", "tool_call_id": "c", "content": None}
+    assert rendered(call, result)[1].content == ""
+    assert rendered(call, {**result, "content": []})[1].content == ""
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant", "developer", "critic"])
+def test_content_that_is_null_is_said_to_be_null_and_not_missing(role: str) -> None:
+    for message, word in (({"content": None}, "null"), ({}, "missing")):
+        with pytest.raises(InvalidRequest) as caught:
+            rendered({"role": role, **message})
+        assert caught.value.message.startswith(f"'messages[0].content' is {word}")
+        assert caught.value.param == "messages[0].content"
+
+
+def test_what_an_assistant_refused_to_say_is_text_of_its_message() -> None:
+    refusal = {"type": "refusal", "refusal": "I cannot."}
+    parts = [{"type": "text", "text": "Well:"}, refusal]
+    assert rendered({"role": "assistant", "content": parts})[0].content == "Well:\nI cannot."
+    for role, part in (("user", refusal), ("assistant", {"type": "refusal"})):
+        with pytest.raises(InvalidRequest):
+            rendered({"role": role, "content": [part]})
 
 
 def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:

@@ -141,7 +141,7 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     if goes_on == "content":
         # llama-server joins the parts of what it continues in a way of its own
         path = f"messages[{len(messages) - 1}].content"
-        prefix = _text(request.messages[-1].content or "", path, between="\n\n")
+        prefix = _text(request.messages[-1].content or "", path, "assistant", between="\n\n")
     elif goes_on:
         prefix = messages[-1].extra["reasoning_content"]
     return frames.ChatPrompt(
@@ -346,10 +346,15 @@ def _message(message: ChatMessage, index: int, inner: Weight) -> frames.Message:
     role = "system" if message.role == "developer" else message.role
     content = message.content
     if content is not None:
-        content = _text(content, f"messages[{index}].content")
-    elif not message.tool_calls and not message.reasoning_content:
+        content = _text(content, f"messages[{index}].content", message.role)
+    elif message.lacks_content and not (message.tool_calls or message.reasoning_content):
         raise InvalidRequest(
             f"'messages[{index}].content' is missing.", param=f"messages[{index}].content"
+        )
+    elif not (message.tool_calls or message.reasoning_content or message.role == "tool"):
+        raise InvalidRequest(
+            f"'messages[{index}].content' is null; it must be a string or a list of parts.",
+            param=f"messages[{index}].content",
         )
     if content is None and not message.tool_calls:
         content = ""  # templates look into the text without asking whether there is one
@@ -375,19 +380,29 @@ def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
-def _text(content: str | list[ContentPart], path: str, between: str = "\n") -> str:
-    """Multi-part content as one text, a part a line as in llama-server; one that is no text is refused."""
+def _text(
+    content: str | list[ContentPart], path: str, role: str = "", between: str = "\n"
+) -> str:
+    """Return multi-part content as one text, a part a line as in llama-server.
+
+    What an assistant has refused to say, in OpenAI's own parts, is text of its message.
+
+    Raises:
+        InvalidRequest: a part is no text.
+    """
     if isinstance(content, str):
         return content
     text = ""
     for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
+        said = part.refusal if part.type == "refusal" and role == "assistant" else None
+        said = part.text if part.type == "text" else said
+        if said is None:
             raise InvalidRequest(
                 f"'{path}[{index}]' must be a part of type \"text\" with a 'text'; this model "
                 "accepts nothing else.",
                 param=f"{path}[{index}].type",
             )
-        text += between + part.text if text else part.text
+        text += between + said if text else said
     return text
 
 
