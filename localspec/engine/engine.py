@@ -100,7 +100,10 @@ class Engine:
         bias = dict(tokenized.sampler.settings.logit_bias) if biased else {}
         read = sequence.n_prompt, cached, tokenized.tail, source
         cost = self.pair.shared.reading.expected
-        self._emit(Started(sequence.id, *read, bias, cost, tokenized.note, thoughts))
+        exact = sequence.tally.exact
+        self._emit(
+            Started(sequence.id, *read, bias, cost, tokenized.note, thoughts, exact_tokens=exact)
+        )
 
     def _has_read(self, lane: Lane, sequence: Sequence) -> None:
         """A pass has read a part of its prompt."""

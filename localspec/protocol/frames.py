@@ -393,7 +393,8 @@ CACHES: tuple[Cache, ...] = get_args(Cache)
 class Started(Frame, omit_defaults=True):
     """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt.
 
-    `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
+    `exact_tokens`: of the cached ones those before the first that was moved in the cache; None: it is not
+    known. `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
     "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
     `reading`: what that costs, as far as it is known by now. `thoughts`: what opens and closes them.
     `note`: what of the request cannot be had. `news`: what whoever asked must be told of who answers, and
@@ -411,6 +412,7 @@ class Started(Frame, omit_defaults=True):
     thoughts: list[tuple[str, str]] = []
     news: str = ""
     stand_in: str = ""
+    exact_tokens: int | None = None
 
 
 class Reading(Frame, omit_defaults=True):
@@ -435,8 +437,8 @@ class Timings(msgspec.Struct):
     As there, `predicted_ms` is from the first token to the last, and the rates of predicted tokens are of
     those after the first. What it has not, of the cached tokens: `cache_shift_n`, those moved in the cache
     for this request, and `cache_exact_n`, those before the first that was moved for this one or an earlier
-    one: if that is fewer than `cache_n`, the answer is near to what a fresh reading gives. None: it
-    is not known, of another server or while a prompt is read.
+    one: if that is fewer than `cache_n`, the answer is near to what a fresh reading gives. It is left out
+    where it is not known, as of another server.
     """
 
     cache_n: int = 0
@@ -451,7 +453,7 @@ class Timings(msgspec.Struct):
     predicted_per_second: float = 0.0
     draft_n: int = 0
     draft_n_accepted: int = 0
-    cache_exact_n: int | None = None
+    cache_exact_n: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class CallPart(msgspec.Struct, omit_defaults=True):

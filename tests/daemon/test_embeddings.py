@@ -151,6 +151,12 @@ def test_what_was_embedded_and_ranked_is_counted(served: Home) -> None:
         assert [int(values[f"localspec_{each}_total"]) for each in names] == found
         return found
 
+    def processed() -> int:
+        lines = served.request("GET", "/metrics").body.decode().splitlines()
+        values = dict(line.split(" ") for line in lines if line.startswith("llamacpp:prompt_tok"))
+        return int(values["llamacpp:prompt_tokens_total"])
+
+    prompts = processed()
     before, requests = told(), served.status()["counts"]["requests"]
     body = {"model": "tiny-embed", "input": TEXTS}
     tokens = served.request("POST", "/v1/embeddings", body).json["usage"]["total_tokens"]
@@ -160,6 +166,7 @@ def test_what_was_embedded_and_ranked_is_counted(served: Home) -> None:
         served.request("POST", "/v1/embeddings", {"input": "x", "model": "builtin"}).status == 400
     )
     assert [b - a for a, b in zip(before, told(), strict=True)] == [2, 5, tokens]
+    assert processed() - prompts == tokens > 0
     assert served.status()["counts"]["requests"] == requests
     assert re.search(r"^embeddings +\d+ total, [\d,]+ texts, [\d,]+ tokens$",
                      served.run("status").stdout, re.MULTILINE)  # fmt: skip

@@ -149,6 +149,7 @@ def test_a_stream_says_how_much_of_its_prompt_is_read(
         (99, 150.0),
     ]
     assert all(each["cache_n"] == 1 and each["predicted_n"] == 0 for each in times)
+    assert all(each["cache_exact_n"] == 1 for each in times)  # a number from the first event on
     plain = home.request("POST", target, {**asked, "stream": True})
     assert b"prompt_progress" not in plain.body
 

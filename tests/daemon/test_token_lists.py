@@ -143,6 +143,45 @@ def test_ollama_tells_the_same_tokens_streamed_and_whole(real: Home) -> None:
         assert "".join(e["token"] for e in streamed).startswith(cut)
 
 
+# ------------------------------------------------------------------------ stop strings
+
+LED = {
+    "name": "led_on",
+    "description": "Switch the LED on.",
+    "parameters": {
+        "type": "object",
+        "properties": {"room": {"enum": ["kitchen"]}},
+        "required": ["room"],
+    },
+}
+
+
+@pytest.mark.parametrize("stop", ["led", '"', "{", "kitchen", "name", "<tool_call>", "_"])
+def test_a_stop_string_in_a_call_ends_nothing(real: Home, stop: str) -> None:
+    messages = [{"role": "user", "content": "Switch on the LED."}]
+    shared = {"messages": messages, "temperature": 0, "max_tokens": 120}
+    tool = {"type": "function", "function": LED}
+    for depth in (0, 4):
+        body = {**shared, "tools": [tool], "tool_choice": "required", "stop": [stop]}
+        body["speculative"] = {"depth": depth}
+        choice = real.request("POST", "/v1/chat/completions", body).json["choices"][0]
+        [call] = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "led_on"
+        assert json.loads(call["function"]["arguments"]) == {"room": "kitchen"}
+        assert choice["finish_reason"] == "tool_calls"
+        chunks = events(real, "/v1/chat/completions", body)
+        parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", [])]
+        arguments = "".join(part["function"]["arguments"] for part in parts)
+        assert json.loads(arguments) == {"room": "kitchen"}
+    anthropic = {**shared, "model": "builtin", "stop_sequences": [stop]}
+    anthropic["tools"] = [{"name": "led_on", "input_schema": LED["parameters"]}]
+    anthropic["tool_choice"] = {"type": "any"}
+    answer = real.request("POST", "/v1/messages", anthropic).json
+    assert answer["stop_reason"] == "tool_use"
+    [block] = answer["content"]
+    assert (block["type"], block["input"]) == ("tool_use", {"room": "kitchen"})
+
+
 # ------------------------------------------------------------------------ prompts that are scored
 
 CONTEXT = "Question: What does shutil.copytree do?\nAnswer:"
@@ -245,3 +284,19 @@ def test_a_prompts_log_probabilities_in_vllms_field(real: Home) -> None:
             assert str(token) in entry
     refused = {"prompt": "x", "suffix": "y", "echo": True, "logprobs": 1}
     assert real.request("POST", "/v1/completions", refused).error["param"] == "suffix"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
+def test_every_time_in_a_stream_is_a_number_from_its_first_event_on(real: Home, path: str) -> None:
+    body: dict[str, Any] = {"return_progress": True, "timings_per_token": True, "max_tokens": 4}
+    if "chat" in path:
+        body["messages"] = [{"role": "user", "content": QUESTION}]
+    else:
+        body["prompt"] = QUESTION
+    times = [each["timings"] for each in events(real, path, body) if "timings" in each]
+    assert len(times) > 2
+    for told in times:
+        assert all(isinstance(value, int | float) for value in told.values())
+        assert "cache_exact_n" in told
+    both = real.request("POST", "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}).json
+    assert isinstance(both["timings"]["cache_exact_n"], int)

@@ -223,7 +223,7 @@ class Editors(Company):
                     self.texts.append(answer.all_tokens)
                     timings = answer.done.timings
                     self.moved += timings.cache_shift_n
-                    assert timings.cache_exact_n is not None
+                    assert isinstance(timings.cache_exact_n, int)
                     assert timings.cache_exact_n <= timings.cache_n - timings.cache_shift_n
         super_running = {r: n for r, n in self.running.items() if n < 0}
         for request in super_running:

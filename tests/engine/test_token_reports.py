@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -191,3 +192,22 @@ def test_drafts_change_no_report(contextual: Running, exact: bool) -> None:
             told.add(tuple((entry.id, entry.offset) for entry in answer.logprobs))
             assert answer.text == whole[: min((whole.find(s) for s in stops), default=len(whole))]
         assert len(told) == 1
+
+
+def test_a_stop_string_in_thoughts_ends_nothing_with_any_drafts(contextual: Running) -> None:
+    prompt = [1, 7, 9, 4]
+    whole = contextual.ask(prompt, 40, exact=True).text
+    numbers = random.Random(4)
+    for _ in range(12):
+        opened, closed = 3, numbers.randrange(8, 16)
+        marks = [(whole[:opened], whole[closed : closed + 3])]
+        begins = whole.find(marks[0][1], opened) + 3  # the visible text
+        at = numbers.randrange(len(whole) - 2)
+        stop = whole[at : at + 2]
+        for depth in (0, 1, 4, 8):
+            drafts = drafting(depth)
+            asked = {"speculative": drafts, "exact": True, "stop": [stop], "thoughts": marks}
+            found = contextual.ask(prompt, 40, **asked)
+            end = whole.find(stop, begins + len(whole[begins:]) - len(whole[begins:].lstrip()))
+            assert found.text == (whole[:end] if end >= 0 else whole)
+            assert found.done.stop_string == (stop if end >= 0 else None)

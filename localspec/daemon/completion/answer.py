@@ -100,6 +100,7 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     logit_bias: dict[int, float] = field(default_factory=dict)
     cached_tokens: int = 0
+    exact_tokens: int | None = None  # of the cached ones, as Started has it
     prompt_tokens: int = 0
     processed: int = 0  # tokens of the prompt that are read, the cached ones among them
     reading_ms: float = 0.0  # since it was begun
@@ -119,7 +120,7 @@ class Choice:
         match event:
             case frames.Started():
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
-                self.logit_bias = event.logit_bias
+                self.logit_bias, self.exact_tokens = event.logit_bias, event.exact_tokens
                 self.processed = event.cached_tokens
                 self.note, self.news, self.stand_in = event.note, event.news, event.stand_in
                 if self.parser is not None:
@@ -202,8 +203,10 @@ class Choice:
         read = self.processed - self.cached_tokens
         spent = self.reading_ms if read else 0.0
         each, rate = (spent / read, 1000 * read / spent) if spent else (0.0, 0.0)
+        exact = self.cached_tokens if self.exact_tokens is None else self.exact_tokens
         return frames.Timings(
             cache_n=self.cached_tokens,
+            cache_exact_n=exact,
             prompt_n=read,
             prompt_ms=spent,
             prompt_per_token_ms=each,

@@ -158,8 +158,12 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     if len(parts) == 1:
         return parts[0]
     result = frames.Timings()
-    for name in ("cache_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"):
+    counts = "cache_n", "cache_shift_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"
+    for name in counts:
         setattr(result, name, sum(getattr(part, name) for part in parts))
+    exact = [each for part in parts if isinstance(each := part.cache_exact_n, int)]
+    if len(exact) == len(parts):
+        result.cache_exact_n = sum(exact)
     for name in ("prompt", "predicted"):
         count = getattr(result, f"{name}_n")
         milliseconds = sum(getattr(part, f"{name}_ms") for part in parts)

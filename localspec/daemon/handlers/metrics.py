@@ -111,7 +111,7 @@ def _as_llama_server(daemon: State) -> Iterator[str]:
     counts, totals = metrics.counts, metrics.totals
     found = [
         ("counter", "prompt_tokens_total", "Prompt tokens processed, without cached ones.",
-         totals.prompt_tokens - totals.cached_tokens),
+         totals.prompt_tokens - totals.cached_tokens + counts.embedded_tokens),
         ("counter", "prompt_tokens_cached_total", "Prompt tokens reused from a cache.",
          totals.cached_tokens),
         ("counter", "prompt_seconds_total", "Time until first tokens.", metrics.prompt_seconds),
