@@ -45,8 +45,8 @@ def chat(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
 
 
 def completions(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
-    path, body = "/v1/completions", {"prompt": "import os\nfor root, dirs, files in os.walk("}
-    body |= {"logprobs": 1, **asked}
+    path, prompt = "/v1/completions", "import os\nfor root, dirs, files in os.walk("
+    body = {"prompt": prompt, "logprobs": 1, **asked}
     if stream:
         choices = [c for each in events(home, path, body) for c in each["choices"]]
     else:
@@ -130,7 +130,7 @@ def test_ollama_tells_the_same_tokens_streamed_and_whole(real: Home) -> None:
         ("/api/chat", {"messages": [{"role": "user", "content": QUESTION}]}),
         ("/api/generate", {"prompt": QUESTION}),
     ):
-        body = {"model": "builtin", "logprobs": True, "stream": False, **said}
+        body: dict[str, Any] = {"model": "builtin", "logprobs": True, "stream": False, **said}
         body["options"] = {"temperature": 0, "num_predict": 24}
         whole = real.request("POST", path, body).json
         text = whole.get("response") or whole["message"]["content"]
@@ -180,6 +180,61 @@ def test_a_stop_string_in_a_call_ends_nothing(real: Home, stop: str) -> None:
     assert answer["stop_reason"] == "tool_use"
     [block] = answer["content"]
     assert (block["type"], block["input"]) == ("tool_use", {"room": "kitchen"})
+
+
+THINKING_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}\n{% endfor %}<think>\n"
+)
+
+
+@pytest.fixture
+def thinking(home: Home) -> Iterator[Home]:
+    """The shipped pair with a template that opens its thoughts."""
+    folder = home.root / "config"
+    folder.mkdir()
+    (folder / "think.jinja").write_text(THINKING_TEMPLATE)
+    (folder / "models.toml").write_text('[pairs.builtin]\nchat_template = "think.jinja"\n')
+    daemon = RunningDaemon(home)
+    yield home
+    daemon.stop()
+
+
+def test_a_stop_string_in_thoughts_ends_nothing(thinking: Home) -> None:
+    path = "/v1/chat/completions"
+    shared: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "exact": True}
+    shared |= {"temperature": 0, "max_tokens": 48, "reasoning_budget_tokens": 16}
+
+    def ask(**more: Any) -> tuple[str, str]:
+        said = thinking.request("POST", path, {**shared, **more}).json["choices"][0]["message"]
+        deltas = [c["choices"][0]["delta"] for c in events(thinking, path, {**shared, **more})]
+        for key in ("content", "reasoning_content"):
+            streamed = "".join(delta.get(key) or "" for delta in deltas)
+            assert streamed == (said.get(key) or "")
+        return said.get("reasoning_content") or "", said.get("content") or ""
+
+    thoughts, content = ask()
+    assert len(thoughts) > 12 < len(content)
+    for depth in (0, 4):
+        drafts = {"speculative": {"depth": depth}}
+        for at in range(0, len(thoughts) - 3, 5):  # wherever it is in the thoughts
+            stop = thoughts[at : at + 3]
+            end = content.find(stop)
+            expected = content if end < 0 else content[:end]
+            assert ask(**drafts, stop=[stop]) == (thoughts, expected)
+        stop = content[6:9]
+        expected = content[: content.find(stop)]
+        assert ask(**drafts, stop=[stop]) == (thoughts, expected)
+        assert ask(**drafts, stop=["</think>", "\n\n\n\n\n"]) == (thoughts, content)
+    body = {k: v for k, v in shared.items() if k != "reasoning_budget_tokens"}
+    body |= {"model": "builtin", "stop_sequences": [content[6:9], thoughts[3:6]]}
+    body["thinking"] = {"type": "enabled", "budget_tokens": 16}
+    answer = thinking.request("POST", "/v1/messages", body).json
+    assert answer["content"][0]["type"] == "thinking"
+    assert answer["content"][0]["thinking"].strip() == thoughts.strip()
+    kept = {**shared, "reasoning_format": "none", "stop": [thoughts[3:6]]}
+    said = thinking.request("POST", path, kept).json["choices"][0]["message"]["content"]
+    assert thoughts[3:6] not in said  # there they are text like any other
 
 
 # ------------------------------------------------------------------------ prompts that are scored

@@ -139,3 +139,19 @@ def test_every_token_of_a_completion_beside_a_scored_prompt_has_an_entry(
     assert answer.logprobs[0].offset == 0
     assert cycle.ask([5, 6, 7], 4, biased, top_logprobs=1).logprobs == []
     assert all(math.isfinite(entry.logprob) for entry in answer.logprobs)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_prompt_that_gives_its_slot_up_is_scored_to_its_end_all_the_same(
+    load: Callable[..., Running], contextual_files: PairFiles, steps: int
+) -> None:
+    engine = load(contextual_files, n_batch=64, parallel=2)
+    prompt = random_prompt(steps, 120)
+    engine.ask(prompt, 1)  # whose text another slot could be given
+    request = engine.start(prompt, 2, prompt_logprobs=TOP, top_logprobs=1)
+    for _ in range(steps):
+        engine.engine.step()
+    engine.engine._scheduler._give_way(engine.pair.shared, engine.sequence(request))
+    engine.finish()
+    check(contextual_files.target, prompt, scores(engine.answers[request]))
+    assert len(engine.answers[request].logprobs) == 2

@@ -118,8 +118,8 @@ sizes = st.lists(st.integers(1, 9), max_size=24)
 def test_what_is_reported_does_not_depend_on_the_passes(
     tokens: list[int], stops: list[str], limit: int | None, passes: list[int], thinks: bool
 ) -> None:
-    asked = {"stop": stops, "max_tokens": limit, "thinks": thinks}
-    assert run(tokens, passes, **asked) == run(tokens, [], **asked)
+    asked: dict[str, Any] = {"stop": stops, "max_tokens": limit}
+    assert run(tokens, passes, thinks, **asked) == run(tokens, [], thinks, **asked)
 
 
 @settings(max_examples=400)

@@ -101,7 +101,9 @@ def answers(draw: st.DrawFn) -> tuple[CallFormat | None, str, str]:
             answer += draw(st.sampled_from(["", "\n"])) + opening
         answer += thoughts + (closing if draw(st.booleans()) else "")
     answer += draw(said)
-    for _ in range(draw(st.integers(0, 2)) if form else 0):
+    for _ in range(draw(st.integers(0, 2))):
+        if form is None:
+            break
         name = draw(st.sampled_from(sorted(TOOLS)))
         answer += written(form, name, draw(notes)) + draw(said)
     return form, tail, answer
