@@ -104,7 +104,19 @@ def _parser(request: ChatRequest, offer: tools.Offer) -> AnswerParser:
     reasoning = request.reasoning_format != "none"
     if not offer.tools:
         return AnswerParser(reasoning=reasoning)
-    return AnswerParser(offer.form, offer.schemas, reasoning=reasoning, parallel=offer.parallel)
+    calls = offer.calls
+    required = calls is not None and calls.required
+    # An answer in a format of the caller's own may be JSON that looks like a call.
+    plain = calls is not None and not required and _constraint(request) is None
+    return AnswerParser(
+        offer.form,
+        offer.schemas,
+        reasoning=reasoning,
+        parallel=offer.parallel,
+        required=required,
+        constrained=calls is not None and not offer.form.guessed,
+        plain_calls=tuple(calls.schemas) if calls is not None and plain else (),
+    )
 
 
 def completion_frames(request: CompletionRequest) -> list[frames.Generate]:

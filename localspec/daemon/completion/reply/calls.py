@@ -10,7 +10,7 @@ import re
 import secrets
 import string
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from math import copysign, isfinite
 from sys import float_info
@@ -117,13 +117,23 @@ class _Object:
 
 
 class JsonCalls(Reader):
-    """`accepts` says which names are calls. With `call` the text is that call's arguments alone."""
+    """`accepts` says which names are calls. With `call` the text is that call's arguments alone. With `names`
+    and `keys`, an object is no call as soon as it has another name or key.
+    """
 
     def __init__(
-        self, accepts: Callable[[str], bool] = lambda _name: True, call: Call | None = None
+        self,
+        accepts: Callable[[str], bool] = lambda _name: True,
+        call: Call | None = None,
+        *,
+        names: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
     ) -> None:
         super().__init__()
+        self.all_have_arguments = True
         self._accepts = accepts
+        self._names = names
+        self._keys = keys
         self._call = call
         self._pieces: list[CallPiece] = []
         self._at = 0  # how much of `raw` is read
@@ -162,6 +172,9 @@ class JsonCalls(Reader):
         token, self._at = found[0], found.end()
         read, here = self._object, self._depth == self._base
         value = here and self._base and read.colon and not token.isspace()
+        if self._names is not None and self._is_no_call(token, value=bool(value)):
+            self.broken = True
+            return
         if value and read.key in _ARGUMENTS and not read.arguments:
             read.arguments, read.held = "open", token != "{"  # JSON in a string, or null
         if read.arguments == "open" and not (here and token in (":", ",", "}", "]")):
@@ -195,6 +208,31 @@ class JsonCalls(Reader):
             self._quote = None
             if self._depth == self._base:
                 self._string(self.raw[quote : self._at])
+        elif self._names is not None and self._depth == self._base:
+            self.broken = not self._may_be_a_call(self.raw[quote + 1 : self._at])
+
+    def _is_no_call(self, token: str, *, value: bool) -> bool:
+        """Return whether a token stands where no call has it."""
+        if not self._base:
+            return token not in ("{", "[", "]", ",") and not token.isspace()
+        if not value:
+            return False
+        return (self._object.key in _ARGUMENTS and not self._object.arguments and token != "{") or (
+            self._object.key == "name" and not self._object.name and token != '"'
+        )
+
+    def _may_be_a_call(self, begun: str) -> bool:
+        """Return whether a string that has begun may be a key or a name that a call has."""
+        read = self._object
+        if read.arguments == "open":
+            return False  # a text in place of the arguments
+        if not read.colon:
+            wanted = self._keys
+        elif read.key == "name":
+            wanted = self._names
+        else:
+            return True
+        return any(name.startswith(begun) for name in wanted or ())
 
     def _string(self, text: str) -> None:
         """A key of the object, or its value."""
@@ -207,6 +245,7 @@ class JsonCalls(Reader):
             return
         if not read.colon:
             read.key = value
+            self.broken = self._keys is not None and value not in self._keys
         elif read.key == "name" and not read.name:
             read.name = value
             self.broken = not self._accepts(value)
@@ -238,6 +277,7 @@ class JsonCalls(Reader):
                 self.broken = True
                 return
             if not self._object.arguments:
+                self.all_have_arguments = False
                 self._pieces.append(Arguments("{}"))
         self.over = self.over or self._depth <= 0
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from localspec.daemon.completion.reply import channels
+from localspec.daemon.completion.reply.blocks import FENCE, JsonBlock
 from localspec.daemon.completion.reply.calls import Arguments, Call, CallPiece, Reader
 from localspec.daemon.completion.reply.notations import reader_for
 from localspec.daemon.completion.reply.tools import NO_TOOLS
@@ -20,6 +22,8 @@ THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
+_FENCE = re.compile(r"(?:\A|\n)[ \t]*```")
+_BEGUN_FENCE = re.compile(r"(?:\A|\n)[ \t]*`{1,2}\Z")
 _BETWEEN = "; \n\t"  # what may stand between two calls of a format without markers
 # Control tokens in some vocabularies: their text is needed to see where thinking begins and ends.
 SHOWN = [mark.removesuffix("thought\n") for pair in THOUGHTS for mark in pair] + channels.SHOWN
@@ -37,7 +41,11 @@ Piece = Text | Call | Arguments
 
 
 class AnswerParser:
-    """One answer. `reasoning` False: thoughts stay in the text."""
+    """One answer. `reasoning` False: thoughts stay in the text.
+
+    `required`: the answer is held to be calls. `constrained`: what follows a marker is held to be a call.
+    `plain_calls`: the tools whose calls may come as plain JSON.
+    """
 
     def __init__(
         self,
@@ -46,8 +54,16 @@ class AnswerParser:
         *,
         reasoning: bool = True,
         parallel: bool = True,
+        required: bool = False,
+        constrained: bool = False,
+        plain_calls: Collection[str] = (),
     ) -> None:
         self.calls = 0
+        self._required = required
+        self._constrained = constrained
+        self._plain_calls = plain_calls
+        self._in_code = False  # within a fenced block that is no call
+        self._line_begins = True  # the text so far ends with a line, or none has come
         self._form = form
         self._tools = tools or {}
         self._parallel = parallel
@@ -93,14 +109,20 @@ class AnswerParser:
         pieces = self._run(final=True)
         if self._state == "call" and self._reader is not None:
             pieces += self._kept(self._reader.end())
-            if self._reader.broken:
-                pieces.append(Text("content", self._opening + self._reader.raw))
-        return pieces
+            if self._reader.broken and not self._call_is_certain(self._reader):
+                self._emit(pieces, "content", self._opening + self._reader.raw)
+        return _merged(pieces)
+
+    def _call_is_certain(self, reader: Reader) -> bool:
+        """Return whether what was cut off while it was read can have been nothing but a call."""
+        if isinstance(reader, JsonBlock):
+            return False
+        return self._required or bool(self.calls) or (self._constrained and bool(self._opening))
 
     def _run(self, final: bool) -> list[Piece]:
         pieces: list[Piece] = []
         while True:
-            before = (self._state, len(self._held), len(pieces))
+            before = (self._state, len(self._held), len(pieces), self._reader)
             match self._state:
                 case "start":
                     self._start(final)
@@ -110,7 +132,7 @@ class AnswerParser:
                     self._say(pieces, final)
                 case "call":
                     self._call(pieces)
-            if before == (self._state, len(self._held), len(pieces)):
+            if before == (self._state, len(self._held), len(pieces), self._reader):
                 return _merged(pieces)
 
     def _start(self, final: bool) -> None:
@@ -128,6 +150,10 @@ class AnswerParser:
         if self._form.bare and text.startswith("{"):
             self._held = text
             self._begin_call("")
+        elif self._plain_calls and text.startswith("{"):
+            blanks = self._held.removesuffix(text)
+            self._held = text
+            self._begin_block(blanks, fenced=False)
         else:
             self._state = "content"
 
@@ -143,6 +169,8 @@ class AnswerParser:
         self._held = self._held[end:]
 
     def _say(self, pieces: list[Piece], final: bool) -> None:
+        if self._plain_calls and self._say_up_to_a_fence(pieces, final):
+            return
         openings = self._form.opens
         found = [(at, mark) for mark in openings if (at := self._held.find(mark)) >= 0]
         if found:
@@ -151,10 +179,52 @@ class AnswerParser:
             self._held = self._held[at + len(mark) :]
             self._begin_call(mark)
             return
-        end = len(self._held) if final else _certain(self._held, openings, blanks=bool(openings))
-        if not (self.calls and final and not self._held.strip()):  # blanks after the last call
-            self._emit(pieces, "content", self._held[:end])
-        self._held = self._held[end:]
+        blanks = bool(openings or self._plain_calls)
+        if final and not (self._required or self.calls):
+            end = len(self._held)
+        else:  # in the end too: a marker that has begun is no text where only a call can have been
+            end = self._certain_length(blanks=blanks, fences=not final)
+        if final and self._held.strip() and not self._held[end:].strip():
+            end = len(self._held)  # blanks, but for those after the last call
+        self._emit(pieces, "content", self._held[:end])
+        self._held = "" if final else self._held[end:]
+
+    def _certain_length(self, *, blanks: bool, fences: bool) -> int:
+        """Return how much of the held text belongs to no marker that has begun."""
+        marks = [*self._form.opens]
+        if self._required:
+            marks += [opening for opening, _ in self._thoughts]
+        end = _certain(self._held, marks, blanks=blanks)
+        begun = _BEGUN_FENCE.search(self._held) if self._plain_calls and fences else None
+        return end if begun is None else min(end, len(self._held[: begun.start()].rstrip()))
+
+    def _say_up_to_a_fence(self, pieces: list[Piece], final: bool) -> bool:
+        """Read up to the next fence, if it comes before any marker: of a block that may be a call, or the
+        end of a block that is none.
+        """
+        found = _FENCE.search(self._held)
+        begins = found is not None and not found.start() and self._held[0] != "\n"
+        if begins and not self._line_begins:  # it stands within a line
+            found = _FENCE.search(self._held, 1)
+        if found is None:
+            return False
+        marks = [at for mark in self._form.opens if (at := self._held.find(mark)) >= 0]
+        if marks and min(marks) < found.start():
+            return False
+        if self._in_code:
+            self._in_code = False
+            self._emit(pieces, "content", self._held[: found.end()])
+            self._held = self._held[found.end() :]
+            return True
+        before = self._held[: found.start()].rstrip()
+        self._emit(pieces, "content", before)
+        opening, self._held = self._held[len(before) : found.end()], self._held[found.end() :]
+        self._begin_block(opening, fenced=True)
+        return True
+
+    def _begin_block(self, opening: str, *, fenced: bool) -> None:
+        self._reader = JsonBlock(self._plain_calls, fenced=fenced)
+        self._state, self._opening, self._closing = "call", opening, ""
 
     def _begin_call(self, mark: str) -> None:
         names: Collection[str] | None = self._tools if self._form.bare and not mark else None
@@ -169,8 +239,12 @@ class AnswerParser:
         reader = self._reader
         found, self._held = reader.feed(self._held)
         pieces += self._kept(found)
+        self._line_begins = True
         if reader.broken:
-            pieces.append(Text("content", self._opening + reader.raw))
+            self._in_code = isinstance(reader, JsonBlock) and self._opening.endswith(FENCE)
+            self._emit(pieces, "content", self._opening)
+            # Another marker may stand in it, whichever pieces it came in.
+            self._held = reader.raw + self._held
             self._state, self._reader = "content", None
         elif reader.over:
             self._reader, self._blank = None, True
@@ -203,6 +277,7 @@ class AnswerParser:
             text = text.lstrip()
         if text:
             self._blank = False
+            self._line_begins = kind == "reasoning" or text.endswith("\n")
             pieces.append(Text(kind, text))
 
 

@@ -1,0 +1,273 @@
+"""Calls as plain JSON, in a fenced block or alone; and calls that are cut off before they have a name."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localspec.daemon.completion.reply.calls import Arguments, Call
+from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
+from localspec.daemon.completion.reply.tools import (
+    FUNCTIONARY,
+    GEMMA,
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    NEMOTRON,
+    TAGS,
+    TOLD,
+)
+from localspec.daemon.completion.request import chat_frames
+from localspec.protocol.calls import ID, CallFormat
+from localspec.protocol.reading import decode
+from localspec.protocol.requests import ChatRequest
+
+TOOLS: dict[str, Any] = {
+    "led_on": {"type": "object", "properties": {}},
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+SIZES = (1, 2, 3, 7, 1000)
+Read = tuple[str, list[tuple[str, str]]]
+
+
+def parser(form: CallFormat = HERMES, **options: Any) -> AnswerParser:
+    return AnswerParser(form, TOOLS, plain_calls=tuple(TOOLS), constrained=True, **options)
+
+
+def collected(pieces: list[Piece]) -> Read:
+    """Return the content and the calls with their arguments' text."""
+    content, calls = "", list[tuple[str, str]]()
+    for piece in pieces:
+        if isinstance(piece, Text):
+            content += piece.text if piece.kind == "content" else ""
+        elif isinstance(piece, Call):
+            calls.append((piece.name, ""))
+        elif isinstance(piece, Arguments):
+            calls[piece.index] = calls[piece.index][0], calls[piece.index][1] + piece.text
+    return content, calls
+
+
+def read(reader: AnswerParser, text: str, size: int = 1000) -> Read:
+    pieces = [p for at in range(0, len(text), size) for p in reader.push(text[at : at + size])]
+    return collected([*pieces, *reader.finish()])
+
+
+LED = '{"name": "led_on", "arguments": {}}'
+CITY = '{"name": "weather", "arguments": {"city": "Pa`ris"}}'
+CALLED_LED, CALLED_CITY = ("led_on", "{}"), ("weather", '{"city": "Pa`ris"}')
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (f"```json\n{LED}\n```", ("", [CALLED_LED])),
+        (f"\n```json\n{LED}\n```\n", ("", [CALLED_LED])),
+        (f"```\n{CITY}\n```", ("", [CALLED_CITY])),
+        (f"```JSON\n{json.dumps(json.loads(LED), indent=4)}\n```", ("", [CALLED_LED])),
+        (f"```json\n[{LED},\n {CITY}]\n```", ("", [CALLED_LED, CALLED_CITY])),
+        (f"```json\n{LED}\n{CITY}\n```", ("", [CALLED_LED, CALLED_CITY])),
+        (f"Here it is:\n\n```json\n{CITY}\n```", ("Here it is:", [CALLED_CITY])),
+        (f"```json\n{LED}\n```\nDone.", ("Done.", [CALLED_LED])),
+        (f"```json\n{LED}\n```\n\n```json\n{CITY}\n```", ("", [CALLED_LED, CALLED_CITY])),
+        (f"```py\nx\n```\n```json\n{LED}\n```", ("```py\nx\n```", [CALLED_LED])),
+        (f"```json\n{LED}", ("", [CALLED_LED])),
+        (LED, ("", [CALLED_LED])),
+        (f"{LED}\n{CITY}", ("", [CALLED_LED, CALLED_CITY])),
+    ],
+)
+def test_plain_json_of_a_known_tool_is_a_call(answer: str, expected: Read, size: int) -> None:
+    assert read(parser(), answer, size) == expected
+    assert read(parser(TOLD), answer, size) == expected
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '```json\n{"name": "other", "arguments": {}}\n```',
+        '```json\n{"name": "led_on"}\n```',
+        '```json\n{"name": "led_on", "arguments": "{}"}\n```',
+        '```json\n{"name": "led_on", "arguments": null}\n```',
+        '```json\n{"name": "led_on", "arguments": {}, "more": 1}\n```',
+        '```json\n{"name": "led_on", "arguments": {"a": }}\n```',
+        f"```json\n{LED} // switches it on\n```",
+        f"```json\n// a call\n{LED}\n```",
+        f"```python\n{LED}\n```",
+        f"see ```json\n{LED}\n```",
+        f"{LED} is a call.",
+        f"{LED}\n\nThis switches it on.",
+        '```json\n[1, 2, {"name": "led_on", "arguments": {}}]\n```',
+        '```json\n{"name": "led_on", "arguments": {"a": 1',
+        "```json\n",
+        "```",
+        "a\n``",
+        "```json\n{}\n```",
+        '{"name": "Ada", "arguments": {}}',
+        f"````md\n```json\n{LED}\n```\n````",
+    ],
+)
+def test_what_may_be_anything_else_stays_text_to_the_letter(answer: str, size: int) -> None:
+    assert read(parser(), answer, size) == (answer, [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "at"),
+    [
+        ("```python\nprint(1)", "```python"),
+        ('```json\n{"users": [1, 2, 3', '{"users'),
+        ('```json\n{"name": "Ada", "born": 1815', '"Ad'),
+        ("```json\n[1, 2, 3", "[1"),
+        ('{"answer": 42, "more"', '{"answer'),
+        ('```json\n{"name": {"first": "x"', '{"first'),
+    ],
+)
+def test_other_blocks_flow_on_as_soon_as_they_differ(answer: str, at: str) -> None:
+    reader = parser()
+    head = answer[: answer.index(at) + len(at)]
+    shown = collected([piece for char in head for piece in reader.push(char)])[0]
+    assert shown == head
+
+
+def test_what_is_held_back_is_bounded() -> None:
+    reader = parser()
+    reader.push('```json\n{"name": "weather", "arguments": {"city": "')
+    shown = 0
+    for _ in range(300):
+        shown += len(collected(reader.push("x" * 1000))[0])
+    assert shown >= 299_000 - (1 << 17)
+
+
+TEXTS = st.lists(
+    st.sampled_from(
+        [LED, CITY, "```", "```json\n", "```py\n", "\n", "text", " ", "`", "{", "}", "[", "]", ",",
+         '"name"', ":", "<tool_call>", "</tool_call>", '{"name": "led_on", ', '"arguments": {}', "\\"]
+    ),
+    max_size=14,
+).map("".join)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(TEXTS, st.integers(1, 9), st.sampled_from([HERMES, LLAMA, GRANITE, TOLD]))
+def test_streamed_or_whole_an_answer_is_the_same(text: str, size: int, form: CallFormat) -> None:
+    assert read(parser(form), text, size) == read(parser(form), text)
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEXTS, st.integers(1, 9))
+def test_without_a_call_no_character_is_lost(text: str, size: int) -> None:
+    content, calls = read(AnswerParser(TOLD, TOOLS, plain_calls=tuple(TOOLS)), text, size)
+    if not calls and "<tool_call>" not in text:
+        assert content == text or text.isspace()
+
+
+def asked(**fields: Any) -> AnswerParser:
+    """Return what reads the answer to a chat request with a tool."""
+    tool = {"type": "function", "function": {"name": "led_on"}}
+    body = {"messages": [{"role": "user", "content": "on"}], "tools": [tool], **fields}
+    request = decode(json.dumps(body).encode(), ChatRequest)
+    return chat_frames(request, HERMES)[1]()
+
+
+def test_who_must_not_call_gets_text() -> None:
+    answer = f"```json\n{LED}\n```"
+    assert read(asked(tool_choice="none"), answer) == (answer, [])
+    assert read(asked(response_format={"type": "json_object"}), answer) == (answer, [])
+    assert read(asked(), answer) == ("", [CALLED_LED])
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tool_choice": "auto"}])
+def test_a_request_says_whether_a_marker_is_text(fields: dict[str, str]) -> None:
+    for end in range(1, len("<tool_call>\n")):
+        content, _ = read(asked(**fields), "<tool_call>\n"[:end])
+        whole = fields["tool_choice"] == "required" or end >= len("<tool_call>")
+        assert content == ("" if whole else "<tool_call>"[:end])
+
+
+# ------------------------------------------------------------------ calls that are cut off
+
+SEEN_JSON = CallFormat(
+    "found",
+    ("<|calls|>",),
+    "}\n]<|end_calls|>",
+    lead=f'[\n{{"id": "{ID}", "called": "',
+    middle='", "with": ',
+    again=f'}},\n{{"id": "{ID}", "called": "',
+)
+SEEN_KEYS = CallFormat(
+    "found",
+    ("<tool_call>",),
+    "</tool_call>",
+    again="</tool_call>\n<tool_call>",
+    middle="\n",
+    parameter=("<key>", "</key>\n<value>", "</key>\n<value>", "</value>\n"),
+)
+
+
+def joined(opening: str, between: str, close: str, *calls: str) -> str:
+    return opening + between.join(calls) + close
+
+
+NOTATIONS = {
+    "hermes": (HERMES, joined("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
+    "told": (TOLD, joined("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
+    "tags": (TAGS, "<tool_call>\n<function=led_on>\n</function>\n</tool_call>\n<tool_call>\n"
+             "<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"),
+    "llama": (LLAMA, '{"name": "led_on", "parameters": {}}; '
+              '{"name": "weather", "parameters": {"city": "P"}}'),
+    "llama, marked": (LLAMA, f"<|python_tag|>{LED}; {CITY}"),
+    "granite": (GRANITE, joined("<|tool_call|>[", ", ", "]", LED, CITY)),
+    "mistral": (MISTRAL, joined("[TOOL_CALLS][", ", ", "]", LED, CITY)),
+    "mistral, newer": (MISTRAL_ARGS, '[TOOL_CALLS]led_on[ARGS]{}[TOOL_CALLS]weather[ARGS]{"city": "P"}'),
+    "gemma": (GEMMA, "<|tool_call>call:led_on{}<tool_call|>"
+              '<|tool_call>call:weather{city:<|"|>P<|"|>}<tool_call|>'),
+    "functionary": (FUNCTIONARY, '<function=led_on>{}</function><function=weather>{"city": "P"}</function>'),
+    "nemotron": (NEMOTRON, joined("<TOOLCALL>[", ", ", "]</TOOLCALL>", LED, CITY)),
+    "seen JSON": (SEEN_JSON, '<|calls|>[\n{"id": "a1", "called": "led_on", "with": {}},\n'
+                  '{"id": "a2", "called": "weather", "with": {"city": "P"}}\n]<|end_calls|>'),
+    "seen keys": (SEEN_KEYS, "<tool_call>led_on\n</tool_call>\n<tool_call>weather\n<key>city</key>\n"
+                  "<value>P</value>\n</tool_call>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_the_notations_are_those_of_two_calls(name: str) -> None:
+    form, text = NOTATIONS[name]
+    content, calls = read(parser(form, required=True), text)
+    assert (content.strip(), [call for call, _ in calls]) == ("", ["led_on", "weather"])
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+@pytest.mark.parametrize("before", ["", "\n", "<think>I must.</think>\n\n"])
+def test_a_required_call_that_is_cut_off_leaves_no_markup(name: str, before: str) -> None:
+    form, text = NOTATIONS[name]
+    text = before + text
+    for end in range(len(text) + 1):
+        whole = read(parser(form, required=True), text[:end])
+        assert whole[0].strip() == "", text[:end]
+        for size in SIZES[:4]:
+            assert read(parser(form, required=True), text[:end], size) == whole
+
+
+@pytest.mark.parametrize("name", NOTATIONS)
+def test_an_unfinished_call_is_no_text_where_only_a_call_can_follow(name: str) -> None:
+    form, text = NOTATIONS[name]
+    second = re.search("led_on", text)
+    assert second is not None
+    markup = re.compile(r"[<\[|{]")
+    for end in range(second.end() + 1, len(text) + 1):
+        for size in (1, 5, 1000):
+            content, calls = read(parser(form), f"Let me see.\n{text[:end]}", size)
+            if calls:
+                assert not markup.search(content), text[:end]
+
+
+def test_text_that_only_begins_like_a_marker_stays_without_a_required_call() -> None:
+    assert read(parser(), "a < b and <tool")[0] == "a < b and <tool"
