@@ -106,12 +106,14 @@ class Sampling(Sampled, omit_defaults=True):
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """A language the answer must be in. `source`: JSON Schema text, GBNF, or a regular expression;
-    `begun`: how the answer begins, where it is continued. `param`: the field that asks for it."""
+    `begun`: how the answer begins, where it is continued. `param`: the field that asks for it. `strict`:
+    a schema is refused if a keyword of it cannot be enforced; else the keyword is left out."""
 
     kind: Literal["json_object", "json_schema", "grammar", "regex"]
     source: str = ""
     begun: str = ""
     param: str | None = None
+    strict: bool = False
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True):

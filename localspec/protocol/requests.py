@@ -32,10 +32,12 @@ class StreamOptions(Request):
 
 
 class JsonSchema(Request):
-    """OpenAI's wrapper around a schema; `name` and `strict` change nothing here."""
+    """OpenAI's wrapper around a schema; `name` changes nothing here. `strict`: the schema is refused if a
+    keyword of it cannot be enforced; else the keyword is left out."""
 
     schema: OrDefault[dict[str, Any]] = field(default_factory=dict)
     name: OrDefault[str] = ""
+    strict: Any = None
 
 
 class ResponseFormat(Request):
@@ -44,6 +46,7 @@ class ResponseFormat(Request):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
     schema: dict[str, Any] | None = None
+    strict: Any = None
 
 
 class ContentPart(Struct):

@@ -310,12 +310,13 @@ def _constraint(request: GenerationRequest) -> frames.Constraint | None:
         found.append(frames.Constraint("json_object", param="response_format"))
     elif wanted and wanted.type != "text":
         schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
+        strict = bool(wanted.json_schema.strict if wanted.json_schema else wanted.strict)
         if schema is None:
             raise InvalidRequest(
                 "'response_format.json_schema' is missing.", param="response_format.json_schema"
             )
         # as in llama-server, one that says nothing means an object
-        found.append(_schema("response_format", schema or {"type": "object"}))
+        found.append(_schema("response_format", schema or {"type": "object"}, strict))
     if request.json_schema is not None:
         found.append(_schema("json_schema", request.json_schema))
     if request.grammar:
@@ -328,8 +329,9 @@ def _constraint(request: GenerationRequest) -> frames.Constraint | None:
     return found[0] if found else None
 
 
-def _schema(param: str, schema: dict[str, Any]) -> frames.Constraint:
-    return frames.Constraint("json_schema", msgspec.json.encode(schema).decode(), param=param)
+def _schema(param: str, schema: dict[str, Any], strict: bool = False) -> frames.Constraint:
+    source = msgspec.json.encode(schema).decode()
+    return frames.Constraint("json_schema", source, param=param, strict=strict)
 
 
 def _speculative(request: GenerationRequest) -> frames.Speculative:

@@ -55,6 +55,7 @@ class ToolParam(Struct):
     name: str
     input_schema: dict[str, Any]
     description: str | None = None
+    strict: Any = None
 
 
 class ToolChoiceParam(Request):

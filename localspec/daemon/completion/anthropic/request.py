@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from localspec.errors import InvalidRequest
 from localspec.protocol.clients.anthropic import (
     Blocks,
@@ -213,7 +215,10 @@ def _tools(offered: Blocks, ignored: Ignored) -> list[Tool]:
             ignored.add(at, kind)
             continue
         tool = converted(each, ToolParam, at)
-        found.append(Tool(Function(tool.name, tool.description or "", tool.input_schema)))
+        function = Tool(Function(tool.name, tool.description or "", tool.input_schema))
+        function.__dict__["own"] = msgspec.to_builtins(function)  # templates do not know `strict`
+        function.function.strict = tool.strict
+        found.append(function)
     return found
 
 

@@ -126,8 +126,11 @@ def _format(request: ResponsesRequest) -> ResponseFormat | None:
         return None
     if wanted.type == "json_schema" and wanted.schema is None:
         raise InvalidRequest("'text.format.schema' is missing.", param="text.format.schema")
-    schema = JsonSchema(wanted.schema or {}, wanted.name) if wanted.type == "json_schema" else None
-    return ResponseFormat(wanted.type, schema)
+    if wanted.type != "json_schema":
+        return ResponseFormat(wanted.type)
+    return ResponseFormat(
+        "json_schema", JsonSchema(wanted.schema or {}, wanted.name, wanted.strict)
+    )
 
 
 def style(request: ResponsesRequest, tools: Tools, key: str) -> Style:

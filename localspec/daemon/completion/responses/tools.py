@@ -101,7 +101,7 @@ def _add(found: Tools, tool: dict[str, Any], path: str, namespace: str = "") -> 
             path += ".parameters"
             raise InvalidRequest(f"'{path}' must be an object.", param=path)
     found.kinds[known] = Kind(name, custom, namespace)
-    offered = Tool(Function(known, text, parameters))
+    offered = Tool(Function(known, text, parameters, tool.get("strict")))
     function = {"name": known, "description": text or None, "parameters": parameters}
     # In the order of keys in which models were shown them.
     offered.__dict__["own"] = {"type": "function", "function": function}

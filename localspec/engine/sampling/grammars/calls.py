@@ -1,8 +1,8 @@
 """The grammar of tool calls, in llguidance's Lark: a call from its marker on, or an answer of calls alone.
 
-A call's name is one of the tools', and its arguments are in that tool's schema. Schemas are closed as
-elsewhere. Where a notation cannot say what a schema asks, the tool's calls are JSON between the same markers,
-which every reader of that notation understands.
+A call's name is one of the tools', and its arguments are in that tool's schema. Schemas are reduced to what
+can be enforced before they come here. Where a notation cannot say what a schema asks, the tool's calls are
+JSON between the same markers, which every reader of that notation understands.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from localspec.engine.sampling.grammars.schemas import closed
+from localspec.engine.sampling.grammars.enforced import for_library
 from localspec.engine.sampling.grammars.values import GemmaValues, TagValues, Unwritable
 from localspec.protocol.calls import ID, Tools
 
@@ -156,15 +156,15 @@ class CallGrammar:
     def _json(self, at: int, name: str) -> str:
         """A rule for a tool's arguments as JSON."""
         rule = f"arguments_{at}"
-        schema = {**self._schema(name), "x-guidance": self._options}
+        schema = {**for_library(self._schema(name)), "x-guidance": self._options}
         self._rules[rule] = f"%json {json.dumps(schema)}"
         return rule
 
     def _schema(self, name: str) -> dict[str, Any]:
         if name in self._free:
             return {"type": "object"}
-        schema = self._tools.schemas[name]
-        return closed({"type": "object", **schema})
+        schema: dict[str, Any] = self._tools.schemas[name]
+        return schema
 
     def _named(self, at: int, name: str) -> str:
         identity = ""

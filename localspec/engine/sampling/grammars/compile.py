@@ -25,6 +25,7 @@ from localspec.engine.sampling.grammars.gates import (
     Surroundings,
 )
 from localspec.engine.sampling.grammars.matcher import WholeMatcher, reason
+from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
 from localspec.engine.sampling.grammars.process import GrammarProcess
 from localspec.engine.sampling.grammars.sources import (
     NAMES,
@@ -33,6 +34,7 @@ from localspec.engine.sampling.grammars.sources import (
     GrammarSources,
     SpecialTokens,
     build_sources,
+    is_json,
 )
 from localspec.engine.sampling.guide import Guide
 from localspec.errors import GrammarRejected
@@ -93,10 +95,16 @@ class Grammars:
         return tokenizer
 
     @cached_property
+    def _texts(self) -> list[bytes]:
+        return [self._vocab.piece(token, special=False) for token in range(self._vocab.size)]
+
+    @cached_property
+    def _numerals(self) -> Numerals:
+        return Numerals(self._texts)
+
+    @cached_property
     def _pieces(self) -> Pieces:
-        vocab = self._vocab
-        pieces = [vocab.piece(token, special=False) for token in range(vocab.size)]
-        return Pieces(pieces, self._special)
+        return Pieces(self._texts, self._special)
 
     # ------------------------------------------------------------------------ of a request
 
@@ -151,9 +159,9 @@ class Grammars:
             guide = self._whole(compiled, request.constraint)
         else:
             guide = self._gated(compiled.plan, request, tail, shown)
-        return guide, compiled.note or note
+        return guide, " ".join(filter(None, [compiled.note, note]))
 
-    def compile(self, constraint: Constraint) -> WholeMatcher:
+    def compile(self, constraint: Constraint) -> WholeMatcher | BoundedNumbers:
         """Return a fresh matcher of an answer that is in its language from the first token on.
 
         Raises:
@@ -162,7 +170,7 @@ class Grammars:
         job = GrammarJob(constraint=msgspec.structs.replace(constraint, begun=""))
         return self._whole(self._compile(job, NOBODY_LEFT), constraint)
 
-    def _whole(self, compiled: Compiled, constraint: Constraint) -> WholeMatcher:
+    def _whole(self, compiled: Compiled, constraint: Constraint) -> WholeMatcher | BoundedNumbers:
         assert compiled.whole is not None
         matcher = compiled.whole.deep_copy()
         begun = self._tokenizer.greedy_tokenize(constraint.begun)
@@ -172,14 +180,21 @@ class Grammars:
                 "that out, or ask again.",
                 param=constraint.param,
             )
-        return WholeMatcher(matcher, self._vocab.size)
+        whole = WholeMatcher(matcher, self._vocab.size)
+        if not is_json(constraint, None):
+            return whole
+        return BoundedNumbers(whole, self._numerals, constraint.begun.encode("utf-8", "replace"))
 
     def _gated(
         self, plan: Plan, request: Generate, tail: str, shown: frozenset[int]
     ) -> GatedMatcher:
         vocab = self._vocab
         around = Surroundings(
-            self._pieces, lambda t: vocab.piece(t, special=t in shown), vocab.size, vocab.ends
+            self._pieces,
+            lambda t: vocab.piece(t, special=t in shown),
+            vocab.size,
+            vocab.ends,
+            self._numerals if is_json(request.constraint, request.tools) else None,
         )
         matcher = GatedMatcher(plan, around, _opened(request, tail).encode())
         if request.constraint is not None:

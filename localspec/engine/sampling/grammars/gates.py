@@ -17,7 +17,10 @@ import numpy as np
 from llguidance import LLMatcher
 
 from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
+from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
 from localspec.engine.sampling.grammars.sources import SpecialTokens
+
+_Inner = WholeMatcher | BoundedNumbers
 
 
 class Pieces:
@@ -95,18 +98,20 @@ class _State(NamedTuple):
     phase: Literal["first", "start", "thinking", "answer", "free", "inside", "over"]
     held: bytes = b""
     close: bytes = b""
-    inner: WholeMatcher | None = None
+    inner: _Inner | None = None
     last: bool = False
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What gates need of a vocabulary. piece: a token's bytes as they are in the answer."""
+    """What gates need of a vocabulary. piece: a token's bytes as they are in the answer. numerals: where
+    the grammars are JSON's, whose numbers are bounded."""
 
     pieces: Pieces
     piece: Callable[[int], bytes]
     n_vocab: int
     ends: Sequence[int]
+    numerals: Numerals | None = None
 
 
 class GatedMatcher:
@@ -215,15 +220,19 @@ class GatedMatcher:
 
     # ------------------------------------------------------------------------ what comes
 
-    def _fresh(self, grammar: LLMatcher) -> WholeMatcher:
-        return WholeMatcher(grammar.deep_copy(), self._around.n_vocab)
+    def _fresh(self, grammar: LLMatcher) -> _Inner:
+        return self._bounded(WholeMatcher(grammar.deep_copy(), self._around.n_vocab))
 
-    def _entered(self, gate: Gate, begun: bytes) -> WholeMatcher:
+    def _bounded(self, matcher: WholeMatcher, begun: bytes = b"") -> _Inner:
+        numerals = self._around.numerals
+        return matcher if numerals is None else BoundedNumbers(matcher, numerals, begun)
+
+    def _entered(self, gate: Gate, begun: bytes) -> _Inner:
         """The gate's grammar after this beginning of its marker."""
         grammar = gate.grammar.deep_copy()
         if begun:
             grammar.consume_tokens(self._around.pieces.spell(begun))
-        return WholeMatcher(grammar, self._around.n_vocab)
+        return self._bounded(WholeMatcher(grammar, self._around.n_vocab), begun)
 
     def _next(self, state: _State, token: int) -> _State:
         if state.phase == "over":
@@ -246,7 +255,7 @@ class GatedMatcher:
             return self._behind(_State("inside", inner=inner, last=True), inner, token)
         return self._read(state, piece)
 
-    def _behind(self, state: _State, inner: WholeMatcher, token: int) -> _State:
+    def _behind(self, state: _State, inner: _Inner, token: int) -> _State:
         inner.consume(token)
         if not inner.ended or state.last:
             return state

@@ -10,18 +10,23 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
 from llguidance import LLMatcher
 
 from localspec.engine.sampling.grammars.calls import CallGrammar, after, quoted
+from localspec.engine.sampling.grammars.enforced import (
+    Enforced,
+    describe,
+    enforce,
+    for_library,
+)
 from localspec.engine.sampling.grammars.gbnf import NO_TOKENS, TokenTable
 from localspec.engine.sampling.grammars.lark import gbnf_to_lark
-from localspec.engine.sampling.grammars.schemas import closed
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import Tools
+from localspec.protocol.calls import CallFormat, Tools
 from localspec.protocol.frames import Constraint
 
 MAX_SOURCE = 128 * 1024  # bytes of a grammar or schema: 300 KiB of alternatives took 7 s for a mask
@@ -35,6 +40,8 @@ NAMES = {
     "grammar": "grammar",
     "regex": "regular expression",
 }
+
+_NAMED_TOOLS = 5  # in a note
 
 # Compiles a source; the second argument is what an error calls it. Raises GrammarRejected.
 Compile = Callable[[str, str], object]
@@ -123,10 +130,14 @@ def build_sources(job: GrammarJob, special: SpecialTokens, compile: Compile) -> 
         assert constraint is not None
         source = constraint_source(constraint, special.table)
         compile(source, NAMES[constraint.kind])
-        return GrammarSources(whole=source)
+        return GrammarSources(whole=source, note=note_of(constraint))
     builder = _Builder(special, compile, job.thoughts)
     answer = "" if constraint is None else _constraint_rule(constraint, special.table)
-    return builder.build(job.tools, answer)
+    sources = builder.build(job.tools, answer)
+    if constraint is None:
+        return sources
+    note = " ".join(filter(None, [sources.note, note_of(constraint)]))
+    return msgspec.structs.replace(sources, note=note)
 
 
 class _Builder:
@@ -147,7 +158,9 @@ class _Builder:
         """
         if tools is None:
             return self._from_the_start(lambda before: self._answer(answer, before))
-        free, note = self._free(tools)
+        tools, invalid, dropped = enforced_tools(tools)
+        free, note = self._free(tools, invalid)
+        note = " ".join(filter(None, [dropped, note]))
         if tools.required or answer:
             grammar = CallGrammar(tools, self._special.spelled, free, compact=True)
             either = "" if tools.required else answer
@@ -195,14 +208,15 @@ class _Builder:
 
     # ------------------------------------------------------------------------ what cannot hold
 
-    def _free(self, tools: Tools) -> tuple[list[str], str]:
-        """Tools whose arguments can only be held to be an object, and that in a sentence.
+    def _free(self, tools: Tools, invalid: Mapping[str, str]) -> tuple[list[str], str]:
+        """Tools whose arguments can only be held to be an object, and that in a sentence. invalid: why
+        some tools' schemas are none.
 
         Raises:
             GrammarRejected: one of them must hold.
         """
         sizes = {name: len(msgspec.json.encode(schema)) for name, schema in tools.schemas.items()}
-        free = {name: "it is too long" for name, size in sizes.items() if size > MAX_TOOL}
+        free = dict(invalid)
         if sum(sizes.values()) > MAX_TOOLS:
             free = dict.fromkeys(sizes, "all together are too long")
         if not self._usable(tools, list(free)):
@@ -243,6 +257,44 @@ class _Builder:
         return ""
 
 
+def enforced_tools(tools: Tools) -> tuple[Tools, dict[str, str], str]:
+    """Reduce the tools' schemas to what can be enforced.
+
+    Returns the tools, why some schemas are none, and what is left out of the others, for a person.
+
+    Raises:
+        GrammarRejected: a tool is strict, and something of its schema cannot be enforced.
+    """
+    schemas: dict[str, Any] = {}
+    invalid: dict[str, str] = {}
+    notes: list[str] = []
+    for name, schema in tools.schemas.items():
+        schemas[name] = {"type": "object"}
+        if len(msgspec.json.encode(schema)) > MAX_TOOL:
+            invalid[name] = "it is too long"
+            continue
+        try:
+            enforced = enforce({"type": "object", **schema})
+        except RecursionError:
+            invalid[name] = "it is nested too deeply."
+            continue
+        except ValueError as error:
+            invalid[name] = str(error)
+            continue
+        if enforced.dropped and name in tools.strict:
+            raise GrammarRejected(
+                f"The parameters of the tool '{name}' cannot be enforced as 'strict' asks. Not "
+                f"supported: {describe(enforced.dropped)}. Leave it out, or leave out 'strict'.",
+                param="tools",
+            )
+        schemas[name] = enforced.schema
+        if enforced.dropped:
+            notes.append(f"of '{name}': {describe(enforced.dropped)}")
+    note = "; ".join(notes[:_NAMED_TOOLS]) + "; …" * (len(notes) > _NAMED_TOOLS)
+    note = f"Not enforced in the parameters {note}." if notes else ""
+    return msgspec.structs.replace(tools, schemas=schemas), invalid, note
+
+
 def _marker(tools: Tools) -> str:
     return tools.format.opens[0] if tools.format.opens else ""
 
@@ -260,12 +312,11 @@ def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) ->
         if constraint.kind == "grammar":
             lark = gbnf_to_lark(constraint.source, tokens)
             return str(LLMatcher.grammar_from_lark(lark))
-        source = '{"type": "object"}' if constraint.kind == "json_object" else constraint.source
-        schema = json.loads(source)
-        if isinstance(schema, dict):
-            source = json.dumps(closed(schema))
+        schema = for_library(_enforced_constraint(constraint).schema)
         options: Any = _ONE_LINE  # its stubs know fewer of them than it does
-        return str(LLMatcher.grammar_from_json_schema(source, overrides=options))
+        return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+    except GrammarRejected:
+        raise
     except RecursionError:
         raise GrammarRejected(f"The {name} is nested too deeply.", param=constraint.param) from None
     # llguidance documents ValueError, and may raise others
@@ -274,6 +325,52 @@ def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) ->
         raise GrammarRejected(
             f"The {name} is not usable: {cause}", param=constraint.param
         ) from error
+
+
+@lru_cache(maxsize=8)
+def _enforced_constraint(constraint: Constraint) -> Enforced:
+    """Reduce a constraint's schema to what can be enforced.
+
+    Raises:
+        GrammarRejected: the constraint is strict, and something cannot be enforced.
+    """
+    if constraint.kind == "json_object":
+        return Enforced({"type": "object"})
+    enforced = enforce(json.loads(constraint.source))
+    if constraint.strict and enforced.dropped:
+        raise GrammarRejected(
+            f"The {NAMES[constraint.kind]} cannot be enforced as 'strict' asks. Not supported: "
+            f"{describe(enforced.dropped)}. Leave it out, or leave out 'strict'.",
+            param=constraint.param,
+        )
+    return enforced
+
+
+def note_of(constraint: Constraint) -> str:
+    """Return what of a constraint is not enforced, for a person; "" where that is nothing."""
+    if constraint.kind != "json_schema" or len(constraint.source) > MAX_SOURCE:
+        return ""
+    try:
+        dropped = _enforced_constraint(constraint).dropped
+    except (GrammarRejected, RecursionError, ValueError):
+        return ""  # compiling it raises the same
+    if not dropped:
+        return ""
+    return f"Not enforced in the schema of '{constraint.param}': {describe(dropped)}."
+
+
+def is_json(constraint: Constraint | None, tools: Tools | None) -> bool:
+    """Return whether all grammars of an answer are JSON's, so that quotes tell texts from numbers."""
+    if constraint is not None and constraint.kind not in ("json_object", "json_schema"):
+        return False
+    return tools is None or _calls_are_json(tools.format)
+
+
+def _calls_are_json(form: CallFormat) -> bool:
+    literals = "".join((*form.opens, form.lead, form.middle, form.again, form.close))
+    return form.kind in ("hermes", "json", "mistral", "named") or (
+        form.kind == "found" and not form.parameter and literals.count('"') % 2 == 0
+    )
 
 
 def _constraint_rule(constraint: Constraint, tokens: TokenTable) -> str:

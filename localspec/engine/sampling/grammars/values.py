@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
 from localspec.protocol.calls import types_of
 
 Schema = dict[str, Any]
@@ -232,7 +233,8 @@ class TagValues(_Values):
             definitions: Schema = {
                 k: self._root[k] for k in ("$defs", "definitions") if k in self._root
             }
-            json_rule = self._rule(_json({**schema, **definitions, "x-guidance": self._options}))
+            whole = with_bounded_numbers(for_library({**schema, **definitions}))
+            json_rule = self._rule(_json({**whole, "x-guidance": self._options}))
             blanks = _literal(self._blanks) if self._blanks else ""
             value = f"{json_rule} {blanks} {self._close}"
         elif self._before_text != self._before_other:
@@ -327,7 +329,8 @@ class GemmaValues(_Values):
             return self._text(schema)
         if kind in _SCALARS:
             _only(schema, _NUMBER)
-            return self._rule(_json({**schema, "x-guidance": {"whitespace_flexible": False}}))
+            whole = with_bounded_numbers(schema)
+            return self._rule(_json({**whole, "x-guidance": {"whitespace_flexible": False}}))
         raise Unwritable
 
     def _text(self, schema: Schema) -> str:

@@ -1,0 +1,96 @@
+"""The schemas that client libraries write for their usual types: each is held to, and says what it means.
+
+`client_schemas.json` was written by the libraries themselves: per line one schema, with its library, version
+and type, values that are valid, values that are not, and the keywords that cannot be enforced. Run this file
+to print the table.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from localspec.engine.sampling.grammars.sources import constraint_source, note_of
+from localspec.errors import GrammarRejected
+from localspec.protocol.frames import Constraint
+from tests.engine.test_schemas import tokenizer
+
+ENTRIES: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("client_schemas.json").read_text(encoding="utf-8")
+)
+LIBRARIES = sorted({entry["library"] for entry in ENTRIES})
+
+
+def constraint(schema: Any, *, strict: bool = False) -> Constraint:
+    return Constraint("json_schema", json.dumps(schema), param="response_format", strict=strict)
+
+
+def accepts(matcher: LLMatcher, value: Any) -> bool:
+    """Return whether an answer may be this value, token by token of single bytes."""
+    walk, data = matcher.deep_copy(), list(json.dumps(value, ensure_ascii=False).encode())
+    for token in data:
+        if not walk.compute_logit_bias()[token]:
+            return False
+        walk.consume_token(token)
+    return bool(walk.is_accepting())
+
+
+def outcome(entry: dict[str, Any]) -> str:
+    """Return what becomes of a schema: "ok", what it is held to without, or what is wrong."""
+    try:
+        matcher = LLMatcher(
+            tokenizer(), constraint_source(constraint(entry["schema"])), log_level=0
+        )
+    except GrammarRejected as error:
+        return f"400: {error.message}"
+    if matcher.is_error():
+        return f"400: {matcher.get_error().splitlines()[0]}"
+    wrong = [f"refuses {v}" for v in entry["valid"] if not accepts(matcher, v)]
+    wrong += [f"accepts {v}" for v in entry["invalid"] if accepts(matcher, v)]
+    if wrong:
+        return ", ".join(wrong)
+    note = note_of(constraint(entry["schema"]))
+    return f"ok, without {note.partition(': ')[2].rstrip('.')}" if note else "ok"
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_a_library_writes_for_its_types_is_held_to(library: str) -> None:
+    entries = [entry for entry in ENTRIES if entry["library"] == library]
+    found = {entry["type"]: outcome(entry) for entry in entries}
+    assert found == {
+        entry["type"]: f"ok, without {entry['without']}" if entry.get("without") else "ok"
+        for entry in entries
+    }
+
+
+def refusal(schema: Any) -> str:
+    """Return why a schema is refused with `strict`; "": it is not."""
+    try:
+        constraint_source(constraint(schema, strict=True))
+    except GrammarRejected as error:
+        return error.message
+    return ""
+
+
+def test_only_what_cannot_be_enforced_is_refused_with_strict() -> None:
+    for entry in ENTRIES:
+        message = refusal(entry["schema"])
+        assert bool(message) == bool(entry.get("without")), entry["type"]
+        assert entry.get("without", "") in message
+        assert "coerce" not in message
+
+
+def test_every_library_has_values_of_both_kinds() -> None:
+    for library in LIBRARIES:
+        entries = [entry for entry in ENTRIES if entry["library"] == library]
+        assert any(entry["valid"] for entry in entries), library
+        assert any(entry["invalid"] for entry in entries), library
+
+
+if __name__ == "__main__":
+    for each in ENTRIES:
+        print(each["library"], each["version"], each["type"], outcome(each), sep=" | ")
