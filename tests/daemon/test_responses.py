@@ -14,7 +14,8 @@ import pytest
 from openai.types.responses import Response as Published
 from openai.types.responses import ResponseItemList, ResponseStreamEvent
 
-from tests.support.daemons import Home, scripted_home, wait_for
+from tests.daemon.test_forgetting import found_in
+from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
 
 BASE = "http://localspec/v1"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -720,3 +721,23 @@ def test_null_is_what_is_left_out(home: Home) -> None:
     ]
     answer = home.request("POST", "/v1/responses", {"input": "say x", **dict.fromkeys(fields)})
     assert answer.status == 200, answer.body
+
+
+def test_a_branch_is_removed_with_all_that_was_written_of_it() -> None:
+    with temporary_home() as home:
+        home.use_fake(log_prompts="true")
+        daemon = RunningDaemon(home)
+
+        def respond(text: str, **fields: Any) -> str:
+            answer = home.request("POST", "/v1/responses", {"input": text, **fields})
+            name: str = answer.json["id"]
+            return name
+
+        first = respond("say one")
+        respond("say two", previous_response_id=first)
+        branch = respond("say secret", previous_response_id=first)
+        assert found_in(home, "secret", branch)
+        home.request("DELETE", "/localspec/conversations/last")
+        assert not found_in(home, "secret", branch)
+        assert home.request("GET", f"/v1/responses/{first}").status == 200
+        daemon.stop()

@@ -1,12 +1,13 @@
 """Kept responses: which turn of a conversation each is, and what of it no message says.
 
-A response belongs to the message that answers it and goes with that, however that goes. Blocks, as the
-store does that calls it.
+They are those of OpenAI's Responses API and the messages of Anthropic's threads: answers that a later
+request continues by their id. The beginning of an id says which of the two it is of. A response belongs
+to the message that answers it and goes with that, however that goes. Blocks, as the store does that
+calls it.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,37 +30,37 @@ CREATE INDEX responses_of ON responses (conversation, position);
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`id` as clients know it; `body` is JSON; `asked`: how many messages it adds before its answer.
-    `follows`: the position of the answer that it goes on from, if any.
-    """
+    """`id` as clients know it; `body` is JSON; `continues`: the id of the response that it goes on from."""
 
     id: str
     body: str
-    asked: int
-    follows: int | None = None
+    continues: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A kept response in its conversation.
 
-    `messages` are those up to its answer, the last of them, which stands at `position`; `ids` are the
-    responses that they answer, by their index.
+    `messages` are those up to its answer, the last of them; `ids` are the responses that they answer, by
+    their index. `is_last`: no message of the conversation follows.
     """
 
+    id: str
     body: str
     conversation: str
     model: str
     messages: list[StoredMessage]
     ids: dict[int, str]
-    position: int
+    is_last: bool
 
 
-def insert(db: sqlite3.Connection, conversation: str, position: int, response: Response) -> None:
-    """`position`: of its answer, which is stored."""
+def insert(
+    db: sqlite3.Connection, conversation: str, first: int, position: int, response: Response
+) -> None:
+    """Store `response`, whose turn begins at `first` and whose answer is stored at `position`."""
     db.execute(
         "INSERT INTO responses VALUES (?, ?, ?, ?, ?)",
-        (response.id, conversation, position - response.asked, position, response.body),
+        (response.id, conversation, first, position, response.body),
     )
 
 
@@ -73,6 +74,7 @@ def place(db: sqlite3.Connection, name: str) -> tuple[str, str, int, int] | None
 
 def kept(
     db: sqlite3.Connection,
+    name: str,
     where: tuple[str, str, int, int],
     model: str,
     messages: Sequence[StoredMessage],
@@ -84,19 +86,19 @@ def kept(
     )
     index = {each: at for at, (each,) in enumerate(rows)}
     ids = {
-        index[answer]: name
-        for name, answer in db.execute(
+        index[answer]: each
+        for each, answer in db.execute(
             "SELECT id, position FROM responses WHERE conversation = ? AND position <= ?",
             (conversation, position),
         )
     }
     said = list(messages[: index[position] + 1])
-    return Kept(body, conversation, model, said, ids, position)
+    is_last = len(said) == len(messages)
+    return Kept(name, body, conversation, model, said, ids, is_last)
 
 
-def branched(db: sqlite3.Connection, conversation: str, position: int) -> str:
-    """A new conversation that is the other one as far as `position`: its id. No answer is counted twice."""
-    name = secrets.token_hex(4)
+def branch(db: sqlite3.Connection, conversation: str, position: int, name: str) -> None:
+    """Copy a conversation as far as `position` into a new one, `name`. No answer is counted twice."""
     db.execute(
         "INSERT INTO conversations SELECT ?, created, updated, model, title FROM conversations"
         " WHERE id = ?",
@@ -110,4 +112,3 @@ def branched(db: sqlite3.Connection, conversation: str, position: int) -> str:
         " FROM messages WHERE conversation = ? AND position <= ?",
         (name, conversation, position),
     )
-    return name

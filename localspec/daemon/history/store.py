@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -233,6 +234,15 @@ class Conversations:
             raise InvalidRequest(f"More than one conversation ID starts with '{name}'.")
         return ConversationEntry(*rows[0])
 
+    async def kept_response(self, name: str) -> responses.Kept:
+        """Return a kept response by its id, also one whose answer is only now ending.
+
+        Raises:
+            NotFound: there is none.
+        """
+        await self.settled(name)
+        return await self.run(lambda each: each.response(name))
+
     def response(self, name: str) -> responses.Kept:
         """A kept response by its id.
 
@@ -241,7 +251,7 @@ class Conversations:
         """
         _, conversation, *_ = where = self._place(name)
         found = self.get(conversation)
-        return responses.kept(self._db, where, found.model, found.messages)
+        return responses.kept(self._db, name, where, found.model, found.messages)
 
     def _place(self, name: str) -> tuple[str, str, int, int]:
         where = responses.place(self._db, name) if self._file.exists() else None
@@ -279,17 +289,18 @@ class Conversations:
         has gone on without that, they go into one that begins like it.
 
         Raises:
-            NotFound: the conversation was removed, or `cut` was, while its answer was being written.
+            NotFound: the conversation, the answer that `response` continues, or `cut` was removed while
+                the answer was being written.
         """
         with self._db as db:
-            known = db.execute("SELECT 1 FROM conversations WHERE id = ?", (said.id,)).fetchone()
+            continues = response and response.continues
+            continued = responses.place(db, continues) if continues else None
+            known = continued if continues else _is_known(db, said.id)
             if not (new or known):
-                logs.forget_prompts(said.id)
-                self.removed_meanwhile(said.id)
+                self._forget_traces(said.id)
                 raise NotFound(f"Conversation {said.id} was removed in the meantime.")
-            if response and response.follows not in (None, _last(db, said.id)):
-                branch = responses.branched(db, said.id, response.follows or 0)
-                said = msgspec.structs.replace(said, id=branch)
+            if continued:
+                said = msgspec.structs.replace(said, id=self._branch(db, said.id, continued))
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
@@ -309,7 +320,30 @@ class Conversations:
                 marks = ", ".join("?" * (len(values) + 2))
                 db.execute(f"INSERT INTO messages VALUES ({marks})", (said.id, place, *values))
             if response is not None:
-                responses.insert(db, said.id, last + len(said.messages), response)
+                responses.insert(db, said.id, last + 1, last + len(said.messages), response)
+
+    def _branch(
+        self, db: sqlite3.Connection, name: str, continued: tuple[str, str, int, int]
+    ) -> str:
+        """Return the conversation for a turn that goes on from `continued`; create it if it is a branch.
+
+        `name` is the conversation under which the turn was answered.
+        """
+        _, conversation, _, position = continued
+        if name != conversation:
+            responses.branch(db, conversation, position, name)
+        elif position != _last(db, name):
+            # Another turn was stored while this one was answered. The prompt was logged, and its state may
+            # be saved, under a conversation that the turn will not be part of and not be removed with.
+            self._forget_traces(name)
+            name = secrets.token_hex(4)
+            responses.branch(db, conversation, position, name)
+        return name
+
+    def _forget_traces(self, name: str) -> None:
+        """Remove what the log and the engine hold of a conversation's prompts."""
+        logs.forget_prompts(name)
+        self.removed_meanwhile(name)
 
     def remove(self, name: str) -> str:
         """Forget one, with all that was written of it; its id. The engine is told apart.
@@ -337,7 +371,8 @@ class Conversations:
         _, conversation, first, last = self._place(name)
         turn = (conversation, first, last)
         (others,) = self._db.execute(
-            "SELECT count(*) FROM messages WHERE conversation = ? AND position NOT BETWEEN ? AND ?",
+            "SELECT count(*) FROM messages WHERE conversation = ? AND role != 'system'"
+            " AND position NOT BETWEEN ? AND ?",
             turn,
         ).fetchone()
         if not others:
@@ -433,6 +468,10 @@ class Conversations:
         if self._opened is None:
             self._opened = database.opened(self._file)
         return self._opened
+
+
+def _is_known(db: sqlite3.Connection, name: str) -> bool:
+    return bool(db.execute("SELECT 1 FROM conversations WHERE id = ?", (name,)).fetchone())
 
 
 def _last(db: sqlite3.Connection, name: str) -> int:

@@ -44,6 +44,7 @@ class Turn:
     begun: bool = False  # the last message that was sent is the beginning of the answer
     named: str | None = None  # by the client
     cut: StoredMessage | None = None  # the kept answer that goes on where it was cut off
+    continued: str | None = None  # the id of the response that it goes on from
     began: float = field(default_factory=time.time)
     stored: list[Future[str]] = field(default_factory=list)
 
@@ -63,12 +64,15 @@ class Turn:
         return line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
 
     @contextlib.asynccontextmanager
-    async def under_way(self) -> AsyncIterator[None]:
-        """To be held until the answer has ended: who asks for the conversation waits until then.
+    async def under_way(self, response: str | None = None) -> AsyncIterator[None]:
+        """To be held until the answer has ended: who asks for the conversation, or for the answer by its id
+        `response`, waits until then.
 
         Of an answer that is complete it is known then whether it is stored.
         """
-        async with self.store.answering(self.id):
+        async with contextlib.AsyncExitStack() as held:
+            for name in filter(None, (response, self.id)):
+                await held.enter_async_context(self.store.answering(name))
             yield
         if self.stored:
             await asyncio.wait(map(asyncio.wrap_future, self.stored), timeout=_PATIENCE)
@@ -80,7 +84,7 @@ class Turn:
 
     def keep(self, choice: Choice, response: Response | None = None) -> None:
         """Store what was asked and what the client got of the answer, which has ended somehow.
-        `response`: what the turn is of OpenAI's Responses.
+        `response`: what makes the answer one that later requests continue by its id.
         """
         if not choice.begun:  # a request that was refused leaves nothing
             return
@@ -98,6 +102,13 @@ class Turn:
         )
         new = not self.continues
         self.stored.append(self.store.keep(added, new=new, cut=self.cut, response=response))
+
+    def keep_as(self, name: str, body: Callable[[Choice], str]) -> Callable[[Choice], None]:
+        """Return what stores the turn as a response of the id `name`, when its answer has ended.
+
+        `body` makes the response's JSON of the answer.
+        """
+        return lambda choice: self.keep(choice, Response(name, body(choice), self.continued))
 
 
 def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
@@ -199,13 +210,24 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
     return turn
 
 
-def of_response(
-    store: Conversations, asked: list[ChatMessage], before: Kept | None, *, model: str, kind: Kind
+def continuing(
+    store: Conversations,
+    asked: list[ChatMessage],
+    before: Kept | None,
+    *,
+    model: str,
+    kind: Kind,
+    begun: bool = False,
 ) -> Turn:
-    """The turn of a response that goes on from `before`."""
-    name = before.conversation if before else secrets.token_hex(4)
-    kept = to_send(before)
-    return Turn(store, name, model, kind, asked, kept, continues=before is not None)
+    """Return the turn of a response that continues `before`; with None, of the first one.
+
+    A turn that continues an older answer than the last goes into a conversation of its own. Whatever is
+    logged or saved of it then has that name, and is removed with it.
+    """
+    name = before.conversation if before and before.is_last else secrets.token_hex(4)
+    continued = before.id if before else None
+    turn = Turn(store, name, model, kind, asked, to_send(before), continues=before is not None)
+    return dataclasses.replace(turn, begun=begun, continued=continued)
 
 
 def to_send(before: Kept | None) -> list[ChatMessage]:

@@ -10,7 +10,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import Choice, Run, waiting
+from localspec.daemon.completion.answer import Run, waiting
 from localspec.daemon.completion.responses import kept
 from localspec.daemon.completion.responses.request import (
     OPAQUE,
@@ -25,8 +25,7 @@ from localspec.daemon.completion.responses.shape import ResponsesShape
 from localspec.daemon.handlers.completions import ready
 from localspec.daemon.handlers.tokens import prompt_tokens
 from localspec.daemon.history.responses import Kept
-from localspec.daemon.history.responses import Response as KeptResponse
-from localspec.daemon.history.turn import Turn, kind_of, of_response, one_to_send, to_send
+from localspec.daemon.history.turn import Turn, continuing, kind_of, one_to_send, to_send
 from localspec.daemon.http.requests import answer, read, unless_gone
 from localspec.daemon.state import State, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
@@ -58,7 +57,7 @@ async def create(request: Request) -> Response:
             added = found.messages
             if before is None and (before := await _repeated(daemon, body, added)):
                 added = added[len(before.messages) :]
-            turn = of_response(daemon.conversations, added, before, model=model, kind=kind)
+            turn = continuing(daemon.conversations, added, before, model=model, kind=kind)
         pair, wanted, made = await ready(request, chat, turn)
     shape = ResponsesShape(
         made,
@@ -69,7 +68,8 @@ async def create(request: Request) -> Response:
         not_kept=(lambda: turn.not_kept) if turn else str,
     )
     if turn:
-        _keep(turn, shape, before)
+        name = shape.response.id
+        made.choices[0].ended = turn.keep_as(name, lambda choice: kept.body(shape.ended(choice)))
     during = _under_way(daemon, shape, turn)
     run = Run(daemon.supervisor, pair, wanted, shape, during, **waiting(body, shape))
     with _in_its_words():
@@ -114,8 +114,18 @@ def _same(message: ChatMessage) -> tuple[object, ...]:
 
 
 async def _kept(daemon: State, name: str) -> Kept:
-    await daemon.conversations.settled(name)
-    return await daemon.conversations.run(lambda each: each.response(name))
+    _check_id(name)
+    return await daemon.conversations.kept_response(name)
+
+
+def _check_id(name: str) -> None:
+    """Refuse ids of other protocols, whose answers are kept beside responses.
+
+    Raises:
+        NotFound: `name` is not the id of a response.
+    """
+    if not name.startswith("resp_"):
+        raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
 
 
 async def _meant(daemon: State, name: str) -> ChatMessage:
@@ -167,17 +177,6 @@ def _in_its_words() -> Iterator[None]:
         raise
 
 
-def _keep(turn: Turn, shape: ResponsesShape, before: Kept | None) -> None:
-    """The answer is kept with its response, which goes on from `before`."""
-    name, follows = shape.response.id, before.position if before else None
-
-    def keep(choice: Choice) -> None:
-        body = kept.body(shape.ended(choice))
-        turn.keep(choice, KeptResponse(name, body, len(turn.asked), follows))
-
-    shape.answer.choices[0].ended = keep
-
-
 @contextlib.asynccontextmanager
 async def _under_way(
     daemon: State, shape: ResponsesShape, turn: Turn | None
@@ -185,9 +184,7 @@ async def _under_way(
     async with contextlib.AsyncExitStack() as held:
         await held.enter_async_context(daemon.responses.under_way(shape))
         if turn:
-            name = shape.response.id
-            await held.enter_async_context(daemon.conversations.answering(name))
-            await held.enter_async_context(turn.under_way())
+            await held.enter_async_context(turn.under_way(shape.response.id))
         yield
 
 
@@ -210,6 +207,7 @@ async def _response(request: Request) -> ResponseObject:
 async def remove(request: Request) -> Response:
     """Forget a response, what was asked for it and its answer; a conversation of nothing else goes too."""
     daemon, name = state_of(request), request.path_params["name"]
+    _check_id(name)
     await unless_gone(request.receive, daemon.conversations.settled(name))
     conversation = await daemon.conversations.run(lambda each: each.remove_response(name))
     await daemon.forget_states(conversation)
