@@ -7,12 +7,15 @@ LocalspecError                      1  500  internal_error
 │   ├── TemplateFailed              1  400  chat_template_error
 │   ├── GrammarRejected             1  400  invalid_grammar
 │   ├── RequestTooLarge             1  413  request_too_large
-│   └── RequestTimeout              1  408  request_timeout
+│   ├── RequestTimeout              1  408  request_timeout
+│   ├── ThreadUnsupported           1  400  thread_unsupported_request
+│   └── ThreadMismatch              1  400  thread_fingerprint_mismatch
 ├── Unauthorized                    1  401  invalid_api_key
 ├── Forbidden                       1  403  forbidden
 ├── Cancelled                       130 499  cancelled
 ├── NotFound                        1  404  not_found
-│   └── ModelNotFound               1  404  model_not_found
+│   ├── ModelNotFound               1  404  model_not_found
+│   └── ThreadNotFound              1  404  thread_not_found
 ├── Conflict                        1  409  conflict
 ├── Unavailable                     1  503  unavailable
 │   ├── QueueFull                   1  503  queue_full
@@ -145,6 +148,18 @@ class RequestTimeout(InvalidRequest):
     status = 408
 
 
+class ThreadUnsupported(InvalidRequest):
+    """Threads are turned off. Anthropic's clients then send the whole conversation themselves."""
+
+    code = "thread_unsupported_request"
+
+
+class ThreadMismatch(InvalidRequest):
+    """A request that continues a thread changes what the thread was created with."""
+
+    code = "thread_fingerprint_mismatch"
+
+
 class Unauthorized(LocalspecError):
     code = "invalid_api_key"
     status = 401
@@ -168,6 +183,12 @@ class NotFound(LocalspecError):
 
 class ModelNotFound(NotFound):
     code = "model_not_found"
+
+
+class ThreadNotFound(NotFound):
+    """No stored message has the id that a thread is to continue from."""
+
+    code = "thread_not_found"
 
 
 class Conflict(LocalspecError):

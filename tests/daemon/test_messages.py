@@ -63,7 +63,7 @@ def client(api: Home) -> Iterator[anthropic.Anthropic]:
 
 def translated(text: Any = "", **fields: Any) -> tuple[Any, list[str]]:
     body = decode(json.dumps({**asked(text), **fields}).encode(), MessagesRequest)
-    request, ignored = chat_request(body)
+    request, ignored, _ = chat_request(body)
     return request, ignored
 
 

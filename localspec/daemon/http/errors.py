@@ -14,7 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
+from localspec.errors import (
+    Cancelled,
+    InvalidRequest,
+    LocalspecError,
+    ThreadMismatch,
+    ThreadNotFound,
+    ThreadUnsupported,
+    Unavailable,
+)
 from localspec.protocol.answers import ErrorBody, ErrorDetail, OllamaError
 from localspec.protocol.clients.anthropic import MessagesError, MessagesErrorDetail
 from localspec.protocol.reading import BadBody
@@ -53,6 +61,10 @@ def messages_error(error: LocalspecError) -> MessagesError:
             f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum. {message}"
         )
     detail = MessagesErrorDetail(_KINDS.get(error.status, usual), message, error.code, error.param)
+    if isinstance(error, ThreadUnsupported):
+        detail.details = {"error_code": error.code, "unsupported": ["thread"]}
+    elif isinstance(error, ThreadNotFound | ThreadMismatch):
+        detail.details = {"error_code": error.code}
     return MessagesError(detail, messages_request())
 
 

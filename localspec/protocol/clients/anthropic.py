@@ -86,6 +86,20 @@ class OutputConfig(Struct):
     format: OutputFormat | None = None
 
 
+class CreateThread(Struct, tag_field="type", tag="create"):
+    """Store the conversation, so that a later request can continue it by the answer's id."""
+
+
+class ContinueThread(Struct, tag_field="type", tag="continue"):
+    """Continue a stored conversation after the answer `previous_message_id`.
+
+    `messages` holds the new messages only. The system prompt and the tools are those of the request that
+    created the thread; repeating them is allowed, changing them is not.
+    """
+
+    previous_message_id: str
+
+
 class CountTokensRequest(Sampled, Request, kw_only=True):
     """`messages` and all that is read with them.
 
@@ -106,6 +120,7 @@ class CountTokensRequest(Sampled, Request, kw_only=True):
     container: Any = None
     context_management: Any = None
     mcp_servers: Any = None
+    thread: CreateThread | ContinueThread | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -153,12 +168,15 @@ class MessagesUsage(Struct):
 
 
 class MessagesExtra(Struct):
-    """Ours. `ignored`: what of the request changed nothing; `note`, `news` as in OpenAI's answers."""
+    """Ours. `ignored`: what of the request changed nothing; `note`, `news` as in OpenAI's answers.
+    `not_kept`: why the answer could not be stored in its thread.
+    """
 
     ignored: list[str] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
     note: str | UnsetType = UNSET
     news: str | UnsetType = UNSET
+    not_kept: str | UnsetType = UNSET
 
 
 class MessagesAnswer(Struct):
@@ -178,12 +196,16 @@ class InputTokens(Struct):
 
 
 class MessagesErrorDetail(Struct):
-    """`code` and `param` are ours, and OpenAI's: Anthropic has nothing of the kind."""
+    """`code` and `param` are ours, and OpenAI's: Anthropic has nothing of the kind.
+
+    `details` has an `error_code` where Anthropic's clients act on one: errors about threads.
+    """
 
     type: str
     message: str
     code: str
     param: str | None
+    details: dict[str, Any] | UnsetType = UNSET
 
 
 class MessagesError(Struct):

@@ -60,14 +60,16 @@ class MessagesShape:
         note: Callable[[], str | None],
         news: Callable[[], str],
         hidden: bool = False,
+        not_kept: Callable[[], str] = str,
     ) -> None:
-        """`ignored`: what of the request changed nothing; `note` and `news` as in OpenAIShape."""
+        """`ignored`: what of the request changed nothing; `note`, `news` and `not_kept` as in OpenAIShape."""
         self.answer = answer
         self._ignored = ignored
         self._note = note
         self._news = news
         self._hidden = hidden
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self._not_kept = not_kept
+        self.id = f"msg_{secrets.token_hex(12)}"
         self._open: type[Block] | None = None  # the block that is being written
         self._index = -1  # its number, or the last one's
 
@@ -144,7 +146,7 @@ class MessagesShape:
 
     def _message(self) -> MessagesAnswer:
         told = MessagesExtra(self._ignored) if self._ignored else UNSET
-        return MessagesAnswer(self._id, [], self.answer.model, self._usage(), localspec=told)
+        return MessagesAnswer(self.id, [], self.answer.model, self._usage(), localspec=told)
 
     def _blocks(self) -> list[Block]:
         choice = self._choice
@@ -155,7 +157,7 @@ class MessagesShape:
             found.append(TextBlock(choice.content))
         for call in choice.calls:
             function = call.function
-            found.append(ToolUseBlock(ID + call.id, function.name, _object(function.arguments)))
+            found.append(ToolUseBlock(ID + call.id, function.name, call_input(function.arguments)))
         return found
 
     def _usage(self) -> MessagesUsage:
@@ -175,6 +177,7 @@ class MessagesShape:
             done.speculation if done else UNSET,
             self.answer.note(self._note()) or UNSET,
             self.answer.news(self._news()) or UNSET,
+            self._not_kept() or UNSET,
         )
 
 
@@ -198,8 +201,8 @@ def models(created: Mapping[str, int]) -> MessagesModelPage:
     return MessagesModelPage(data, first, last)
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """A call's input; nothing of one that was cut off, which is no JSON."""
+def call_input(arguments: str) -> dict[str, Any]:
+    """Return a call's input, which is empty for a call that was cut off and is not JSON."""
     try:
         found = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):

@@ -5,7 +5,7 @@ What a newer client sends and nobody here knows is passed over, and named in `ig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,11 @@ class Ignored(list[str]):
             self.append(path if kind is None else f"{path} ({str(kind)[:80]})")
 
 
-def chat_request(body: CountTokensRequest) -> tuple[ChatRequest, Ignored]:
-    """`body` as the request of ours, and what of it changes nothing here.
+def chat_request(
+    body: CountTokensRequest, before: Sequence[ChatMessage] = ()
+) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
+    """`body` as the request of ours, what of it changes nothing here, and the messages that it adds to
+    `before`, those of the thread that it continues.
 
     Raises:
         BadBody: a block or a tool is not what its type wants.
@@ -59,12 +62,14 @@ def chat_request(body: CountTokensRequest) -> tuple[ChatRequest, Ignored]:
     for name in ("container", "context_management", "mcp_servers"):
         if getattr(body, name):
             ignored.add(name)
+    added = _messages(body, ignored)
     asked = ChatRequest(
         model=body.model,
-        messages=_messages(body, ignored),
+        messages=_whole_turns([*before, *added]),
         tools=_tools(body.offered or [], ignored) or None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
+    _check_last(asked.messages)
     _choose(body, asked)
     _think(body, asked)
     _format(body, asked)
@@ -77,7 +82,7 @@ def chat_request(body: CountTokensRequest) -> tuple[ChatRequest, Ignored]:
         asked.exact, asked.speculative = body.exact, body.speculative
         for each in parameters():
             setattr(asked, each.name, getattr(body, each.name))
-    return asked, ignored
+    return asked, ignored, added
 
 
 # ------------------------------------------------------------------------ messages
@@ -101,25 +106,43 @@ class _Said:
             yield ChatMessage(role, text, None, self.calls or None, None, thoughts)
 
 
+def system_prompt(body: CountTokensRequest, ignored: Ignored | None = None) -> list[ChatMessage]:
+    """Return the system prompt as a message, or no message if it has no text."""
+    ignored = Ignored() if ignored is None else ignored
+    return [*_said(body.system or [], "system", "system", ignored).messages("system")]
+
+
 def _messages(body: CountTokensRequest, ignored: Ignored) -> list[ChatMessage]:
-    found: list[ChatMessage] = []
-    if body.system:
-        found += _said(body.system, "system", "system", ignored).messages("system")
+    """The messages of the request. Those of the role "system" are a developer's: of a system's there is
+    one, which comes first.
+    """
+    found = system_prompt(body, ignored)
     for index, message in enumerate(body.messages):
         said = _said(message.content, message.role, f"messages[{index}].content", ignored)
-        for each in said.messages(message.role):
-            if each.role == "assistant" and found and found[-1].role == "assistant":
-                each = _joined(found.pop(), each)  # consecutive turns are one there
-            found.append(each)
-    if all(each.role == "system" for each in found):
+        found += said.messages("developer" if message.role == "system" else message.role)
+    if all(each.role in ("system", "developer") for each in found):
         raise InvalidRequest("'messages' contains nothing to answer.", param="messages")
-    if found[-1].role == "assistant" and found[-1].tool_calls:
+    return _whole_turns(found)
+
+
+def _whole_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Messages of the assistant that follow each other are one turn there."""
+    found: list[ChatMessage] = []
+    for each in messages:
+        if each.role == "assistant" and found and found[-1].role == "assistant":
+            each = _joined(found.pop(), each)
+        found.append(each)
+    return found
+
+
+def _check_last(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a conversation that ends with calls without their results."""
+    if messages[-1].role == "assistant" and messages[-1].tool_calls:
         raise InvalidRequest(
             "The last message has 'tool_use' blocks; their 'tool_result' blocks must follow in a "
             "message of the role 'user'.",
             param="messages",
         )
-    return found
 
 
 def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
