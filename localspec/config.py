@@ -131,7 +131,8 @@ class Config:
     keep_responses: Annotated[
         bool,
         About(
-            "keep answers of /v1/responses that do not say `store`, as OpenAI does", at_once=True
+            "keep answers of /v1/responses that do not say `store`, and threads of /v1/messages",
+            at_once=True,
         ),
     ] = True
     memory: Annotated[
