@@ -7,6 +7,7 @@ LocalspecError                      1  500  internal_error
 │   ├── TemplateFailed              1  400  chat_template_error
 │   ├── GrammarRejected             1  400  invalid_grammar
 │   ├── RequestTooLarge             1  413  request_too_large
+│   ├── UnsupportedEncoding         1  415  unsupported_encoding
 │   ├── RequestTimeout              1  408  request_timeout
 │   ├── ThreadUnsupported           1  400  thread_unsupported_request
 │   └── ThreadMismatch              1  400  thread_fingerprint_mismatch
@@ -126,6 +127,11 @@ class InvalidRequest(LocalspecError):
     status = 400
 
 
+# llama.cpp's words for a prompt that is too long. Clients that make a conversation shorter, or take another
+# model (litellm, aider, pi, opencode), know the case by them and not by its code.
+EXCEEDS = "exceeds the available context size"
+
+
 class ContextExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
@@ -141,6 +147,11 @@ class GrammarRejected(InvalidRequest):
 class RequestTooLarge(InvalidRequest):
     code = "request_too_large"
     status = 413
+
+
+class UnsupportedEncoding(InvalidRequest):
+    code = "unsupported_encoding"
+    status = 415
 
 
 class RequestTimeout(InvalidRequest):

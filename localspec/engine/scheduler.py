@@ -18,10 +18,14 @@ from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier, rejects
-from localspec.errors import ContextExceeded
+from localspec.errors import EXCEEDS, ContextExceeded
 from localspec.protocol.frames import Generate
 
 USUAL = 256  # tokens that an answer is expected to have, unless it may have fewer
+
+
+def counted(tokens: int) -> str:
+    return f"{tokens} token" if tokens == 1 else f"{tokens} tokens"
 
 
 class Scheduler:
@@ -44,8 +48,8 @@ class Scheduler:
         if count >= room:
             over = count - room + 1
             raise ContextExceeded(
-                f"The prompt has {count} token{'s' * (count != 1)}, but the context holds {room}; shorten it "
-                f"by {over} token{'s' * (over != 1)} or set a larger `context`.",
+                f"The prompt has {counted(count)}, which {EXCEEDS} of {counted(room)}; shorten it by "
+                f"{counted(over)} or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=count,
                 n_ctx=room,

@@ -15,7 +15,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import (
+    EXCEEDS,
     Cancelled,
+    ContextExceeded,
     InvalidRequest,
     LocalspecError,
     ThreadMismatch,
@@ -32,10 +34,20 @@ log = logging.getLogger("localspec.http")
 
 def error_body(error: LocalspecError) -> ErrorBody:
     kind = "invalid_request_error" if 400 <= error.status < 500 else "server_error"
-    detail = ErrorDetail(error.message, kind, error.param, error.code)
+    detail = ErrorDetail(known_words(error), kind, error.param, error.code)
     if error.n_prompt_tokens is not None and error.n_ctx is not None:
         detail.n_prompt_tokens, detail.n_ctx = error.n_prompt_tokens, error.n_ctx
     return ErrorBody(detail)
+
+
+def known_words(error: LocalspecError) -> str:
+    """Return the message; of a prompt that is too long, with the words by which clients know the case.
+
+    The engine says them itself; another server that answers for a pair may have words of its own.
+    """
+    if error.code != ContextExceeded.code or EXCEEDS in error.message:
+        return error.message
+    return f"The request {EXCEEDS}. {error.message}"
 
 
 # Anthropic's kinds of errors, by status; of others by the hundreds.
@@ -60,6 +72,8 @@ def messages_error(error: LocalspecError) -> MessagesError:
         message = (
             f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum. {message}"
         )
+    elif error.code == ContextExceeded.code:
+        message = f"prompt is too long. {message}"
     detail = MessagesErrorDetail(_KINDS.get(error.status, usual), message, error.code, error.param)
     if isinstance(error, ThreadUnsupported):
         detail.details = {"error_code": error.code, "unsupported": ["thread"]}
@@ -75,7 +89,7 @@ def messages_request() -> str:
 
 # Other protocols than OpenAI's, by how their paths begin.
 _SHAPES: dict[str, Callable[[LocalspecError], object]] = {
-    "/api/": lambda error: OllamaError(error.message),
+    "/api/": lambda error: OllamaError(known_words(error)),
     "/v1/messages": messages_error,
 }
 

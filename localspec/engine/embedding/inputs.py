@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from localspec.engine.embedding.model import EmbeddingModel
 from localspec.engine.llama import check_tokens
 from localspec.engine.prompt.preparers import Small, about_tokens
-from localspec.errors import ContextExceeded, InvalidRequest
+from localspec.errors import EXCEEDS, ContextExceeded, InvalidRequest
 from localspec.protocol.frames import Detokenize, Embed, EmbeddingInput, Generate, Rerank, Tokenize
 
 
@@ -91,8 +91,8 @@ class InputPreparer:
             return tokens
         if not cut:
             raise ContextExceeded(
-                f"{what} has {len(tokens)} tokens, but {self._model.files.name} reads at most {most} at "
-                "once; shorten it, or send `truncate`: true to have its beginning alone read.",
+                f"{what} has {len(tokens)} tokens, which {EXCEEDS}: {self._model.files.name} reads at most "
+                f"{most} at once; shorten it, or send `truncate`: true to have its beginning alone read.",
                 param=param,
                 n_prompt_tokens=len(tokens),
                 n_ctx=most,

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from localspec.daemon.completion.answer import Answer, Choice, text_of
 from localspec.daemon.completion.reply.calls import Call
 from localspec.daemon.completion.reply.parser import Piece, Text
+from localspec.daemon.http.errors import known_words
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError
 from localspec.protocol import frames
@@ -93,7 +94,7 @@ class OllamaShape:
         return ()
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
-        return [OllamaError(error.message)]
+        return [OllamaError(known_words(error))]
 
     def whole(self) -> object:
         choice = self._choice

@@ -11,6 +11,7 @@ from localspec.daemon.completion.answer import Answer, Choice, text_of
 from localspec.daemon.completion.openai import limit
 from localspec.daemon.completion.reply.parser import Piece, Text
 from localspec.daemon.completion.responses.output import Output, Style, written
+from localspec.daemon.http.errors import known_words
 from localspec.daemon.http.sse import Named
 from localspec.daemon.worker.process import Event
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
@@ -94,8 +95,8 @@ class ResponsesShape:
         if isinstance(error, Cancelled):
             return self._named([*found, events.Incompleted(response=self.response)])
         self.response.status = "failed"
-        self.response.error = ResponseError(_published(error), error.message, error.code)
-        said = events.ErrorEvent(code=error.code, message=error.message, param=error.param)
+        self.response.error = ResponseError(_published(error), known_words(error), error.code)
+        said = events.ErrorEvent(code=error.code, message=known_words(error), param=error.param)
         return self._named([*found, said, events.Failed(response=self.response)])
 
     def whole(self) -> ResponseObject:
