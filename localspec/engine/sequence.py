@@ -93,6 +93,7 @@ class Sequence:
         self.finish_reason = "stop"
         self._vocab = vocab
         self._stream = TextStream(self.request.stop, tokenized.regions)
+        self._stop_tokens = frozenset(self.request.stop_token_ids)
         self._cut = False  # the rules about lines have ended the text
         self._shown = tokenized.shown
         self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
@@ -238,7 +239,7 @@ class Sequence:
                 self._ids.append(token)
             if logprobs:
                 self._report.add(self._n_bytes, logprobs[at])
-            if self._vocab.is_eog(token):
+            if self._vocab.is_eog(token) or token in self._stop_tokens:
                 self.finish("stop")
                 break
             piece = self._vocab.piece(token, special=token in self._shown)

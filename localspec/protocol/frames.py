@@ -179,15 +179,19 @@ class Generate(Frame, omit_defaults=True):
     `tools`: the calls that the answer may have. `thoughts`: markers around thoughts that may stand at its
     beginning, before what `tools` and `constraint` ask of the rest.
     `post_sampling`: log-probabilities are of the draw, after all that changes them. `return_tokens`:
-    deltas name the tokens of their text, and `timings`: how long it has taken so far. `prompt_logprobs`:
-    the prompt's own log-probabilities, with so many likeliest tokens beside each.
+    deltas name the tokens of their text, and `timings`: how long it has taken so far. `stop_token_ids` end
+    the answer as the model's own end does; neither comes before `min_tokens` tokens, unless a constraint
+    allows nothing else. `prompt_logprobs`: the prompt's own log-probabilities, with so many likeliest tokens
+    beside each.
     """
 
     id: int
     prompt: Prompt
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: list[str] = []
+    stop_token_ids: list[int] = []
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
     tools: Tools | None = None

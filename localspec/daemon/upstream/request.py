@@ -197,6 +197,11 @@ def _limited(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
         found.endless = True
     if request.stop:
         found.body["stop"] = request.stop
+    for name in ("min_tokens", "stop_token_ids"):
+        if bound := getattr(request, name):
+            if name not in dialect.known:
+                raise refusal(name, dialect)
+            found.body[name] = bound
     ours = (
         ("t_max_predict_ms", request.max_predict_ms),
         ("n_indent", request.single_line_indent),

@@ -27,6 +27,7 @@ from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.grammars.compile import NOBODY_LEFT, Grammars, Left
 from localspec.engine.sampling.guide import Both, Guide
 from localspec.engine.sampling.infill import infill_sampler
+from localspec.engine.sampling.minimum import MinimumLength
 from localspec.engine.sampling.penalties import Breakers, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings, resolve
@@ -34,6 +35,7 @@ from localspec.engine.sampling.thoughts import Marker, Thoughts
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from localspec.errors import (
+    EXCEEDS,
     ContextExceeded,
     InvalidRequest,
 )
@@ -116,6 +118,7 @@ class Preparer:
         tokens = self.tokens(request.prompt)
         settings = self._settings(request.sampling)
         shown, tail = frozenset(self._control(request.shown)), self._rendered[-TAIL:]
+        check_tokens(self._pair.vocab, request.stop_token_ids, "stop_token_ids")
         limit = self._limit(request)
         tokenized = TokenizedRequest(
             request,
@@ -160,6 +163,10 @@ class Preparer:
             limit = tokenized.matcher
             tokenized.matcher = deferred if limit is None else Both(limit, deferred)
         tokenized.note = " ".join(filter(None, [note, tokenized.note]))
+        if tokenized.request.min_tokens:
+            least, others = self._minimum(tokenized.request), tokenized.matcher
+            # The other guide comes first, so that a finished constraint may still end the answer.
+            tokenized.matcher = least if others is None else Both(others, least)
         return tokenized
 
     def _regions(
@@ -205,6 +212,11 @@ class Preparer:
             return None
         piece = partial(vocab.piece, special=True)
         return Thoughts(request.thinking.tokens, markers, self._rendered[-TAIL:], piece, vocab.size)
+
+    def _minimum(self, request: Generate) -> MinimumLength:
+        vocab = self._pair.vocab
+        ends = [*vocab.ends, *request.stop_token_ids]
+        return MinimumLength(request.min_tokens, ends, vocab.size)
 
     def _ngram_index(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
         """What drafts are looked up in. Of a prediction, as much as an answer can be long."""
@@ -332,7 +344,7 @@ class Preparer:
             sample = vocab.tokenize(text[:_SAMPLE], add_special=False, parse_special=False)
             about = max(least, len(text) * len(sample) // _SAMPLE)
             raise ContextExceeded(
-                f"The prompt has about {about} tokens, but the context holds {room}; shorten it "
+                f"The prompt has about {about} tokens, which {EXCEEDS} of {room} tokens; shorten it "
                 "or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=about,

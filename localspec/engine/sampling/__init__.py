@@ -8,6 +8,7 @@ infill        llama.cpp's infill sampler: where a completion in the middle of a 
 grammars/     the language of an answer: structured output, tool calls, forced tokens
 guide         what says beside the logits which tokens may come: grammars, and
 thoughts      the end of thoughts that may have only so many tokens
+minimum       no end before an answer has so many tokens
 
 May import `llama`, and nothing else of the engine.
 """

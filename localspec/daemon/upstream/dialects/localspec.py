@@ -16,7 +16,10 @@ class Localspec(LlamaServer):
     names_tools = True
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = constraints
-    known = LlamaServer.known | {"exact", "reveal_draft", "speculative", "prediction"}
+    known = LlamaServer.known | {
+        *("exact", "reveal_draft", "speculative", "prediction"),
+        *("min_tokens", "stop_token_ids"),
+    }
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
         if constraint.kind == "regex":

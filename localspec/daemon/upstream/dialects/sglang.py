@@ -18,7 +18,7 @@ class Sglang(Dialect):
     }  # fmt: skip
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = frozenset({"json_schema", "grammar", "regex"})
-    known = frozenset({"ignore_eos"})
+    known = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
     template_kwargs = True
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:

@@ -26,7 +26,7 @@ class Vllm(Dialect):
     }  # fmt: skip
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = constraints
-    known = frozenset({"ignore_eos"})
+    known = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
     template_kwargs = True
     names_tokens = True
     metrics = "/metrics"

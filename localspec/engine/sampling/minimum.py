@@ -1,0 +1,45 @@
+"""The least length of an answer: until it has so many tokens, none that ends it may come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class MinimumLength:
+    """A Guide that forbids the tokens in `ends` at the first `least` places of an answer."""
+
+    narrows = False
+
+    def __init__(self, least: int, ends: Iterable[int], n_vocab: int) -> None:
+        self._least = least
+        self._ends = frozenset(ends)
+        self._count = 0
+        self._allowed = np.ones(n_vocab, dtype=np.bool_)
+        self._allowed[list(self._ends)] = False
+
+    def begin_round(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def mask(self) -> npt.NDArray[np.bool_] | None:
+        return self._allowed if self._count < self._least else None
+
+    def consume(self, token: int) -> None:
+        self._count += 1
+
+    def take_back(self, count: int) -> None:
+        self._count -= count
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        for at, token in enumerate(tokens[: max(self._least - self._count, 0)]):
+            if token in self._ends:
+                return at
+        return len(tokens)
+
+    def forced(self) -> list[int]:
+        return []
