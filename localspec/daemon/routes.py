@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from localspec.daemon.http import errors
-from localspec.daemon.http.requests import ClientGone, SameVersion
+from localspec.daemon.http.requests import ClientGone, PlainPath, RequestId, SameVersion
 from localspec.daemon.http.tcp import TcpAuthMiddleware
 from localspec.daemon.state import State
 from localspec.errors import LocalspecError
@@ -126,6 +126,9 @@ _ROUTES += [
 ]
 
 
+_PATHS = frozenset(route.path for route in _ROUTES if "{" not in route.path) - {"/"}
+
+
 async def _on_http(request: Request, error: Exception) -> Response:
     """As of any error of Starlette's; what a path takes is told whole, and to OPTIONS as its answer."""
     assert isinstance(error, HTTPException)
@@ -154,9 +157,11 @@ def application(state: State) -> ASGIApp:
             HTTPException: _on_http,
         },
         middleware=[
+            Middleware(RequestId),
             Middleware(errors.LastResort),
             Middleware(TcpAuthMiddleware, lambda: state.tcp),
             Middleware(SameVersion),
+            Middleware(PlainPath, _PATHS),
         ],
     )
     app.router.redirect_slashes = False  # such an answer has no body, and Host may be anything

@@ -32,18 +32,26 @@ class Embedding(Struct):
     object: Literal["embedding"] = "embedding"
 
 
+class Unheeded(Struct):
+    """Ours, in answers that have no more of it: fields of the request that changed nothing."""
+
+    ignored: list[str]
+
+
 class EmbeddingList(Struct):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
     object: Literal["list"] = "list"
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class NativeEmbedding(Struct):
-    """llama-server's: one row, since the rows of a text's tokens become one."""
+    """llama-server's: one row, since the rows of a text's tokens become one. `localspec`: in the first."""
 
     index: int
     embedding: list[list[float]]
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class Ranked(Struct, omit_defaults=True):
@@ -55,9 +63,12 @@ class Ranked(Struct, omit_defaults=True):
 
 
 class RankedText(Struct, omit_defaults=True):
+    """`localspec`: in the first."""
+
     index: int
     score: float
     text: str | None = None
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class RankedList(Struct):
@@ -67,6 +78,7 @@ class RankedList(Struct):
     model: str
     usage: EmbeddingUsage
     object: Literal["list"] = "list"
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class Usage(Struct, omit_defaults=True):
@@ -143,6 +155,7 @@ class ChatAnswer(Struct):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: CalledFunction | UnsetType = UNSET  # where `functions` were sent
 
 
 class ChatChoice(Struct):
@@ -157,6 +170,7 @@ class ChatDelta(Struct):
     content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: CalledDelta | UnsetType = UNSET
 
 
 class ChunkChoice(Struct):

@@ -1,18 +1,19 @@
 """What clients ask, OpenAI's requests and llama-server's, checked strictly.
 
-A field of the wrong type or out of range is refused with its name and its limit; fields nobody here
-knows are ignored, as everywhere, and null is read as a field that is not there.
+A field of the wrong type or out of range is refused with its name and its limit; `fields.py` says what
+becomes of fields that are not declared, and null is read as a field that is not there.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, field
 
+from localspec.protocol.aliases import Aliases
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.sampling import INT32, Bias, Count, Sampled, TokenLimit
+from localspec.protocol.sampling import INT32, Bias, Count, TokenLimit
 from localspec.protocol.settings import Drafted
 
 MAX_CHOICES = 4
@@ -57,7 +58,16 @@ class ContentPart(Struct):
     refusal: str | None = None
 
 
+class FunctionCall(Struct):
+    """OpenAI's call before there were tools; `arguments` is JSON."""
+
+    name: str
+    arguments: str | None = None
+
+
 class ChatMessage(Struct, dict=True):
+    """`function_call`, and the role "function" of its result, are OpenAI's older form of calls."""
+
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     # Left out it is None after all: only an error tells the two apart.
     content: str | list[ContentPart] | None = UNSET  # type: ignore[assignment]
@@ -65,6 +75,7 @@ class ChatMessage(Struct, dict=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    function_call: FunctionCall | None = None
 
     def __post_init__(self) -> None:
         if cast(object, self.content) is UNSET:
@@ -154,7 +165,7 @@ class LocalspecOptions(Request):
 CacheReuse = Annotated[int, Meta(ge=0, le=INT32)]
 
 
-class GenerationRequest(Sampled, Request):
+class GenerationRequest(Aliases, Request):
     """What chat and text completions share.
 
     `logit_bias`: of token ids, or of every token of a text; an object or, as llama-server has it, a
@@ -164,6 +175,8 @@ class GenerationRequest(Sampled, Request):
     `post_sampling_probs`: log-probabilities are those of the draw, after bias, penalties, truncation and
     temperature. `mirostat` (but for 0), `adaptive_target` (but for a negative one) and `lora` are refused.
     """
+
+    refuses: ClassVar[str] = "text"  # the table of fields.py for what is not declared
 
     model: OrDefault[str] = ""
     stream: OrDefault[bool] = False
@@ -198,6 +211,8 @@ class GenerationRequest(Sampled, Request):
     def __post_init__(self) -> None:
         Request.__post_init__(self)
         self.n = self.n or self.n_cmpl
+        if self.repeat_penalty is None:
+            self.repeat_penalty = self.repetition_penalty
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -215,7 +230,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     `parse_special`: special tokens that are spelled in messages and tools (`<|im_end|>`) are read as such;
     without it they are text, and the chat template alone writes special tokens.
+    `functions` and `function_call`: OpenAI's older form of `tools` and `tool_choice`; the answer then has a
+    `function_call`. `documents` are shown to templates that know them.
     """
+
+    refuses: ClassVar[str] = "chat"
 
     messages: Annotated[list[ChatMessage], Meta(max_length=10_000)]
     logprobs: bool | None = None
@@ -231,6 +250,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
     parse_special: OrDefault[bool] = False
+    thinking_token_budget: ThinkingTokens | None = None  # vLLM's name
+    functions: Annotated[list[Function], Meta(max_length=MAX_TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_INPUTS)] | None = None
 
 
 class PromptObject(Request):
@@ -285,6 +308,8 @@ class DetokenizeRequest(Request):
 
 
 class TemplateRequest(Request):
+    refuses: ClassVar[str] = "template"
+
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
     model: OrDefault[str] = ""
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
@@ -295,6 +320,8 @@ class TemplateRequest(Request):
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
     parse_special: OrDefault[bool] = False
+    thinking_token_budget: ThinkingTokens | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(max_length=MAX_INPUTS)] | None = None
 
 
 # ---------------------------------------------------------------------------- embeddings
@@ -307,6 +334,8 @@ class EmbeddingRequest(Request):
     2 makes vectors of length 1, another p > 0 does so by the p-norm, 0 makes the largest number 32760, -1
     leaves them as they are.
     """
+
+    refuses: ClassVar[str] = "vectors"
 
     input: str | Inputs | None = None
     content: str | Inputs | None = None
@@ -327,6 +356,8 @@ class RerankRequest(Request):
     """Jina's; and, with `texts` in place of `documents`, that of Hugging Face's Text Embeddings Inference,
     which gets its answer. `top_n`: so many of the best; without it all. `truncate`: as for embeddings.
     """
+
+    refuses: ClassVar[str] = "scores"
 
     query: str
     documents: Annotated[list[str | DocumentText], Meta(max_length=MAX_INPUTS)] | None = None

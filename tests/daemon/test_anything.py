@@ -33,7 +33,7 @@ CLIENTS = 2  # beside the bystander
 ITS_OWN = {
     "bad_request", "cancelled", "chat_template_error", "conflict", "context_length_exceeded",
     "invalid_grammar", "invalid_request", "load_failed", "model_not_found", "not_found",
-    "registry_error", "request_too_large", "unsafe_path",
+    "registry_error", "request_too_large", "unsafe_path", "unsupported_encoding",
 }  # fmt: skip
 QUESTIONS = ("def f(x):\n    ", "import os\n\n\ndef walk(path):\n", "What does os.walk do?\n")
 

@@ -244,13 +244,38 @@ def test_a_token_that_others_could_read_is_not_used(tmp_path: Path) -> None:
         tcp.kept_token(file)
 
 
-def test_an_http_1_0_request_without_a_host_is_refused(api: Served) -> None:
+@pytest.mark.parametrize(
+    ("request_line", "more", "status"),
+    [
+        ("GET /v1/models HTTP/1.0", "Authorization: Bearer {token}\r\n", 200),
+        ("GET /v1/models HTTP/1.0", "Authorization: Bearer {token}\r\nHost: evil.example\r\n", 403),
+        ("GET /v1/models HTTP/1.0", "Authorization: Bearer {token}\r\nHost:\r\n", 403),
+        (
+            "GET /v1/models HTTP/1.0",
+            "Authorization: Bearer {token}\r\nOrigin: http://evil.example\r\n",
+            403,
+        ),
+        ("GET /v1/models HTTP/1.0", "", 401),
+        ("GET /v1/models HTTP/1.1", "Authorization: Bearer {token}\r\n", 400),
+        ("PRI * HTTP/2.0", "\r\nSM\r\n", 505),
+    ],
+)
+def test_only_http_1_0_needs_no_host(
+    api: Served, request_line: str, more: str, status: int
+) -> None:
     host, port = api.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), PATIENCE) as raw:
-        raw.sendall(
-            f"GET /v1/models HTTP/1.0\r\nAuthorization: Bearer {api.token}\r\n\r\n".encode()
-        )
-        assert raw.recv(65536).startswith(b"HTTP/1.1 403 ")
+        raw.sendall(f"{request_line}\r\n{more.format(token=api.token)}\r\n".encode())
+        received = b""
+        while chunk := raw.recv(65536):
+            received += chunk
+    assert received.startswith(b"HTTP/1.1 %d " % status)
+    assert received.count(b"\r\n\r\n") == 1, "one answer, and the connection ends"
+
+
+def test_a_key_may_come_as_azures_clients_send_it(api: Served) -> None:
+    assert api.get("/v1/models", authorization="", api_key=api.token).status == 200
+    assert api.get("/v1/models", authorization="", api_key="x" + api.token).status == 401
 
 
 def test_httpx_over_tcp_reads_a_stream(api: Served) -> None:

@@ -129,12 +129,16 @@ class LlamaServerShape:
         *,
         loaded: Callable[[], frames.Loaded | None],
         note: Callable[[], str | None],
+        ignored: Sequence[str] = (),
     ) -> None:
-        """`loaded`, the pair that answers, and `note` are asked for at the end."""
+        """`loaded`, the pair that answers, and `note` are asked for at the end. `ignored`: what of the
+        request changed nothing.
+        """
         self.answer = answer
         self._request = request
         self._loaded = loaded
         self._note = note
+        self._ignored = list(ignored)
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
@@ -206,6 +210,8 @@ class LlamaServerShape:
             answer["localspec"]["passes"] = msgspec.to_builtins(done.trace)
         if note := self.answer.news(self.answer.note(self._note())):
             answer["localspec"]["note"] = note
+        if self._ignored:
+            answer["localspec"]["ignored"] = self._ignored
         wanted = self._request.response_fields
         return answer if not wanted else _picked(answer, wanted)
 

@@ -62,9 +62,12 @@ class OpenAIShape(ABC):
         news: Callable[[], str],
         conversation: str | None = None,
         not_kept: Callable[[], str] = str,
+        ignored: Sequence[str] = (),
+        functions: bool = False,
     ) -> None:
         """`note` and `news`: what a person should know, asked for at the end; `news` is told once.
         `conversation`: where the answer is kept; `not_kept`: why it is not, asked for when it should be.
+        `ignored`: what of the request changed nothing. `functions`: a call has OpenAI's older form.
         """
         self.answer = answer
         self.conversation = conversation or UNSET
@@ -72,6 +75,8 @@ class OpenAIShape(ABC):
         self._note = note
         self._news = news
         self._not_kept = not_kept
+        self._ignored = list(ignored)
+        self._functions = functions
         self._id = f"{self.prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
@@ -138,6 +143,7 @@ class OpenAIShape(ABC):
             conversation=self.conversation,
             not_kept=not_kept or UNSET,
             limit=limit(done),
+            ignored=self._ignored or UNSET,
             passes=(done[0].trace if len(done) == 1 else UNSET) or UNSET,
         )
         return completion
@@ -203,8 +209,8 @@ class ChatShape(OpenAIShape):
             case frames.Delta():
                 return self._deltas(index, event, pieces)
             case frames.Done():
-                end = ChunkChoice(index, ChatDelta(), self.answer.choices[index].finish)
-                deltas = [self.chunk([ChunkChoice(index, _delta(piece))]) for piece in pieces]
+                end = ChunkChoice(index, ChatDelta(), self._finish(self.answer.choices[index]))
+                deltas = [self.chunk([ChunkChoice(index, self._of(piece))]) for piece in pieces]
                 return [*deltas, self.closing([end], event)]
         return ()
 
@@ -221,7 +227,7 @@ class ChatShape(OpenAIShape):
     def _deltas(
         self, index: int, event: frames.Delta, pieces: Sequence[Piece]
     ) -> Sequence[Completion]:
-        choices = [ChunkChoice(index, _delta(piece)) for piece in pieces]
+        choices = [ChunkChoice(index, self._of(piece)) for piece in pieces]
         if not choices and event.logprobs:
             choices = [ChunkChoice(index, ChatDelta(content=""))]
         if choices:
@@ -233,9 +239,30 @@ class ChatShape(OpenAIShape):
 
     def choices(self) -> Choices:
         return [
-            ChatChoice(index, _message(each), each.finish, self._logprobs(each.logprobs))
+            ChatChoice(
+                index, self._message(each), self._finish(each), self._logprobs(each.logprobs)
+            )
             for index, each in enumerate(self.answer.choices)
         ]
+
+    def _finish(self, choice: Choice) -> str:
+        finish = choice.finish
+        return "function_call" if self._functions and finish == "tool_calls" else finish
+
+    def _of(self, piece: Piece) -> ChatDelta:
+        """Return what a chunk adds for a piece."""
+        delta = _delta(piece)
+        if self._functions and delta.tool_calls:
+            delta.function_call = delta.tool_calls[0].function
+            delta.tool_calls = UNSET
+        return delta
+
+    def _message(self, choice: Choice) -> ChatAnswer:
+        message = _message(choice)
+        if self._functions and message.tool_calls:
+            message.function_call = message.tool_calls[0].function
+            message.tool_calls = UNSET
+        return message
 
     def _logprobs(self, tokens: list[frames.TokenLogprob]) -> ChatLogprobs | None:
         if not self.answer.wants_logprobs:

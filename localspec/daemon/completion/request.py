@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from localspec.daemon.completion import thinking
+from localspec.daemon.completion.constraint import constraint
 from localspec.daemon.completion.headers import stable
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.reply.parser import SHOWN, THOUGHTS, AnswerParser
@@ -58,6 +59,7 @@ def chat_frames(
         offer = tools.offer(request, form)
         prompt.tools = offer.tools or None
         _tell(prompt, request, offer.form)
+        _call_or_grammar(request, offer)
     if offer.tools:
         shown = [*shown, *tools.markers(offer.form)]
     wanted = per_choice(
@@ -71,6 +73,18 @@ def chat_frames(
     )
     wanted[0].conversation = conversation
     return wanted, partial(_parser, request, offer)
+
+
+def _call_or_grammar(request: ChatRequest, offer: tools.Offer) -> None:
+    """Refuse a grammar of the caller's own beside a call that is required."""
+    if offer.calls is None or not offer.calls.required:
+        return
+    held = constraint(request)
+    if held is not None and held.kind in ("grammar", "regex"):
+        raise InvalidRequest(
+            "'tool_choice' requires a call, so no grammar of your own can be held to.",
+            param="tool_choice",
+        )
 
 
 def template_prompt(request: TemplateRequest, form: CallFormat) -> frames.ChatPrompt:
@@ -107,7 +121,7 @@ def _parser(request: ChatRequest, offer: tools.Offer) -> AnswerParser:
     calls = offer.calls
     required = calls is not None and calls.required
     # An answer in a format of the caller's own may be JSON that looks like a call.
-    plain = calls is not None and not required and _constraint(request) is None
+    plain = calls is not None and not required and constraint(request) is None
     return AnswerParser(
         offer.form,
         offer.schemas,
@@ -160,11 +174,16 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
         stable(messages),
         add_generation_prompt=request.add_generation_prompt is not False,
         tools=[each.shown() for each in request.tools or []] or None,
-        template_kwargs={**thinking.told(request), **request.chat_template_kwargs},
+        template_kwargs=_template_arguments(request),
         answer_prefix=prefix,
         continued=goes_on,
         parse_special=request.parse_special,
     )
+
+
+def _template_arguments(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
+    documents = {} if request.documents is None else {"documents": request.documents}
+    return {**thinking.told(request), **documents, **request.chat_template_kwargs}
 
 
 def continued(
@@ -235,8 +254,10 @@ def per_choice(
     shared: dict[str, Any] = {
         **more,
         "max_tokens": max_tokens(request),
+        "min_tokens": _min_tokens(request),
+        "stop_token_ids": request.stop_token_ids or [],
         "stop": [request.stop] if isinstance(request.stop, str) else list(request.stop or []),
-        "constraint": _constraint(request),
+        "constraint": constraint(request),
         "speculative": _speculative(request),
         "top_logprobs": top_logprobs,
         "post_sampling": request.post_sampling_probs,
@@ -303,35 +324,14 @@ def max_tokens(request: GenerationRequest) -> int | None:
     return None
 
 
-def _constraint(request: GenerationRequest) -> frames.Constraint | None:
-    found: list[frames.Constraint] = []
-    wanted = request.response_format
-    if wanted and wanted.type == "json_object" and wanted.schema is None:
-        found.append(frames.Constraint("json_object", param="response_format"))
-    elif wanted and wanted.type != "text":
-        schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
-        strict = bool(wanted.json_schema.strict if wanted.json_schema else wanted.strict)
-        if schema is None:
-            raise InvalidRequest(
-                "'response_format.json_schema' is missing.", param="response_format.json_schema"
-            )
-        # as in llama-server, one that says nothing means an object
-        found.append(_schema("response_format", schema or {"type": "object"}, strict))
-    if request.json_schema is not None:
-        found.append(_schema("json_schema", request.json_schema))
-    if request.grammar:
-        found.append(frames.Constraint("grammar", request.grammar, param="grammar"))
-    if request.regex:
-        found.append(frames.Constraint("regex", request.regex, param="regex"))
-    if len(found) > 1:
-        names = " and ".join(f"'{each.param}'" for each in found)
-        raise InvalidRequest(f"{names} cannot be used together.", param=found[1].param)
-    return found[0] if found else None
-
-
-def _schema(param: str, schema: dict[str, Any], strict: bool = False) -> frames.Constraint:
-    source = msgspec.json.encode(schema).decode()
-    return frames.Constraint("json_schema", source, param=param, strict=strict)
+def _min_tokens(request: GenerationRequest) -> int:
+    least, most = request.min_tokens or 0, max_tokens(request)
+    if most is not None and least > most:
+        raise InvalidRequest(
+            f"'min_tokens' is {least}, but the answer may have at most {most} tokens.",
+            param="min_tokens",
+        )
+    return least
 
 
 def _speculative(request: GenerationRequest) -> frames.Speculative:
@@ -394,9 +394,7 @@ def _called(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
 
 
-def _text(
-    content: str | list[ContentPart], path: str, role: str = "", between: str = "\n"
-) -> str:
+def _text(content: str | list[ContentPart], path: str, role: str = "", between: str = "\n") -> str:
     """Return multi-part content as one text, a part a line as in llama-server.
 
     What an assistant has refused to say, in OpenAI's own parts, is text of its message.

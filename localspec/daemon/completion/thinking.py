@@ -34,7 +34,11 @@ def told(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
 
 
 def _budget(request: ChatRequest | TemplateRequest) -> int | None:
-    for asked in (request.reasoning_budget_tokens, request.thinking_budget_tokens):
+    for asked in (
+        request.reasoning_budget_tokens,
+        request.thinking_budget_tokens,
+        request.thinking_token_budget,
+    ):
         if asked is not None:
             return asked
     return _BUDGETS.get(request.reasoning_effort or "")

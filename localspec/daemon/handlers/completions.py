@@ -10,6 +10,7 @@ from itertools import groupby
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localspec.daemon.completion import functions
 from localspec.daemon.completion.answer import Answer, Run, waiting
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.reply import tools
@@ -21,7 +22,7 @@ from localspec.daemon.completion.request import (
     uses_tools,
 )
 from localspec.daemon.history.turn import Turn, begin, figures
-from localspec.daemon.http.requests import read, unless_gone
+from localspec.daemon.http.requests import ignored, read, unless_gone
 from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.protocol import frames
@@ -32,6 +33,7 @@ from localspec.protocol.requests import ChatRequest, CompletionRequest
 
 async def chat(request: Request) -> Response:
     body = await read(request, ChatRequest)
+    older = functions.as_tools(body)
     daemon = state_of(request)
     turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
     pair, wanted, answer = await ready(request, body, turn)
@@ -42,6 +44,8 @@ async def chat(request: Request) -> Response:
         news=partial(daemon.news, pair.name),
         conversation=turn.id if turn else None,
         not_kept=(lambda: turn.not_kept) if turn else str,
+        ignored=ignored(request),
+        functions=older,
     )
     during = turn.under_way() if turn else nullcontext()
     told = shape.progress if body.localspec and body.localspec.progress else None
@@ -95,6 +99,7 @@ async def complete(request: Request) -> Response:
         body.stream_options,
         note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
+        ignored=ignored(request),
     )
     shape.tops, shape.prompt_tops = body.logprobs or 0, body.prompt_logprobs
     if body.echo:

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.http.requests import answer, read, unless_gone
+from localspec.daemon.http.requests import answer, read, unheeded, unless_gone
 from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.queue.admission import RETRY_AFTER
 from localspec.errors import InvalidRequest, QueueFull
@@ -42,7 +42,8 @@ async def embed(request: Request) -> Response:
             Embedding(numbers(each) if plain else base64.b64encode(each).decode(), at)
             for at, each in enumerate(found["vectors"])
         ]
-        return answer(EmbeddingList(data, pair.name, _usage(found)))
+        told = unheeded(request)
+        return answer(EmbeddingList(data, pair.name, _usage(found), localspec=told))
 
     return await asyncio.to_thread(shaped)  # millions of numbers take their time
 
@@ -53,7 +54,10 @@ async def native(request: Request) -> Response:
 
     def shaped() -> Response:
         vectors = enumerate(found["vectors"])
-        return answer([NativeEmbedding(at, [numbers(each)]) for at, each in vectors])
+        rows = [NativeEmbedding(at, [numbers(each)]) for at, each in vectors]
+        for first in rows[:1]:
+            first.localspec = unheeded(request)
+        return answer(rows)
 
     return await asyncio.to_thread(shaped)
 
@@ -73,11 +77,14 @@ async def rerank(request: Request) -> Response:
     scored = sorted(enumerate(found["scores"]), key=lambda each: -each[1])[: body.top_n]
     if body.documents is None:
         told = body.return_text
-        return answer([RankedText(at, s, documents[at] if told else None) for at, s in scored])
+        texts = [RankedText(at, s, documents[at] if told else None) for at, s in scored]
+        for first in texts[:1]:
+            first.localspec = unheeded(request)
+        return answer(texts)
     results = [Ranked(at, score) for at, score in scored]
     for each in results if body.return_documents else ():
         each.document = {"text": documents[each.index]}
-    return answer(RankedList(results, pair.name, _usage(found)))
+    return answer(RankedList(results, pair.name, _usage(found), localspec=unheeded(request)))
 
 
 async def _embedded(request: Request, body: EmbeddingRequest) -> tuple[PairFiles, dict[str, Any]]:

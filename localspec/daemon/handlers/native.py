@@ -11,7 +11,7 @@ from localspec.daemon.completion import llama_server
 from localspec.daemon.completion.answer import Answer, Run, waiting
 from localspec.daemon.completion.takeover import Place, place_of
 from localspec.daemon.history.turn import figures
-from localspec.daemon.http.requests import OUR_CLIENT, read
+from localspec.daemon.http.requests import OUR_CLIENT, ignored, read
 from localspec.daemon.pairs.names import Role
 from localspec.daemon.state import state_of
 from localspec.errors import ModelNotFound
@@ -52,6 +52,7 @@ async def _respond(
         body,
         loaded=lambda: residents.info(pair.name),
         note=residents.note,
+        ignored=ignored(request),
     )
     during = nullcontext() if editor is None else daemon.editors.typing(editor)
     run = Run(daemon.supervisor, pair, wanted, shape, during, **waiting(body, shape))

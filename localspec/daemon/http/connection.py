@@ -48,6 +48,7 @@ class StrictHTTP(h11.Connection):
     """h11, which refuses besides what two programs may read in two ways."""
 
     problem = ""  # the sentence about a refused request
+    status = 400  # of its answer
     streams = False  # whether the answer that is being sent is a stream of events
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
@@ -60,6 +61,10 @@ class StrictHTTP(h11.Connection):
         begun = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         event = super().next_event()
         if isinstance(event, h11.Request):
+            if event.http_version not in (b"1.0", b"1.1"):  # such as the first line of HTTP/2
+                self.status = 505
+                version = event.http_version.decode().removesuffix(".0")
+                self._refuse(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
             names = {name for name, _ in event.headers}
             if {b"content-length", b"transfer-encoding"} <= names:
                 self._refuse("The request has both Content-Length and Transfer-Encoding.")
@@ -256,7 +261,7 @@ class ClientConnection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is refused in the same shape as everything else."""
         error = LocalspecError(self.conn.problem or msg)
-        error.status, error.code = 400, "invalid_request"
+        error.status, error.code = self.conn.status, "invalid_request"
         if len(self.conn.trailing_data[0]) >= MAX_HEAD:
             error = LocalspecError(f"The request's head is longer than {MAX_HEAD} bytes.")
             error.status, error.code = 431, "header_too_large"

@@ -43,14 +43,17 @@ class TcpAuth:
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
 
-    def page(self, headers: Headers) -> str:
+    def page(self, headers: Headers, *, without_host: bool = False) -> str:
         """The origin of the web page that asks, one of those that may, or "".
+
+        without_host: there need be no Host header, since HTTP/1.0 has none. No browser sends such a request.
 
         Raises:
             Forbidden: the request means another host, or comes from another web page.
         """
         host, origin = headers.get("host", ""), headers.get("origin")
-        if not self._is_here(host):
+        hostless = without_host and "host" not in headers
+        if not hostless and not self._is_here(host):
             raise Forbidden(
                 f"The Host header names {host!r}, which is not this daemon's address; other names are "
                 "allowed by `allow_hosts`."
@@ -70,7 +73,8 @@ class TcpAuth:
         ours = self.token.encode()
         # One of the two may be a placeholder.
         right = hmac.compare_digest(bearer.encode(), ours)
-        right |= hmac.compare_digest(headers.get("x-api-key", "").strip().encode(), ours)
+        for name in ("x-api-key", "api-key"):  # Anthropic's clients send the one, Azure's the other
+            right |= hmac.compare_digest(headers.get(name, "").strip().encode(), ours)
         if not right:
             raise Unauthorized("The bearer token is missing or wrong; `localspec token` prints it.")
 
@@ -121,7 +125,8 @@ class TcpAuthMiddleware:
                 if (auth := self._auth()) is None:
                     raise Forbidden("The daemon does not serve TCP.")
                 headers = Headers(scope=scope)
-                if origin := auth.page(headers):
+                hostless = scope.get("http_version") == "1.0"
+                if origin := auth.page(headers, without_host=hostless):
                     send = _for_a_page(origin, headers, send)
                 # What is allowed is asked without a token: browsers have no other way.
                 if scope["path"] not in _OPEN and scope["method"] != "OPTIONS":

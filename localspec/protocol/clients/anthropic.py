@@ -6,10 +6,11 @@ those of a known kind are checked when they are translated, and the others are p
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from localspec.protocol.answers import Unheeded
 from localspec.protocol.frames import Speculation
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import SpeculativeOptions
@@ -108,6 +109,8 @@ class CountTokensRequest(Sampled, Request, kw_only=True):
     Sampling, where there is something to sample, has all our fields and not only Anthropic's.
     """
 
+    refuses: ClassVar[str] = "chat"
+
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=10_000)]
     model: OrDefault[str] = ""
     system: str | Blocks | None = None
@@ -193,6 +196,7 @@ class MessagesAnswer(Struct):
 
 class InputTokens(Struct):
     input_tokens: int
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class MessagesErrorDetail(Struct):

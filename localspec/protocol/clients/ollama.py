@@ -1,15 +1,15 @@
 """Ollama's requests and answers: https://docs.ollama.com/api. Times in nanoseconds, sizes in bytes.
 
-As everywhere, null is a field that is not there, and fields that nobody here knows are skipped.
+As everywhere, null is a field that is not there; `fields.py` says what becomes of fields not declared here.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from localspec.protocol.answers import Extra
+from localspec.protocol.answers import Extra, Unheeded
 from localspec.protocol.pairs import Capability
 from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import MAX_INPUTS, MAX_LOGPROBS, MAX_STOPS, MAX_TOOLS, Tool
@@ -22,29 +22,19 @@ Name = Annotated[str, Meta(max_length=1024)]
 
 
 class Options(Sampled, Request):
-    """`num_ctx` asks for a context; how long it is here, the configuration says. Of the others none has an
+    """`num_ctx` asks for a context; how long it is here, the configuration says. Ollama's others have no
     effect for one request: they are settings of the pair, or of samplers that are not here."""
 
     num_predict: TokenLimit | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
     num_ctx: Count | None = None
-    num_keep: Any = None
-    num_batch: Any = None
-    num_gpu: Any = None
-    main_gpu: Any = None
-    num_thread: Any = None
-    use_mmap: Any = None
-    draft_num_predict: Any = None
-    mirostat: Any = None
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
-    tfs_z: Any = None
-    penalize_newline: Any = None
 
 
 class Asked(Request, kw_only=True):
     """What chats and texts share. `model` has a tag or not; `keep_alive` 0 unloads it afterwards, and any
     other duration is left to the configuration."""
+
+    refuses: ClassVar[str] = "chat"
 
     model: OrDefault[Name] = ""
     stream: OrDefault[bool] = True
@@ -103,20 +93,22 @@ class OllamaEmbedRequest(Request):
     input that is too long is refused. `dimensions`: as OpenAI's.
     """
 
+    refuses: ClassVar[str] = "vectors"
+
     model: OrDefault[Name] = ""
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
     truncate: OrDefault[bool] = True
     dimensions: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
-    options: Options | None = None
     keep_alive: float | str | None = None
 
 
 class OllamaEmbeddingsRequest(Request):
     """The older one, of one text, whose vector stays as long as it is."""
 
+    refuses: ClassVar[str] = "vectors"
+
     model: OrDefault[Name] = ""
     prompt: OrDefault[str] = ""
-    options: Options | None = None
     keep_alive: float | str | None = None
 
 
@@ -137,10 +129,12 @@ class OllamaEmbeddings(Struct):
     total_duration: int
     load_duration: int
     prompt_eval_count: int
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class OllamaEmbedding(Struct):
     embedding: list[float]
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class CalledFunction(Struct):
@@ -234,15 +228,17 @@ class OllamaShown(Struct):
     capabilities: list[Capability]
     modified_at: str
     license: str | UnsetType = UNSET
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class OllamaProgress(Struct):
-    """A line of a pull."""
+    """A line of a pull. `localspec`: in the last."""
 
     status: str
     digest: str | UnsetType = UNSET
     total: int | UnsetType = UNSET
     completed: int | UnsetType = UNSET
+    localspec: Unheeded | UnsetType = UNSET
 
 
 class OllamaVersion(Struct):

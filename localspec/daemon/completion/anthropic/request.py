@@ -23,6 +23,7 @@ from localspec.protocol.clients.anthropic import (
     ToolResultParam,
     ToolUseParam,
 )
+from localspec.protocol.fields import Ignored, without_effect
 from localspec.protocol.reading import converted
 from localspec.protocol.requests import (
     ChatMessage,
@@ -36,32 +37,26 @@ from localspec.protocol.requests import (
 )
 from localspec.protocol.sampling import parameters
 
+# A prompt's beginning is kept by its content, and calls are held to their schemas where that is possible, so
+# the last two ask for nothing.
+_TOOL_FIELDS = {*ToolParam.__struct_fields__, "type", "cache_control", "strict"}
 ID = "toolu_"  # how ids of calls begin there; templates are shown the rest
-_NAMED = 32  # at most so many things that changed nothing are named
-
-
-class Ignored(list[str]):
-    """Paths in the request of what changed nothing."""
-
-    def add(self, path: str, kind: object = None) -> None:
-        if len(self) < _NAMED:
-            self.append(path if kind is None else f"{path} ({str(kind)[:80]})")
 
 
 def chat_request(
-    body: CountTokensRequest, before: Sequence[ChatMessage] = ()
+    body: CountTokensRequest, before: Sequence[ChatMessage] = (), ignored: Ignored | None = None
 ) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
-    """`body` as the request of ours, what of it changes nothing here, and the messages that it adds to
-    `before`, those of the thread that it continues.
+    """Return `body` as a request of ours, what of it changes nothing, and the messages that it adds.
+
+    before: the messages of the thread that it continues. ignored: what is known to change nothing already.
 
     Raises:
         BadBody: a block or a tool is not what its type wants.
         InvalidRequest: images and documents, a choice without a name.
     """
-    ignored = Ignored()
-    for name in ("container", "context_management", "mcp_servers"):
-        if getattr(body, name):
-            ignored.add(name)
+    ignored = Ignored() if ignored is None else ignored
+    for name in without_effect(body):
+        ignored.add(name)
     added = _messages(body, ignored)
     asked = ChatRequest(
         model=body.model,
@@ -241,6 +236,8 @@ def _tools(offered: Blocks, ignored: Ignored) -> list[Tool]:
         function = Tool(Function(tool.name, tool.description or "", tool.input_schema))
         function.__dict__["own"] = msgspec.to_builtins(function)  # templates do not know `strict`
         function.function.strict = tool.strict
+        for key in each.keys() - _TOOL_FIELDS:
+            ignored.add(f"{at}.{key}")
         found.append(function)
     return found
 

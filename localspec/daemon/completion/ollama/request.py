@@ -28,8 +28,6 @@ from localspec.protocol.sampling import parameters
 
 _ZERO = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
 _SAMPLED = [each.name for each in parameters()]
-# Those of `options` that one request can set; `num_ctx` is compared with what there is.
-_HONOURED = {*_SAMPLED, "num_predict", "stop", "num_ctx"}
 
 
 def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
@@ -84,16 +82,15 @@ def unloads(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> bo
 
 
 def ignored(request: Asked, n_ctx: int | None) -> list[str]:
-    """The options that were set and change nothing here; `n_ctx`: the context that there is, if known."""
+    """Return the declared fields that were sent and change nothing; `n_ctx`: the context, if known."""
     options = request.options or Options()
-    found = [
-        name
-        for name in Options.__struct_fields__
-        if name not in _HONOURED and getattr(options, name) is not None
-    ]
-    if n_ctx and (options.num_ctx or 0) > n_ctx:
-        found.append("num_ctx")
-    return [f"options.{name}" for name in found]
+    found = ["options.num_ctx"] if n_ctx and (options.num_ctx or 0) > n_ctx else []
+    return [*found, *kept_alive(request)]
+
+
+def kept_alive(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> list[str]:
+    """Name `keep_alive` where it asks for a time: the configuration says when an idle pair leaves."""
+    return [] if request.keep_alive is None or unloads(request) else ["keep_alive"]
 
 
 def _shared(request: Asked, model: str) -> dict[str, Any]:

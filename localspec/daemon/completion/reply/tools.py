@@ -119,19 +119,10 @@ NOTHING = Offer(NO_TOOLS)
 
 
 def offer(request: ChatRequest, form: CallFormat) -> Offer:
-    """The tools that the model is shown, which writes calls in this form.
-
-    Raises:
-        InvalidRequest: a grammar of the caller's own beside a call that is required.
-    """
+    """The tools that the model is shown, which writes calls in this form."""
     if not request.tools or request.tool_choice == "none":
         return Offer(form)
     required = request.tool_choice not in (None, "auto")
-    if required and (request.grammar or request.regex):
-        raise InvalidRequest(
-            "'tool_choice' requires a call, so no grammar of your own can be held to.",
-            param="tool_choice",
-        )
     functions = {each.function.name: each.function for each in request.tools}
     # OpenAI's function without parameters has none
     schemas = {

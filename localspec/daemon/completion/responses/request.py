@@ -43,6 +43,8 @@ def refuse(request: ResponsesRequest) -> None:
     Raises:
         InvalidRequest: a field that is refused by its name.
     """
+    if (request.n or 1) > 1:
+        raise InvalidRequest("'n' must be 1: a response is one answer.", param="n")
     for name, instead in _REFUSED.items():
         if getattr(request, name):
             raise InvalidRequest(f"'{name}' is not supported: {instead}.", param=name)
@@ -81,6 +83,9 @@ def _ignored(request: ResponsesRequest) -> list[str]:
     effort = request.reasoning and request.reasoning.effort
     if effort and effort not in get_args(Effort):
         found.append(f"'reasoning.effort': {effort[:80]!r} is not known here.")
+    for each in request.include or []:
+        if each not in (_LOGPROBS, OPAQUE):
+            found.append(f"'include': {each[:80]!r} is not produced here.")
     if _summary(request):
         found.append("'reasoning.summary': the summary is the reasoning itself, uncut.")
     return found

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from localspec.daemon.completion.answer import Run
 from localspec.daemon.completion.anthropic import threads
 from localspec.daemon.completion.anthropic.answer import MessagesShape
-from localspec.daemon.completion.anthropic.request import Ignored, chat_request
+from localspec.daemon.completion.anthropic.request import chat_request
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.request import continued
 from localspec.daemon.handlers.completions import ready
@@ -20,7 +20,7 @@ from localspec.daemon.handlers.tokens import prompt_tokens
 from localspec.daemon.history.responses import Kept
 from localspec.daemon.history.turn import Turn, continuing, kind_of
 from localspec.daemon.http.errors import messages_request
-from localspec.daemon.http.requests import answer, read, unless_gone
+from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
 from localspec.daemon.state import State, state_of
 from localspec.errors import Conflict, NotFound, ThreadNotFound, ThreadUnsupported
 from localspec.protocol.clients.anthropic import (
@@ -29,6 +29,7 @@ from localspec.protocol.clients.anthropic import (
     InputTokens,
     MessagesRequest,
 )
+from localspec.protocol.fields import Ignored
 from localspec.protocol.requests import ChatMessage, ChatRequest
 
 _MESSAGE_ID = re.compile(r"msg_[0-9a-f]{24}")
@@ -45,13 +46,13 @@ async def create(request: Request) -> Response:
             param="thread",
         )
     before = await unless_gone(request.receive, _continued_message(daemon, body))
-    chat, ignored, added = _chat(body, before)
+    chat, found, added = _chat(body, before, ignored(request))
     tools.check(chat)
     turn = _turn(daemon, chat, added, before) if body.thread else None
     pair, wanted, made = await ready(request, chat, turn)
     shape = MessagesShape(
         made,
-        ignored=ignored,
+        ignored=found,
         note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
         hidden=body.thinking is not None and body.thinking.display == "omitted",
@@ -69,9 +70,9 @@ async def create(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     body = await read(request, CountTokensRequest)
     before = await unless_gone(request.receive, _continued_message(state_of(request), body))
-    chat, _, _ = _chat(body, before)
+    chat, _, _ = _chat(body, before, ignored(request))
     tools.check(chat)
-    return answer(InputTokens(await prompt_tokens(request, chat)))
+    return answer(InputTokens(await prompt_tokens(request, chat), unheeded(request)))
 
 
 async def _continued_message(daemon: State, body: CountTokensRequest) -> Kept | None:
@@ -104,7 +105,7 @@ async def _continued_message(daemon: State, body: CountTokensRequest) -> Kept | 
 
 
 def _chat(
-    body: CountTokensRequest, before: Kept | None
+    body: CountTokensRequest, before: Kept | None, ignored: Ignored
 ) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
     """Return the chat that the request asks for, what of it is ignored, and the messages it adds.
 
@@ -115,7 +116,7 @@ def _chat(
     if before:
         threads.inherit(body, before.body, replayed)
         body.model = body.model or before.model
-    return chat_request(body, replayed)
+    return chat_request(body, replayed, ignored)
 
 
 def _turn(daemon: State, chat: ChatRequest, added: list[ChatMessage], before: Kept | None) -> Turn:

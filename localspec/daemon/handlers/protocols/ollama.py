@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -21,12 +22,13 @@ from localspec.daemon.completion.request import completion_frames
 from localspec.daemon.handlers import pulls
 from localspec.daemon.handlers.completions import ready
 from localspec.daemon.handlers.embeddings import calculated, numbers
-from localspec.daemon.http.requests import answer, read, unless_gone
+from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
 from localspec.daemon.http.sse import Emit, LineStream
 from localspec.daemon.pairs import views
 from localspec.daemon.pairs.names import full_name, names_files
 from localspec.daemon.state import State, state_of
 from localspec.errors import LocalspecError, ModelNotFound, NotFound, NotOffered
+from localspec.protocol.answers import Unheeded
 from localspec.protocol.clients.ollama import (
     Asked,
     OllamaChatRequest,
@@ -101,16 +103,16 @@ async def _respond(
     daemon = state_of(request)
     residents = daemon.supervisor.residents
 
-    def ignored() -> list[str]:
+    def without_effect() -> list[str]:
         info = residents.info(pair.name)
-        return asked.ignored(body, info.n_ctx if info else None)
+        return [*ignored(request), *asked.ignored(body, info.n_ctx if info else None)]
 
     shape = OllamaShape(
         answered,
         body.model or models.tagged(pair.name),
         chat=chat,
         note=residents.note,
-        ignored=ignored,
+        ignored=without_effect,
     )
     during = _unloading(daemon, pair.name) if asked.unloads(body) else nullcontext()
     run = Run(daemon.supervisor, pair, wanted, shape, during, events=LineStream)
@@ -141,6 +143,7 @@ async def _kept(request: Request, body: Asked, pair: PairFiles, *, chat: bool) -
 async def embed(request: Request) -> Response:
     """POST /api/embed."""
     body, began = await read(request, OllamaEmbedRequest), time.monotonic_ns()
+    ignored(request).extend(asked.kept_alive(body))
     wanted = [body.input] if isinstance(body.input, str) else body.input or []
     frame = Embed(0, [*wanted], body.truncate, body.dimensions or 0)
     name, load, found = await _embedded(request, body, frame)
@@ -148,7 +151,8 @@ async def embed(request: Request) -> Response:
     def shaped() -> Response:
         vectors, tokens = [numbers(each) for each in found["vectors"]], sum(found["tokens"])
         spent = time.monotonic_ns() - began
-        return answer(OllamaEmbeddings(body.model or name, vectors, spent, load, tokens))
+        told = unheeded(request)
+        return answer(OllamaEmbeddings(body.model or name, vectors, spent, load, tokens, told))
 
     return await asyncio.to_thread(shaped)
 
@@ -156,11 +160,11 @@ async def embed(request: Request) -> Response:
 async def embed_one(request: Request) -> Response:
     """POST /api/embeddings."""
     body = await read(request, OllamaEmbeddingsRequest)
+    ignored(request).extend(asked.kept_alive(body))
     frame = Embed(0, [body.prompt] if body.prompt else [], truncate=True, normalize=-1)
     _, _, found = await _embedded(request, body, frame)
-    return answer(
-        OllamaEmbedding([each for vector in found["vectors"] for each in numbers(vector)])
-    )
+    vector = [each for vector in found["vectors"] for each in numbers(vector)]
+    return answer(OllamaEmbedding(vector, unheeded(request)))
 
 
 async def _embedded(
@@ -210,8 +214,11 @@ async def show(request: Request) -> Response:
     view = await _view(request, body.model or body.name)
     daemon = state_of(request)
     if info := daemon.supervisor.residents.info(view.name):
-        return answer(models.shown(view, info.n_ctx, info.sampling_defaults))
-    return answer(models.shown(view, view.fit.context if view.fit else view.context, {}))
+        found = models.shown(view, info.n_ctx, info.sampling_defaults)
+    else:
+        found = models.shown(view, view.fit.context if view.fit else view.context, {})
+    found.localspec = unheeded(request)
+    return answer(found)
 
 
 async def ps(request: Request) -> Response:
@@ -228,18 +235,21 @@ async def pull(request: Request) -> Response:
     body = await read(request, OllamaModelRequest)
     begun = await pulls.begin(request, PullRequest(models.untagged(body.model or body.name)))
     if body.stream:
-        return LineStream(partial(_pulled, begun), done=False)
+        return LineStream(partial(_pulled, begun, unheeded(request)), done=False)
 
     async def unseen(*_lines: object) -> None:
         pass
 
-    await unless_gone(request.receive, _pulled(begun, unseen))
-    return answer(OllamaProgress("success"))
+    await unless_gone(request.receive, _pulled(begun, UNSET, unseen))
+    return answer(OllamaProgress("success", localspec=unheeded(request)))
 
 
-async def _pulled(pull: Pull, emit: Emit) -> None:
+async def _pulled(pull: Pull, told: Unheeded | UnsetType, emit: Emit) -> None:
     async def tell(state: PullState) -> None:
-        await emit(*models.progress(state))
+        lines = models.progress(state)
+        if lines and lines[-1].status == "success":
+            lines[-1].localspec = told
+        await emit(*lines)
 
     await pulls.states(pull, tell)
     if pull.error:

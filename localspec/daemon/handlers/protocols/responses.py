@@ -26,7 +26,7 @@ from localspec.daemon.handlers.completions import ready
 from localspec.daemon.handlers.tokens import prompt_tokens
 from localspec.daemon.history.responses import Kept
 from localspec.daemon.history.turn import Turn, continuing, kind_of, one_to_send, to_send
-from localspec.daemon.http.requests import answer, read, unless_gone
+from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
 from localspec.daemon.state import State, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
 from localspec.protocol.clients.responses.items import (
@@ -61,7 +61,7 @@ async def create(request: Request) -> Response:
         pair, wanted, made = await ready(request, chat, turn)
     shape = ResponsesShape(
         made,
-        opening(body, key, pair.name, found.ignored),
+        opening(body, key, pair.name, [*found.ignored, *ignored(request)]),
         style(body, found.tools, key),
         note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
@@ -257,4 +257,5 @@ async def input_tokens(request: Request) -> Response:
     body.model = body.model or (before.model if before else "")
     with _in_its_words():
         chat: ChatRequest = chat_request(body, found, to_send(before))
-        return answer(InputTokens(await prompt_tokens(request, chat)))
+        tokens = await prompt_tokens(request, chat)
+        return answer(InputTokens(tokens, localspec=unheeded(request)))

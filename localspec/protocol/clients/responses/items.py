@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, field
 
-from localspec.protocol.answers import TopLogprob
+from localspec.protocol.answers import TopLogprob, Unheeded
 from localspec.protocol.frames import Speculation, Timings
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -183,3 +183,4 @@ class DeletedResponse(Struct):
 class InputTokens(Struct):
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
+    localspec: Unheeded | UnsetType = UNSET

@@ -4,7 +4,7 @@ clients are no mistake, and null is read as a field that is not there.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -77,6 +77,8 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     `conversation` and `prompt` are refused. `tools` and `input` items of other types than messages,
     functions, custom tools, their calls and results, and thoughts are left out; `localspec.ignored` says so.
     """
+
+    refuses: ClassVar[str] = "chat"
 
     input: str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None

@@ -1,0 +1,112 @@
+"""OpenAI's older form of tools: functions, function_call and messages of the role "function"."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from localspec.daemon.completion.functions import as_tools
+from localspec.errors import InvalidRequest
+from localspec.protocol.reading import decode
+from localspec.protocol.requests import ChatRequest, ToolChoice
+from tests.support.daemons import Home, scripted_home
+
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+CALL = 'raw <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    """A daemon whose model writes calls as Hermes does."""
+    with scripted_home("--template", "{% if tools %}<tool_call>{% endif %}") as home:
+        yield home
+
+
+def translated(**fields: Any) -> ChatRequest:
+    body = {"messages": [{"role": "user", "content": "x"}], **fields}
+    request = decode(json.dumps(body).encode(), ChatRequest)
+    as_tools(request)
+    return request
+
+
+def test_a_call_comes_back_in_the_form_it_was_asked_in(api: Home) -> None:
+    answer = api.chat(CALL, functions=[FUNCTION]).json["choices"][0]
+    assert answer["finish_reason"] == "function_call"
+    assert answer["message"]["function_call"]["name"] == "f"
+    assert json.loads(answer["message"]["function_call"]["arguments"]) == {"a": 1}
+    assert "tool_calls" not in answer["message"]
+    newer = api.chat(CALL, tools=[{"type": "function", "function": FUNCTION}]).json["choices"][0]
+    assert newer["finish_reason"] == "tool_calls"
+    assert newer["message"]["tool_calls"][0]["function"] == answer["message"]["function_call"]
+
+
+def test_a_stream_has_the_older_form_too(api: Home) -> None:
+    events = api.chat(CALL, functions=[FUNCTION], stream=True).events
+    choices = [json.loads(each)["choices"] for each in events if each != "[DONE]"]
+    deltas = [each[0]["delta"] for each in choices if each]
+    assert not any("tool_calls" in each for each in deltas)
+    calls = [each["function_call"] for each in deltas if "function_call" in each]
+    assert calls[0]["name"] == "f"
+    assert json.loads("".join(each["arguments"] for each in calls)) == {"a": 1}
+    assert [each[0]["finish_reason"] for each in choices if each][-1] == "function_call"
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"), [(None, None), ("auto", None), ("none", "none"), ({"name": "f"}, "f")]
+)
+def test_the_choice_is_the_same(choice: Any, wanted: str | None) -> None:
+    request = translated(functions=[FUNCTION], function_call=choice)
+    found = request.tool_choice
+    assert (found.function.name if isinstance(found, ToolChoice) else found) == wanted
+    assert [each.function.name for each in request.tools or []] == ["f"]
+
+
+def test_a_history_of_the_older_form_is_read() -> None:
+    history = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "12"},
+        {"role": "assistant", "function_call": {"name": "g", "arguments": '{"a": 1}'}},
+        {"role": "function", "name": "g", "content": "13"},
+    ]
+    messages = translated(messages=history).messages
+    assert [each.role for each in messages] == ["user", "assistant", "tool", "assistant", "tool"]
+    calls = [each.tool_calls[0] for each in messages if each.tool_calls]
+    assert [each["function"]["name"] for each in calls] == ["f", "g"]
+    assert [each["id"] for each in calls] == [
+        each.tool_call_id for each in messages if each.role == "tool"
+    ]
+    assert all(len(each["id"]) == 9 for each in calls)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"functions": [FUNCTION], "function_call": {"name": "g"}}, "function_call.name"),
+        ({"functions": [FUNCTION], "tools": [{"function": FUNCTION}]}, "functions"),
+        (
+            {"functions": [FUNCTION], "function_call": "auto", "tool_choice": "auto"},
+            "function_call",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "function_call": {"name": "f"},
+                        "tool_calls": [{"function": FUNCTION}],
+                    }
+                ]
+            },
+            "messages[0].function_call",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        translated(**fields)
+    assert refused.value.param == param
