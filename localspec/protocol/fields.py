@@ -129,6 +129,7 @@ _REFUSED_VECTORS: dict[str, Rule] = {
 }
 
 _REFUSED_SCORES: dict[str, Rule] = {
+    "truncate_prompt_tokens": Rule("send 'max_tokens_per_doc' or 'truncate'"),
     "rank_fields": Rule("send documents as texts, or as objects with a 'text'", ([],)),
     "instruction": Rule("put the model's own instruction before the query", _NONE),
     "raw_scores": Rule("scores are what the model gives", _OFF),

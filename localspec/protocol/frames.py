@@ -224,7 +224,8 @@ class Embed(Frame, omit_defaults=True):
 
     `dimensions`: so many of the first numbers alone (0: all). `normalize`: 2 makes the sum of their
     squares 1, another p > 0 that of their p-th powers; 0 makes the largest 32760, and -1 changes nothing.
-    An input that is too long is refused, unless `truncate`: then its beginning is read.
+    An input that is too long is refused, unless `truncate`: then its beginning is read. `most`: tokens
+    that are read of each input (0: all).
     """
 
     id: int
@@ -232,17 +233,20 @@ class Embed(Frame, omit_defaults=True):
     truncate: bool = False
     dimensions: int = 0
     normalize: int = 2
+    most: int = 0
 
 
 class Rerank(Frame, omit_defaults=True):
     """How well each document answers the query. Answered by Reply with {"scores": [float…],
-    "tokens": [int…]}. `truncate`: of a document that is too long the beginning is read.
+    "tokens": [int…]}. `truncate`: of a document that is too long the beginning is read. `most`: tokens
+    that are read of each document (0: all).
     """
 
     id: int
     query: str
     documents: list[str]
     truncate: bool = False
+    most: int = 0
 
 
 class Cancel(Frame):

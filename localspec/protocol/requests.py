@@ -284,8 +284,16 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
 
+class InputObject(Request):
+    """llama-server's other forms of one input: `prompt_string`, or `content` in a message's parts."""
+
+    prompt_string: str | Annotated[list[str | int], Meta(min_length=1)] | None = None
+    content: str | list[ContentPart] | None = None
+    multimodal_data: list[Any] | None = None
+
+
 # Texts; token ids, or texts and ids mixed, of one input; or lists of these, one for each input.
-Inputs = Annotated[list[str | int | list[str | int]], Meta(min_length=1)]
+Inputs = Annotated[list[str | int | list[str | int] | InputObject], Meta(min_length=1)]
 
 
 class LoadRequest(Request):
@@ -332,13 +340,15 @@ class EmbeddingRequest(Request):
     or several of these. `dimensions`: of each vector so many of the first numbers, made of length 1 again.
     `truncate`: of an input that is too long the beginning is read; else it is refused. `embd_normalize`:
     2 makes vectors of length 1, another p > 0 does so by the p-norm, 0 makes the largest number 32760, -1
-    leaves them as they are.
+    leaves them as they are. `truncate_prompt_tokens`, vLLM's: of each input so many tokens are read, with -1
+    as many as the model reads.
     """
 
     refuses: ClassVar[str] = "vectors"
 
-    input: str | Inputs | None = None
-    content: str | Inputs | None = None
+    input: str | InputObject | Inputs | None = None
+    content: str | InputObject | Inputs | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=INT32)] | None = None
     model: OrDefault[str] = ""
     encoding_format: OrDefault[Literal["float", "base64"]] = "float"
     dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
@@ -355,6 +365,7 @@ class DocumentText(Request):
 class RerankRequest(Request):
     """Jina's; and, with `texts` in place of `documents`, that of Hugging Face's Text Embeddings Inference,
     which gets its answer. `top_n`: so many of the best; without it all. `truncate`: as for embeddings.
+    `max_tokens_per_doc`, Cohere's: of each document so many tokens are read at most.
     """
 
     refuses: ClassVar[str] = "scores"
@@ -363,6 +374,7 @@ class RerankRequest(Request):
     documents: Annotated[list[str | DocumentText], Meta(max_length=MAX_INPUTS)] | None = None
     texts: Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
     top_n: Annotated[int, Meta(ge=1, le=INT32)] | None = None
+    max_tokens_per_doc: Annotated[int, Meta(ge=1, le=INT32)] | None = None
     model: OrDefault[str] = ""
     return_documents: OrDefault[bool] = False
     return_text: OrDefault[bool] = False

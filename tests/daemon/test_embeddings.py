@@ -97,6 +97,58 @@ def test_llama_servers_and_ollamas_shapes(served: Home) -> None:
         assert theirs.show("tiny-embed").capabilities == ["embedding"]
 
 
+def test_llama_servers_objects_are_inputs(served: Home) -> None:
+    parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat sat"}]
+    for sent, texts in (
+        ({"prompt_string": "the cat sat"}, ["the cat sat"]),
+        ({"content": parts}, ["the cat sat"]),
+        ({"content": "x"}, ["x"]),
+        (["x", {"prompt_string": "the cat sat"}, {"content": parts}], ["x", *["the cat sat"] * 2]),
+    ):
+        for field in ("input", "content"):
+            body = {"model": "tiny-embed", field: sent}
+            data = served.request("POST", "/v1/embeddings", body).json["data"]
+            assert len(data) == len(texts)
+            assert all(near(e["embedding"], vector(t)) for e, t in zip(data, texts, strict=True))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"content": []},
+        {"content": [{"type": "image_url", "text": "x"}]},
+        {"content": [{"type": "text"}]},
+        {"prompt_string": "x", "multimodal_data": ["AAAA"]},
+        {"prompt_string": []},
+        [{"content": [{"type": "input_audio"}]}],
+    ],
+)
+def test_objects_without_text_are_refused(served: Home, sent: Any) -> None:
+    answer = served.request("POST", "/v1/embeddings", {"model": "tiny-embed", "input": sent})
+    assert answer.status == 400
+    assert answer.error["param"].startswith("input")
+
+
+def test_inputs_and_documents_can_be_cut_to_a_number_of_tokens(served: Home) -> None:
+    long = "a " * 100
+    body = {"model": "tiny-embed", "input": long}
+    refused = served.request("POST", "/v1/embeddings", body)
+    assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+    assert "exceeds the available context size" in refused.error["message"]
+    for most, read in ((5, 5), (-1, 64), (64, 64)):
+        found = served.request("POST", "/v1/embeddings", {**body, "truncate_prompt_tokens": most})
+        assert found.json["usage"]["prompt_tokens"] == read
+    body = {"model": "tiny-rank", "query": "cat", "documents": ["the cat", long]}
+    assert served.request("POST", "/v1/rerank", body).status == 400
+    cut = served.request("POST", "/v1/rerank", {**body, "max_tokens_per_doc": 3}).json
+    alone = [
+        served.request("POST", "/v1/rerank", {**body, "documents": [text]}).json["usage"]
+        for text in ("the cat", "a a a")
+    ]
+    assert cut["usage"]["prompt_tokens"] <= sum(each["prompt_tokens"] for each in alone)
+
+
 def test_documents_are_ranked_in_jinas_shape_and_in_tei_s(served: Home) -> None:
     documents = ["hello world", "the cat", "x y z"]
     asked = {"query": "cat", "documents": documents, "top_n": 2, "return_documents": True}

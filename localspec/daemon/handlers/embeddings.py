@@ -28,7 +28,13 @@ from localspec.protocol.answers import (
     RankedText,
 )
 from localspec.protocol.frames import EmbeddingInput, PairFiles
-from localspec.protocol.requests import MAX_INPUTS, EmbeddingRequest, RerankRequest
+from localspec.protocol.requests import (
+    MAX_INPUTS,
+    ContentPart,
+    EmbeddingRequest,
+    InputObject,
+    RerankRequest,
+)
 
 
 async def embed(request: Request) -> Response:
@@ -72,7 +78,7 @@ async def rerank(request: Request) -> Response:
     if not documents:
         raise InvalidRequest("'documents' must have at least one text.", param="documents")
     pair = await state_of(request).pair(body.model, request.receive, "rerank")
-    asked = frames.Rerank(0, body.query, documents, body.truncate)
+    asked = frames.Rerank(0, body.query, documents, body.truncate, body.max_tokens_per_doc or 0)
     found = await calculated(request, pair, asked)
     scored = sorted(enumerate(found["scores"]), key=lambda each: -each[1])[: body.top_n]
     if body.documents is None:
@@ -91,7 +97,15 @@ async def _embedded(request: Request, body: EmbeddingRequest) -> tuple[PairFiles
     """Who has done it, and {"vectors", "tokens"}."""
     wanted = _inputs(body)
     pair = await state_of(request).pair(body.model, request.receive, "embed")
-    asked = frames.Embed(0, wanted, body.truncate, body.dimensions or 0, body.embd_normalize)
+    most = body.truncate_prompt_tokens or 0
+    asked = frames.Embed(
+        0,
+        wanted,
+        truncate=body.truncate or most < 0,
+        dimensions=body.dimensions or 0,
+        normalize=body.embd_normalize,
+        most=max(most, 0),
+    )
     return pair, await calculated(request, pair, asked)
 
 
@@ -128,11 +142,14 @@ def _place(daemon: State) -> Iterator[None]:
 
 
 def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
-    given = body.content if body.input is None else body.input
-    if given is None:
+    sent = body.content if body.input is None else body.input
+    if sent is None:
         raise InvalidRequest("'input' is missing: a text, or a list of texts.", param="input")
-    if isinstance(given, str):
-        return [given]
+    if isinstance(sent, str):
+        return [sent]
+    if isinstance(sent, InputObject):
+        return [_text_of(sent)]
+    given = [_text_of(each) if isinstance(each, InputObject) else each for each in sent]
     whole = [each for each in given if isinstance(each, str | list)]
     parts = [each for each in given if not isinstance(each, list)]
     if len(parts) == len(given) and len(whole) < len(
@@ -149,6 +166,35 @@ def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
             f"'input' has {len(whole)} inputs; one request may have {MAX_INPUTS}.", param="input"
         )
     return whole
+
+
+def _text_of(sent: InputObject) -> EmbeddingInput:
+    """Return the one input that an object stands for.
+
+    Raises:
+        InvalidRequest: it has images or sound, or nothing.
+    """
+    if sent.multimodal_data:
+        raise InvalidRequest(
+            "'input.multimodal_data' is not supported: the models here read text only.",
+            param="input.multimodal_data",
+        )
+    if sent.prompt_string is not None:
+        return sent.prompt_string
+    parts = [sent.content] if isinstance(sent.content, str) else sent.content
+    if not parts:
+        raise InvalidRequest("'input' has neither 'prompt_string' nor 'content'.", param="input")
+    texts = [part if isinstance(part, str) else _part(part) for part in parts]
+    return "".join(texts)  # as in llama-server, nothing comes between two parts
+
+
+def _part(part: ContentPart) -> str:
+    if part.type != "text" or part.text is None:
+        raise InvalidRequest(
+            f"'input.content' may have parts of the type 'text' only, not '{part.type[:40]}'.",
+            param="input.content",
+        )
+    return part.text
 
 
 def numbers(vector: bytes) -> list[float]:

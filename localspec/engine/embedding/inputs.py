@@ -46,8 +46,7 @@ class InputPreparer:
                         "numbers.",
                         param="dimensions",
                     )
-                cut = request.truncate
-                found = [self._input(at, each, cut) for at, each in enumerate(request.inputs)]
+                found = [self._input(request, at) for at in range(len(request.inputs))]
             case Rerank():
                 found = [self._judged(request, at) for at in range(len(request.documents))]
             case Generate():
@@ -66,11 +65,13 @@ class InputPreparer:
 
     # ------------------------------------------------------------------------ embeddings
 
-    def _input(self, at: int, asked: EmbeddingInput, cut: bool) -> list[int]:
-        tokens = self._tokens(asked)
+    def _input(self, request: Embed, at: int) -> list[int]:
+        tokens = self._tokens(request.inputs[at])
         if not tokens:
             raise InvalidRequest(f"Input {at + 1} is empty.", param="input")
-        return self._fitting(tokens, f"Input {at + 1}", "input", cut)
+        if request.most:
+            tokens = _beginning(tokens, request.most)
+        return self._fitting(tokens, f"Input {at + 1}", "input", request.truncate)
 
     def _tokens(self, asked: EmbeddingInput) -> list[int]:
         """Of a text with what the model wants around it; ids are taken as they are."""
@@ -97,18 +98,27 @@ class InputPreparer:
                 n_prompt_tokens=len(tokens),
                 n_ctx=most,
             )
-        return [*tokens[: most - 1], tokens[-1]]  # the last one may say that the text ends
+        return _beginning(tokens, most)
 
     # ------------------------------------------------------------------------ documents
 
     def _judged(self, asked: Rerank, at: int) -> list[int]:
         """A document with the query, as the model was trained to see both, or as llama-server has it."""
-        document = asked.documents[at]
+        document = self._shortened(asked.documents[at], asked.most)
         tokens = self._both(asked.query, document)
         while asked.truncate and len(tokens) > self._model.longest and document:
             document = document[: len(document) * self._model.longest // len(tokens)][:-1]
             tokens = self._both(asked.query, document)
         return self._fitting(tokens, f"Document {at + 1}, with the query,", "documents", cut=False)
+
+    def _shortened(self, document: str, most: int) -> str:
+        """Return the beginning of a document that has at most so many tokens alone; 0: all of it."""
+        while most and document:
+            count = len(self._vocab.tokenize(document, add_special=False, parse_special=False))
+            if count <= most:
+                break
+            document = document[: len(document) * most // count]
+        return document
 
     def _both(self, query: str, document: str) -> list[int]:
         vocab = self._vocab
@@ -122,6 +132,11 @@ class InputPreparer:
         end = [vocab.eos if vocab.eos >= 0 else vocab.sep] if vocab.add_eos else []
         between = [*end, *([vocab.sep] if vocab.add_sep else [])]
         return [*([vocab.bos] if vocab.add_bos else []), *first, *between, *second, *end]
+
+
+def _beginning(tokens: list[int], most: int) -> list[int]:
+    """Return so many tokens of a text; the last one is kept, since it may say that the text ends."""
+    return tokens if len(tokens) <= most else [*tokens[: most - 1], tokens[-1]]
 
 
 def _texts(request: Generate | Embed | Rerank | Small) -> Iterator[str]:
