@@ -132,7 +132,7 @@ def test_objects_without_text_are_refused(served: Home, sent: Any) -> None:
 
 def test_inputs_and_documents_can_be_cut_to_a_number_of_tokens(served: Home) -> None:
     long = "a " * 100
-    body = {"model": "tiny-embed", "input": long}
+    body: dict[str, Any] = {"model": "tiny-embed", "input": long}
     refused = served.request("POST", "/v1/embeddings", body)
     assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
     assert "exceeds the available context size" in refused.error["message"]

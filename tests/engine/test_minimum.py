@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.sampling.guide import Both
 from localspec.engine.sampling.minimum import MinimumLength
+from localspec.errors import InvalidRequest
+from tests.support.pairs import BOS, cycle_pair, ending_cycle, expected
+from tests.support.running import Running, drafting, running
 
 N_VOCAB = 12
 TOKENS = st.lists(st.integers(0, N_VOCAB - 1), max_size=12)
@@ -46,3 +52,43 @@ def test_a_constraint_that_is_over_ends_the_answer_all_the_same() -> None:
     mask = guide.mask()
     assert mask is not None
     assert np.flatnonzero(mask).tolist() == [3]
+
+
+@pytest.mark.parametrize("depth", [0, 2, 6, 15])
+def test_an_answer_has_its_least_tokens_with_drafts_and_without(models: Path, depth: int) -> None:
+    files = cycle_pair(models / "ending-5", 1.0, cycle=ending_cycle(5))
+    with running(files) as engine:
+        is_eog = engine.pair.vocab.is_eog
+        plain = engine.ask([BOS, 0], 40, speculative=drafting(depth))
+        for least in (1, 5, 6, 7, 13):
+            answer = engine.ask([BOS, 0], 40, speculative=drafting(depth), min_tokens=least)
+            assert len(answer.tokens) >= max(least, len(plain.tokens))
+            assert not any(map(is_eog, answer.tokens[:least]))
+            assert answer.tokens[:5] == plain.tokens[:5]
+        exact = engine.ask([BOS, 0], 40, speculative=drafting(depth), min_tokens=6)
+        assert exact.tokens[:5] == plain.tokens[:5]
+
+
+@pytest.mark.parametrize("depth", [0, 6])
+def test_a_token_id_ends_an_answer_and_is_not_shown(models: Path, depth: int) -> None:
+    files = cycle_pair(models / "cycle-1.0", 1.0)
+    with running(files) as engine:
+        truth = expected(7, 20)
+        answer = engine.ask(
+            [BOS, 7], 20, speculative=drafting(depth), stop_token_ids=[truth[4], truth[9]]
+        )
+        assert answer.tokens == truth[:5]
+        assert answer.done.finish_reason == "stop"
+        shown = engine.ask([BOS, 7], 4, speculative=drafting(depth))
+        assert answer.text == shown.text
+        later = engine.ask(
+            [BOS, 7], 20, speculative=drafting(depth), stop_token_ids=[truth[4]], min_tokens=9
+        )
+        assert truth[4] not in later.tokens[:9]
+        assert len(later.tokens) >= 9
+
+
+def test_a_token_id_that_there_is_not_is_refused(cycle: Running) -> None:
+    with pytest.raises(InvalidRequest, match="outside the vocabulary") as refused:
+        cycle.ask([BOS, 7], 4, stop_token_ids=[1 << 30])
+    assert refused.value.param == "stop_token_ids"

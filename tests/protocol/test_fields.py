@@ -157,8 +157,8 @@ def test_the_tables_name_fields_and_requests_that_there_are() -> None:
     kinds = {kind.__name__: kind for kind in BASE}
     for name, rules in WITHOUT_EFFECT.items():
         assert set(rules) <= set(kinds[name].__struct_fields__)
-    tables = [*REFUSED.values(), FULFILLED]
-    assert all(rule.reason for table in tables for rule in table.values())
+    assert all(rule.reason for table in REFUSED.values() for rule in table.values())
+    assert all(rule.reason for rule in FULFILLED.values())
 
 
 def test_an_unknown_name_that_is_no_text_is_refused() -> None:
