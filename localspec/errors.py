@@ -136,6 +136,16 @@ class ContextExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
+def known_words(error: LocalspecError) -> str:
+    """Return the message; of a prompt that is too long, with the words by which clients know the case.
+
+    The engine says them itself; another server that answers for a pair may have words of its own.
+    """
+    if error.code != ContextExceeded.code or EXCEEDS in error.message:
+        return error.message
+    return f"The request {EXCEEDS}. {error.message}"
+
+
 class TemplateFailed(InvalidRequest):
     code = "chat_template_error"
 

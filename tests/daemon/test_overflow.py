@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.http.errors import error_body, known_words, messages_error
-from localspec.errors import ContextExceeded, LocalspecError
+from localspec.daemon.http.errors import error_body, messages_error
+from localspec.errors import ContextExceeded, LocalspecError, known_words
 from localspec.protocol.answers import OllamaError
 from tests.support.daemons import Home
 

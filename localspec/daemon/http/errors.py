@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import (
-    EXCEEDS,
     Cancelled,
     ContextExceeded,
     InvalidRequest,
@@ -24,6 +23,7 @@ from localspec.errors import (
     ThreadNotFound,
     ThreadUnsupported,
     Unavailable,
+    known_words,
 )
 from localspec.protocol.answers import ErrorBody, ErrorDetail, OllamaError
 from localspec.protocol.clients.anthropic import MessagesError, MessagesErrorDetail
@@ -38,16 +38,6 @@ def error_body(error: LocalspecError) -> ErrorBody:
     if error.n_prompt_tokens is not None and error.n_ctx is not None:
         detail.n_prompt_tokens, detail.n_ctx = error.n_prompt_tokens, error.n_ctx
     return ErrorBody(detail)
-
-
-def known_words(error: LocalspecError) -> str:
-    """Return the message; of a prompt that is too long, with the words by which clients know the case.
-
-    The engine says them itself; another server that answers for a pair may have words of its own.
-    """
-    if error.code != ContextExceeded.code or EXCEEDS in error.message:
-        return error.message
-    return f"The request {EXCEEDS}. {error.message}"
 
 
 # Anthropic's kinds of errors, by status; of others by the hundreds.

@@ -13,9 +13,8 @@ from msgspec import UNSET
 from localspec.daemon.completion.answer import Answer, Choice, text_of
 from localspec.daemon.completion.reply.calls import Call
 from localspec.daemon.completion.reply.parser import Piece, Text
-from localspec.daemon.http.errors import known_words
 from localspec.daemon.worker.process import Event
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, known_words
 from localspec.protocol import frames
 from localspec.protocol.answers import Extra, OllamaError, ToolCall
 from localspec.protocol.clients.ollama import (

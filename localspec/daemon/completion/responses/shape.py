@@ -11,10 +11,9 @@ from localspec.daemon.completion.answer import Answer, Choice, text_of
 from localspec.daemon.completion.openai import limit
 from localspec.daemon.completion.reply.parser import Piece, Text
 from localspec.daemon.completion.responses.output import Output, Style, written
-from localspec.daemon.http.errors import known_words
 from localspec.daemon.http.sse import Named
 from localspec.daemon.worker.process import Event
-from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
+from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable, known_words
 from localspec.protocol import frames
 from localspec.protocol.answers import PromptProgress, TopLogprob
 from localspec.protocol.clients.responses import events
