@@ -68,7 +68,7 @@ def _decode(engine: Running, sequence: Sequence, fuse: Fuse) -> None:
     """llama.cpp refuses each batch that has this sequence in it."""
     lane, decode = engine.pair.shared, engine.pair.shared.decode
 
-    def picky(timed: bool, sequences: int = 1) -> float:
+    def picky(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         ours = {lane.batch._seq[row] for row in range(lane.batch.rows)}
         if sequence in lane.active and sequence.slot.id in ours:
             fuse.burn()
@@ -279,7 +279,7 @@ def test_a_pass_that_nobody_is_at_fault_for_is_made_again(shared: Running) -> No
     lane, fuse = shared.pair.shared, Fuse(2, BadBatch("refused"))
     decode = lane.decode
 
-    def once(timed: bool, sequences: int = 1) -> float:
+    def once(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         if not fuse.blown:
             fuse.burn()
         return decode(timed, sequences)

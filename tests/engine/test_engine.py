@@ -606,7 +606,7 @@ def test_timings_count_no_token_whose_time_they_leave_out(contextual: Running) -
     lane, slow = contextual.pair.shared, 0.05
     decode = lane.decode
 
-    def slowly(timed: bool, sequences: int = 1) -> float:
+    def slowly(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         spent = decode(timed)
         time.sleep(slow)
         return spent

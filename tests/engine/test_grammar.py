@@ -283,10 +283,10 @@ def test_a_round_that_is_not_kept_is_taken_back(contextual: Running) -> None:
         matcher = grammars.compile(Constraint("regex", "[a-f]{1,4}"))
         tokens: list[int] = []
         masks = [matcher.mask()]
-        while len(tokens) < 8 and not matcher._matcher.is_stopped():
+        while len(tokens) < 8 and not matcher.ended:
             tokens.append(int(rng.choice(np.flatnonzero(masks[-1]))))
             matcher.consume(tokens[-1])
-            masks.append(matcher.mask() if not matcher._matcher.is_stopped() else masks[-1])
+            masks.append(matcher.mask() if not matcher.ended else masks[-1])
         ended = len(tokens)
         for token in tokens[:2]:  # seen by nobody: it is over
             matcher.consume(token)

@@ -66,8 +66,11 @@ def with_tokens(file: Gguf, added: dict[str, int]) -> Gguf:
     """A copy with more tokens, each of the type that is given."""
     known = file.array("tokenizer.ggml.tokens")
     more = {text: kind for text, kind in added.items() if text not in known}
-    lists = {"tokens": (STRING, list(more)), "token_type": (I32, list(more.values()))}
-    lists["scores"] = (F32, [0.0] * len(more))
+    lists: dict[str, tuple[int, list[Any]]] = {
+        "tokens": (STRING, list(more)),
+        "token_type": (I32, list(more.values())),
+        "scores": (F32, [0.0] * len(more)),
+    }
     for key, (kind, values) in lists.items():
         name = f"tokenizer.ggml.{key}"
         if name in file.metadata:
