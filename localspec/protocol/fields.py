@@ -297,8 +297,8 @@ def _undeclared(text: Raw, kind: type[Struct], path: Path) -> Iterator[tuple[Pat
         if name not in declared:
             if first != b"n":  # null
                 yield here, value
-        elif first == b"{" and (inner := declared[name].one):
-            yield from _undeclared(value, inner, here)
+        elif first == b"{" and (variants := declared[name].variants):
+            yield from _undeclared(value, _variant(value, variants), here)
         elif first == b"[" and (inner := declared[name].each):
             yield from _undeclared_of_each(value, inner, here)
 
@@ -313,14 +313,26 @@ def _undeclared_of_each(text: Raw, kind: type[Struct], path: Path) -> Iterator[t
                 yield (*path, index, name), item[name]
 
 
+def _variant(text: Raw, variants: tuple[type[Struct], ...]) -> type[Struct]:
+    """Return the struct that an object was decoded as; among several, its tag says which."""
+    if len(variants) > 1:
+        values = _object.decode(text)
+        for kind in variants:
+            config = kind.__struct_config__
+            tag = values.get(config.tag_field or "")
+            if tag is not None and msgspec.json.decode(tag) == config.tag:
+                return kind
+    return variants[0]
+
+
 _object = msgspec.json.Decoder(dict[str, Raw])
 _objects = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
 class _Inner(NamedTuple):
-    """The structs in a field's type: of the field itself, and of the items of a list."""
+    """The structs in a field's type: those that the field itself may be, and that of a list's items."""
 
-    one: type[Struct] | None = None
+    variants: tuple[type[Struct], ...] = ()
     each: type[Struct] | None = None
 
 
@@ -335,12 +347,14 @@ def _declared(kind: type[Struct]) -> dict[str, _Inner]:
     found = {}
     for field in msgspec.structs.fields(kind):
         types = list(_types(hints[field.name]))
-        one = next((each for each in types if _is_struct(each)), None)
+        variants = tuple(each for each in types if _is_struct(each))
         each = None
         if field.encode_name in _LISTS:
             lists = [inner for each in types for inner in get_args(each)]
             each = next((inner for inner in lists if _is_struct(inner)), None)
-        found[field.encode_name] = _Inner(one, each)
+        found[field.encode_name] = _Inner(variants, each)
+    if tag_field := kind.__struct_config__.tag_field:
+        found[tag_field] = _Inner()
     return found
 
 

@@ -15,7 +15,7 @@ import anthropic
 import httpx2
 import pytest
 from anthropic import beta_tool
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.daemon.test_forgetting import found_in
@@ -396,8 +396,12 @@ class Player:
         assert all(each in ignored[1] for each in ignored[0])
 
 
+# A failing game is not made shorter: that would take minutes, and its requests are short already.
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(chance=st.randoms(use_true_random=False))
 def test_a_model_reads_of_a_thread_what_it_would_read_of_the_whole(

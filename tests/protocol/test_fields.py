@@ -118,6 +118,19 @@ def test_fields_of_inner_objects_are_named_by_their_path(
     assert named(kind, {**BASE[kind], **more}) == [path]
 
 
+@pytest.mark.parametrize(
+    ("thread", "paths"),
+    [
+        ({"type": "create"}, []),
+        ({"type": "continue", "previous_message_id": "msg_1"}, []),
+        ({"type": "create", "previous_message_id": "msg_1"}, ["thread.previous_message_id"]),
+        ({"previous_message_id": "msg_1", "x": 1, "type": "continue"}, ["thread.x"]),
+    ],
+)
+def test_a_variant_is_told_by_its_tag(thread: dict[str, Any], paths: list[str]) -> None:
+    assert named(MessagesRequest, {**BASE[MessagesRequest], "thread": thread}) == paths
+
+
 def test_what_is_shown_to_the_model_whole_is_not_looked_into() -> None:
     tool = {"type": "function", "x": 1, "function": {"name": "f", "y": 1}}
     schema = {
