@@ -23,6 +23,8 @@ MAX_PROMPTS = 16
 MAX_TOOLS = 128
 MAX_INPUTS = 2048  # texts of one request for embeddings, as OpenAI has it
 PING_INTERVAL = 30
+# Each token of an answer is compared with the beginnings of all stop strings.
+Stop = Annotated[str, Meta(max_length=1024)]
 
 
 # ---------------------------------------------------------------------------- OpenAI's, and ours
@@ -186,7 +188,7 @@ class GenerationRequest(Aliases, Request):
     max_completion_tokens: TokenLimit | None = None
     n_predict: TokenLimit | None = None  # llama-server's
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None  # `n`, for llama-server
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
     logit_bias: dict[str, Bias | bool] | list[tuple[int | str, Bias | bool]] | None = None
     ignore_eos: OrDefault[bool] = False
     response_format: ResponseFormat | None = None

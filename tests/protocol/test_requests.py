@@ -66,6 +66,12 @@ def test_a_field_of_the_wrong_type_or_size_is_named_with_its_limit(
     assert error.message == f"'{field}' {words}."
 
 
+def test_a_stop_string_may_be_so_long_and_no_longer() -> None:
+    error = refusal({"stop": ["x" * 1024, "x" * 1025]})
+    assert error.param == "stop[1]"
+    assert "at most 1024 characters" in error.message
+
+
 FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatRequest: {
         "messages": MESSAGES,

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from localspec.protocol.answers import Unheeded
 from localspec.protocol.frames import Speculation
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.requests import SpeculativeOptions
+from localspec.protocol.requests import SpeculativeOptions, Stop
 from localspec.protocol.sampling import INT32, Count, Sampled
 
 # ---------------------------------------------------------------------------- asked
@@ -129,7 +129,7 @@ class CountTokensRequest(Sampled, Request, kw_only=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=0, le=INT32)]
     stream: OrDefault[bool] = False
-    stop_sequences: Annotated[list[str], Meta(max_length=64)] | None = None
+    stop_sequences: Annotated[list[Stop], Meta(max_length=64)] | None = None
     metadata: dict[str, Any] | None = None
     exact: bool | None = None
     speculative: SpeculativeOptions | None = None

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from localspec.protocol.answers import Extra, Unheeded
 from localspec.protocol.pairs import Capability
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.requests import MAX_INPUTS, MAX_LOGPROBS, MAX_STOPS, MAX_TOOLS, Tool
+from localspec.protocol.requests import MAX_INPUTS, MAX_LOGPROBS, MAX_STOPS, MAX_TOOLS, Stop, Tool
 from localspec.protocol.sampling import Count, Sampled, TokenLimit
 
 Think = bool | Literal["low", "medium", "high", "max"]
@@ -26,7 +26,7 @@ class Options(Sampled, Request):
     effect for one request: they are settings of the pair, or of samplers that are not here."""
 
     num_predict: TokenLimit | None = None
-    stop: str | Annotated[list[str], Meta(max_length=MAX_STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
     num_ctx: Count | None = None
 
 
