@@ -173,7 +173,8 @@ class Regions:
             self._take(at - shown - size, HIDDEN)
             self._begin_call()
             return True
-        end = _certain(self._held, openings, final)
+        # At the end, too, a marker that has begun is no text behind a call.
+        end = _certain(self._held, openings, final and not self._has_calls)
         # Blanks before a call are not shown, nor are those at the end of an answer that has calls.
         if (openings and not final) or (self._has_calls and not self._held.strip()):
             end = len(self._held[:end].rstrip())

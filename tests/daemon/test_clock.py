@@ -29,6 +29,7 @@ WALL_CLOCK = {
     "daemon/handlers/metrics.py": "when the process began, as llama-server tells it",
     "daemon/handlers/models.py": "`created` of a model",
     "ended.py": "when a daemon started and ended, for a person",
+    "registry/hub/causes.py": "how long until a date that a server names, where it tells no time itself",
     "engine/prompt/template.py": "today's date, where a template asks for it",
     "engine/prompt/template_child.py": "the date that a chat template may ask for",
     "daemon/worker/loaded.py": "since when a pair is loaded",

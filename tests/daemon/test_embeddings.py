@@ -221,7 +221,7 @@ def test_what_was_embedded_and_ranked_is_counted(served: Home) -> None:
     assert processed() - prompts == tokens > 0
     assert served.status()["counts"]["requests"] == requests
     assert re.search(r"^embeddings +\d+ total, [\d,]+ texts, [\d,]+ tokens$",
-                     served.run("status").stdout, re.MULTILINE)  # fmt: skip
+                     served.run("status", "-v").stdout, re.MULTILINE)  # fmt: skip
 
 
 def test_a_chat_is_the_same_beside_200_texts(served: Home, client: openai.OpenAI) -> None:

@@ -50,9 +50,9 @@ def test_an_answer_may_begin_with_its_prompt(api: Home, prompt: Any, text: str) 
     said = [each["text"] for c in chunks for each in c["choices"] if each["index"] == 0]
     assert "".join(said) == text
     refused = api.request(
-        "POST", "/v1/completions", {"prompt": prompt, "echo": True, "logprobs": 1}
+        "POST", "/v1/completions", {"prompt": prompt, "echo": True, "logprobs": 1, "suffix": "y"}
     )
-    assert (refused.status, refused.error["param"]) == (400, "echo")
+    assert (refused.status, refused.error["param"]) == (400, "suffix")
 
 
 def test_several_completions_by_llama_servers_name(api: Home) -> None:

@@ -453,7 +453,7 @@ def test_a_pass_that_reads_a_prompt_is_no_longer_for_the_drafts_of_others(
     lane, beside = cycle.pair.shared, []
     decode = lane.decode
 
-    def counted(timed: bool, sequences: int = 1) -> float:
+    def counted(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         own = {each.slot.id for each in lane.active if not each.prefilling}
         rows = [lane.batch.struct.seq_id[row][0] for row in range(lane.batch.rows)]
         if not timed and own and (read := sum(row not in own for row in rows)):
@@ -572,7 +572,7 @@ def test_a_text_is_copied_in_wide_passes_only_while_nobody_else_waits_for_them(
     lane, widest = cycle.pair.shared, [0]
     decode = lane.decode
 
-    def counted(timed: bool, sequences: int = 1) -> float:
+    def counted(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         widest[0] = max(widest[0], lane.batch.rows if timed else 0)
         return decode(timed, sequences)
 

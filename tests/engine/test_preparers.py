@@ -39,7 +39,7 @@ class Buggy(TemplateRenderer):
     def __init__(self) -> None:
         super().__init__(None, "", "")
 
-    def render(self, prompt: Any) -> str:
+    def rendered(self, prompt: Any) -> Any:
         raise ZeroDivisionError("a bug")
 
 

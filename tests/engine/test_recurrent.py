@@ -249,7 +249,7 @@ def test_a_hybrids_passes_are_as_wide_as_is_cheapest_and_planned(
     ms = {1: 10.0, 2: 20, 3: 30, 4: 11, 6: 60, 8: 12, 9: 90, 16: 200, 32: 5}
     decode, seen = lane.decode, set[tuple[int, int]]()
 
-    def decoded(timed: bool, sequences: int = 1) -> float:
+    def decoded(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         lane.costs = CostTable(ms, each=lane.context.n_rollback + 1)
         seen.add((sequences, lane.batch.rows))
         return decode(timed, sequences)

@@ -236,7 +236,7 @@ def test_a_pair_that_is_not_here_is_a_sentence(index: Path, tmp_path: Path) -> N
         text=True,
     )
     assert done.returncode == 1
-    assert "The pair 'nosuch' is not installed" in done.stderr
+    assert "The pair 'nosuch' is not pulled yet" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -149,11 +149,11 @@ async def on_disk(request: Request) -> Response:
     Raises:
         Forbidden: over TCP.
     """
-    body = await read(request, DiskRequest)
     if came_by_tcp(request.scope):
         raise Forbidden(
             "The disk cannot be searched over TCP; use the Unix socket: localspec import"
         )
+    body = await read(request, DiskRequest)
     registry, errands = state_of(request).registry, state_of(request).errands
     told = body.environment
     return EventStream(

@@ -71,7 +71,8 @@ class SameVersion:
 class PlainPath:
     """Reads `//v1/models` and `/v1/models/` as `/v1/models`, for base URLs that end with a slash.
 
-    Only whole paths of the table are meant: the name in others may have any number of slashes.
+    Only whole paths of the table are meant: the name in others may have any number of slashes. Ours are left
+    alone: behind the last slash of one stands a name, which may be empty.
     """
 
     def __init__(self, app: ASGIApp, paths: Set[str]) -> None:
@@ -79,7 +80,8 @@ class PlainPath:
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._paths:
+        ours = str(scope.get("path", "")).startswith("/localspec/")
+        if scope["type"] == "http" and scope["path"] not in self._paths and not ours:
             path = re.sub("/+", "/", f"{scope['path']}/").removesuffix("/")
             if path in self._paths:
                 scope = {**scope, "path": path}
