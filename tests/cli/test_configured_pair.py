@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.daemons import wait_for
 from tests.support.gguf_files import model
 from tests.support.programs import in_ollama
 from tests.support.pulling import PullingHome, pulling_home
@@ -210,7 +211,15 @@ def test_pull_understands_ollamas_names(home: PullingHome) -> None:
     assert "coder-7b" in run.stderr
     home.catalogue.write_text(home.catalogue.read_text().replace("little", "small-1b"))
     assert home.run("rm", "tiny").returncode == 0
-    assert home.run("pull", "small:1b").stdout.startswith("tiny is installed")
+    outputs: list[str] = []
+
+    def pulled() -> bool:
+        run = home.run("pull", "small:1b")
+        outputs.append(run.stdout)
+        return run.returncode == 0
+
+    wait_for(pulled, "the new alias")
+    assert outputs[-1].startswith("tiny is installed")
 
 
 @pytest.mark.parametrize("target", ["a,b.gguf", "a,b,c.gguf", "with , blank.gguf"])
