@@ -20,6 +20,10 @@ _CHANNEL_ENDS = ("<|end|>", "<|start|>")
 _NOT_SHOWN = re.compile(r"<\|channel\|>\s*analysis\b|\bto=functions\.")
 _BETWEEN_CALLS = "; \n\t"  # what may stand between two calls of a format without markers
 
+# A block that may be a call has one of these words behind its fence.
+_FENCE = "```"
+_FENCE_HEAD = re.compile(r"```[ \t]*(\w*)\s*", re.ASCII)
+_CALL_INFO = ("json", "tool_call", "tool_calls", "")
 _GEMMA_QUOTE = '<|"|>'
 _TAGGED_PARAMETER = ("<parameter=", "</parameter>")
 # How a call without a marker begins, blanks aside: with its name, after its type at most.
@@ -41,10 +45,15 @@ class Regions:
         tail: str = "",
         form: CallFormat | None = None,
         tools: Collection[str] = (),
+        *,
+        plain_calls: bool = False,
     ) -> None:
         """thoughts: markers around them, none where they are part of the text. tail: the last characters
         of the prompt, which may have opened them. form, tools: how calls are written, and of which tools.
+        plain_calls: JSON that names a tool is a call, in a fenced block or as a whole answer.
         """
+        self._plain_calls = plain_calls
+        self._in_code = False  # within a fenced block that is text
         self._thoughts = thoughts
         self._form = form or CallFormat("json")
         self._tools = tools
@@ -102,6 +111,8 @@ class Regions:
             return False
         if self._form.bare and text.startswith("{"):
             return self._bare(lead, final)
+        if self._plain_calls and text.startswith("{"):
+            return self._plain(lead, lead, final, self._hidden_to_the_end)
         self._step = self._content
         return True
 
@@ -166,6 +177,13 @@ class Regions:
     def _content(self, final: bool) -> bool:
         openings = self._form.opens
         found = [(at, -len(mark)) for mark in openings if (at := self._held.find(mark)) >= 0]
+        fence = self._held.find(_FENCE) if self._plain_calls else -1
+        if fence >= 0 and (not found or fence < min(found)[0]):
+            self._show(len(self._held[:fence].rstrip()))
+            self._step = self._fenced
+            return True
+        if self._plain_calls:
+            openings = (*openings, _FENCE)
         if found:
             at, size = min(found)
             shown = len(self._held[:at].rstrip())
@@ -181,6 +199,55 @@ class Regions:
         self._show(end)
         if final:
             self._take(len(self._held), HIDDEN)
+        return False
+
+    # ------------------------------------------------------------------------ plain calls
+
+    def _fenced(self, final: bool) -> bool:
+        """At a fence, blanks before it: of a block that may be a call, or of one that is text."""
+        found = _FENCE_HEAD.search(self._held)
+        assert found is not None
+        end = found.end()
+        if not self._in_code and found[1].lower() in _CALL_INFO:
+            if end == len(self._held) and not final:
+                return False
+            if self._held.startswith("{", end):
+                return self._plain(found.start() + len(_FENCE), end, final, self._fenced_call)
+        elif not self._in_code and end == len(self._held) and not final:
+            return False  # the word may go on
+        return self._fence_is_text(found.start() + len(_FENCE))
+
+    def _fence_is_text(self, count: int) -> bool:
+        self._in_code = not self._in_code
+        self._show(count)
+        self._step = self._content
+        return True
+
+    def _plain(self, head: int, at: int, final: bool, call: Callable[[bool], bool]) -> bool:
+        """JSON at `at` is a call if it names a tool, and text otherwise, of which `head` is shown at once."""
+        name = _called_name(self._held[at:])
+        if name is None and not final:
+            return False
+        if name in self._tools:
+            self._take(at, HIDDEN)
+            self._has_calls, self._step = True, call
+            return True
+        if call == self._fenced_call:
+            return self._fence_is_text(head)
+        self._take(head, HIDDEN)
+        self._step = self._content
+        return True
+
+    def _fenced_call(self, final: bool) -> bool:
+        if self._hide_until([_FENCE], final):
+            self._take(len(_FENCE), HIDDEN)
+            self._hides_blanks = True
+            self._step = self._content
+            return True
+        return False
+
+    def _hidden_to_the_end(self, final: bool) -> bool:
+        self._take(len(self._held), HIDDEN)
         return False
 
     # ------------------------------------------------------------------------ calls

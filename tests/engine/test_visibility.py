@@ -213,6 +213,53 @@ def test_json_from_the_first_character_is_a_call_where_it_names_a_tool(
         assert "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE) == visible
 
 
+PLAIN = [
+    ('```json\n{"name": "led", "arguments": {"note": "STOP"}}\n```', ""),
+    ('Sure.\n```\n{"name": "led", "arguments": {}}\n``` Done.', "Sure.Done."),
+    ('{"name": "led", "arguments": {"note": "STOP"}}', ""),
+    ('```json\n{"name": "nobody", "arguments": {}}\n```', None),
+    ('```json\n{"a": "STOP"}\n```\nb', None),
+    ('```python\nx = {"name": "led"}\n```\nSTOP', None),
+    ("```\nno JSON\n```", None),
+    ("``", None),
+    ("```", None),
+    ("```js", None),
+    ('```json\n{"na', None),
+]
+
+
+@pytest.mark.parametrize(("answer", "visible"), PLAIN)
+def test_plain_json_that_names_a_tool_is_a_call_and_other_blocks_are_text(
+    answer: str, visible: str | None
+) -> None:
+    for pieces in ([answer], list(answer)):
+        follower = Regions(THOUGHTS, "", tools.HERMES, TOOLS, plain_calls=True)
+        found = "".join([*map(follower.feed, pieces), follower.finish()])
+        assert len(found) == len(answer)
+        text = "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE)
+        assert text == (answer if visible is None else visible)
+
+
+@given(st.data())
+def test_what_is_visible_beside_plain_calls_is_what_the_daemon_shows(data: st.DataObject) -> None:
+    words = [*WORDS, "```", "```json\n", "```py\n", '{"name": "led", "arguments": {"note": "a"}}']
+    answer = "".join(data.draw(st.lists(st.sampled_from(words), max_size=8)))
+    parser = AnswerParser(tools.HERMES, TOOLS, plain_calls=tuple(TOOLS))
+    parser.begin("")
+    read = [*parser.push(answer), *parser.finish()]
+    shown = "".join(p.text for p in read if isinstance(p, Text) and p.kind == "content")
+    results = set()
+    for pieces in ([answer], list(answer), data.draw(cuts(answer))):
+        follower = Regions(THOUGHTS, "", tools.HERMES, TOOLS, plain_calls=True)
+        found = "".join([*map(follower.feed, pieces), follower.finish()])
+        assert len(found) == len(answer)
+        results.add(found)
+    assert len(results) == 1
+    visible = "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE)
+    # What only begins like a call is hidden here, and shown by the daemon once it has turned out to be none.
+    assert parser.calls or "name" in answer or visible.split() == shown.split()
+
+
 def test_a_marker_of_thoughts_is_no_text_and_thoughts_are_text_where_they_are_kept_in_it() -> None:
     answer = "<think>a STOP</think>b"
     assert kinds(None, "", [answer]) == HIDDEN * (len(answer) - 1) + VISIBLE

@@ -180,7 +180,9 @@ class Preparer:
         if not request.stop or not (thoughts or tools):
             return None
         form, names = (tools.format, tools.schemas) if tools else (None, ())
-        return Regions([*request.thoughts, *thoughts], tail, form, names)
+        plain = tools is not None and not tools.required and request.constraint is None
+        markers = [*request.thoughts, *thoughts]
+        return Regions(markers, tail, form, names, plain_calls=plain)
 
     def _mark(self, request: Generate) -> str:
         """Have a chat's thoughts marked as this model marks them; returns what of them cannot be read."""
