@@ -12,11 +12,11 @@ import sys
 from localspec.cli.options import EXCLUSIVE, fields
 from localspec.cli.terminal import render
 from localspec.client.api import Client
-from localspec.errors import ContextExceeded, LocalspecError, UsageError
+from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from typing import Any
 
 EXAMPLE = """\
@@ -66,6 +66,8 @@ def run(options: dict[str, Any]) -> int:
     begun = "" if question else _begun(client, request)
     try:
         last = _answered(client, request, options, begun)
+    except TemplateFailed as error:
+        last, request = _completed(client, request, options, question, error)
     except ContextExceeded as error:
         if len(question) < _LONG:
             raise
@@ -73,6 +75,29 @@ def run(options: dict[str, Any]) -> int:
 
         raise ContextExceeded(inputs.what_fits(error, question)) from error
     return _after(client, last, request, options)
+
+
+def _completed(
+    client: Client,
+    request: dict[str, Any],
+    options: dict[str, Any],
+    question: str,
+    error: TemplateFailed,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Let a base model complete what was asked; what `_answered` returns, and the request.
+
+    Raises:
+        TemplateFailed: `error`, if the pair is no base model. UsageError: an option needs a chat.
+    """
+    from localspec.cli import base_models
+
+    name = base_models.name_of(client, request.get("model", ""))
+    if not name:
+        raise error
+    text = base_models.text_of(name, options, question)
+    request = base_models.request_for(request)
+    completing = base_models.CompletionClient(client, text)
+    return _answered(completing, request, {**options, "plain": True}, ""), request
 
 
 def _is_about_last(options: dict[str, Any]) -> bool:
@@ -230,22 +255,27 @@ def stream(
     *,
     hide_reasoning: bool = False,
     seen: dict[str, Any] | None = None,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Print the answer as it comes. What came: timings, localspec, usage, model, finish_reason, said.
 
-    They are put into `seen` too, where an interrupt leaves what had come by then.
+    They are put into `seen` too, where an interrupt leaves what had come by then. `on_progress` gets each
+    report on what the answer waits for; if it raises, the answer is cancelled.
     """
     last: dict[str, Any] = {} if seen is None else seen
     request = {**request, "stream_options": {"include_usage": True}}
     waiting = _spinner(client)
-    if waiting:
+    if waiting or on_progress:
         request["localspec"] = {**request.get("localspec", {}), "progress": True}
     chunks = client.stream_chat(request)
     try:
         for chunk in chunks:
             _note(chunk, last)
+            progress = (chunk.get("localspec") or {}).get("progress")
+            if on_progress and progress:
+                on_progress(progress)
             if waiting:
-                waiting.tell((chunk.get("localspec") or {}).get("progress"))
+                waiting.tell(progress)
             for choice in chunk["choices"]:
                 delta = choice["delta"]
                 thought = "" if hide_reasoning else delta.get("reasoning_content") or ""
@@ -376,20 +406,25 @@ def _question(options: dict[str, Any]) -> str:
     return question
 
 
-def asked(options: dict[str, Any]) -> str:
-    """Stdin, the files and the words, with empty lines between; nothing if there is none of them."""
-    parts = [_given(options), clean(" ".join(options["words"]))]
+def asked(options: dict[str, Any], *, labelled: bool = True) -> str:
+    """Return stdin, the files and the words, with empty lines between; empty if there is none of them.
+
+    Each file has its name above it and fences around it, unless `labelled` is false.
+    """
+    parts = [_given(options, labelled=labelled), clean(" ".join(options["words"]))]
     return "\n\n".join(part for part in parts if part.strip())
 
 
-def _given(options: dict[str, Any]) -> str:
+def _given(options: dict[str, Any], *, labelled: bool) -> str:
     """What is asked about: stdin, unless a file named `-` is, and the files."""
     if not options["files"]:
         return _piped()
     from localspec.cli import inputs
 
     piped = "" if set(inputs.STDIN) & set(options["files"]) else _piped()
-    return "\n\n".join(part for part in [piped, inputs.files(options["files"])] if part)
+    return "\n\n".join(
+        part for part in [piped, inputs.files(options["files"], labelled=labelled)] if part
+    )
 
 
 def _piped() -> str:

@@ -10,13 +10,14 @@ import codecs
 import json
 import os
 import sys
+from functools import cache
 
 from localspec.errors import ContextExceeded, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
+    from typing import Any, TextIO
 
 # Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
 MAX_INPUT = 4 << 20  # bytes
@@ -24,6 +25,7 @@ MAX_INPUT = 4 << 20  # bytes
 # Names of standard input, which can be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _PDF = b"%PDF-"
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 # What a file is when it is no text, by how it begins.
 _KINDS = (
     (b"\x89PNG", "a PNG image"),
@@ -84,20 +86,72 @@ def model_file(name: str) -> str:
 
 
 def stdin() -> str:
-    """All of it.
+    """Return all of standard input as text.
+
+    Bytes that are not UTF-8 are replaced, because a diff or a log may have some, and a note says how many.
 
     Raises:
         UsageError: it is no text, or so much that no context holds it.
     """
     try:
-        data = sys.stdin.buffer.read(MAX_INPUT + 1)
+        data = _bytes_of(sys.stdin)
     except OSError as error:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT:
         raise UsageError(f"Standard input has more than {MAX_INPUT >> 20} MiB, which is the limit.")
+    if data.startswith(_UTF16_MARKS):
+        return data.decode("utf-16", "replace").rstrip("\r\n")
+    if encoding := _utf16(data):
+        raise UsageError(
+            f"Standard input is UTF-16, not UTF-8. Convert it first: iconv -f {encoding} -t utf8"
+        )
     if b"\0" in data or data.startswith(_PDF):
         raise UsageError(f"Standard input is not text but {kind(data)}.")
-    return data.decode("utf-8", "replace").rstrip("\r\n")
+    return _lenient(data).rstrip("\r\n")
+
+
+@cache
+def _bytes_of(stream: TextIO) -> bytes:
+    """Read a stream once, and at most one byte more than the limit; it may be asked for again."""
+    return stream.buffer.read(MAX_INPUT + 1)
+
+
+@cache
+def _lenient(data: bytes) -> str:
+    """Decode UTF-8; a note says how many bytes were replaced."""
+    data = data.removeprefix(codecs.BOM_UTF8)
+    replaced = 0
+
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        nonlocal replaced
+        assert isinstance(error, UnicodeDecodeError)
+        replaced += error.end - error.start
+        return "\ufffd", error.end
+
+    codecs.register_error("localspec.replace", replace)
+    text = data.decode("utf-8", "localspec.replace")
+    if replaced:
+        from localspec.cli.terminal import render
+
+        were = "byte was" if replaced == 1 else "bytes were"
+        render.note(
+            f"Standard input is not UTF-8: {replaced:,} {were} replaced. If it is Latin-1, convert it "
+            "first: iconv -f latin1 -t utf8"
+        )
+    return text
+
+
+def _utf16(data: bytes) -> str:
+    """Return the name of the UTF-16 that text without a byte order mark seems to be, if any."""
+    pairs = len(data) // 2
+    zeros = data[: 2 * pairs : 2].count(0), data[1 : 2 * pairs : 2].count(0)
+    few, many = min(zeros), max(zeros)
+    # Most letters of most texts have a zero byte, always on the same side.
+    if pairs < 4 or (len(data) % 2 and len(data) <= MAX_INPUT) or few or 2 * many < pairs:
+        return ""
+    encoding = "utf-16be" if zeros[0] else "utf-16le"
+    text = data[: 2 * pairs].decode(encoding, "replace")
+    return "" if any(each < " " and not each.isspace() for each in text) else encoding
 
 
 def wanted(names: list[str]) -> bool:
@@ -121,13 +175,16 @@ def wanted(names: list[str]) -> bool:
     return False
 
 
-def files(patterns: list[str]) -> str:
-    """Every file with its name above it, in the order given, each once; `-` is stdin.
+def files(patterns: list[str], *, labelled: bool = True) -> str:
+    """Return the text of every file, in the order given, each once; `-` is stdin.
+
+    Each has its name above it and fences around it, unless `labelled` is false.
 
     Raises:
         UsageError: nothing matches, it is a folder, cannot be read or is no text.
     """
-    parts = [stdin() if name == "-" else _labelled(name) for name in named(patterns)]
+    read = _labelled if labelled else lambda name: read_text(name).rstrip("\r\n")
+    parts = [stdin() if name == "-" else read(name) for name in named(patterns)]
     if sum(map(len, parts)) > MAX_INPUT:
         raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB, which is the limit.")
     return "\n\n".join(parts)
@@ -187,6 +244,7 @@ def read_text(name: str) -> str:
     Raises:
         UsageError: why not.
     """
+    import shlex
     from pathlib import Path
 
     path = Path(name)
@@ -205,8 +263,13 @@ def read_text(name: str) -> str:
         from localspec.cli.documents import pdf
 
         return pdf.text(name)
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if data.startswith(_UTF16_MARKS):
         return data.decode("utf-16", "replace")
+    if encoding := _utf16(data):
+        raise UsageError(
+            f"{name} is UTF-16 without a byte order mark, not UTF-8. Convert it first: "
+            f"iconv -f {encoding} -t utf8 {shlex.quote(name)} | localspec ask …"
+        )
     try:
         if b"\0" not in data:
             return _told(name, data.decode("utf-8-sig"))
@@ -214,7 +277,7 @@ def read_text(name: str) -> str:
         if kind(data) == _UNKNOWN:
             raise UsageError(
                 f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}. If it is "
-                f"Latin-1: iconv -f latin1 -t utf8 {name} | localspec ask …"
+                f"Latin-1: iconv -f latin1 -t utf8 {shlex.quote(name)} | localspec ask …"
             ) from error
     raise UsageError(f"{name} is not text but {kind(data)}.")
 

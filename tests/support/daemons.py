@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from localspec.client import autostart
 
@@ -143,6 +143,21 @@ class Home:
             capture_output=True,
             text=True,
             timeout=PATIENCE,
+            **options,
+        )
+
+    def run_with(
+        self, stdin: IO[Any], *arguments: str, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `localspec` with an open file as its standard input."""
+        return subprocess.run(
+            [sys.executable, "-m", "localspec", *arguments],
+            env=self.environment,
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
             **options,
         )
 

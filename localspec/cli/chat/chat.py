@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec import paths
-from localspec.cli import inputs
+from localspec.cli import base_models, inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import Chat
 from localspec.cli.chat.talk import Talk
@@ -17,7 +17,7 @@ from localspec.cli.chat.typed import complete, meant
 from localspec.cli.options import SETTABLE
 from localspec.cli.templates import Template
 from localspec.cli.terminal import render
-from localspec.errors import LocalspecError, UsageError
+from localspec.errors import LocalspecError, TemplateFailed, UsageError
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -79,6 +79,9 @@ def _turn(chat: Chat, line: str) -> None:
             _look(chat.talk)
     except KeyboardInterrupt:
         render.dim("Stopped.")
+    except TemplateFailed as error:
+        talk = chat.talk
+        render.error(base_models.explained(talk.client, talk.model, error).message)
     except LocalspecError as error:
         render.error(error.message)
     except OSError as error:

@@ -30,8 +30,10 @@ def command(pair: Pair, place: Place, served: Served) -> list[str]:
     made += ["--upstream-kind", served.kind]
     if served.model:
         made += ["--upstream-model", served.model]
-    if pair.roles != ("chat",):
-        for role in pair.roles:
+    # A server may have a chat template of its own for a base model.
+    roles = ["chat" if role == "text" else role for role in pair.roles]
+    if roles != ["chat"]:
+        for role in roles:
             made += ["--role", role]
     if pair.here and _NAME.fullmatch(pair.name):
         made += ["--fallback", pair.name]

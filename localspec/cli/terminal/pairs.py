@@ -246,6 +246,11 @@ def first_use(name: str, roles: Sequence[str]) -> str:
         return f'It ranks documents: POST /v1/rerank with "model": "{name}"'
     if "embed" in roles:
         return f"Try: localspec embed -m {name} FILE"
+    if "text" in roles:
+        return (
+            "This is a base model: it completes text and cannot chat. "
+            f'Try: localspec ask -m {name} "Once upon a time"'
+        )
     return f'Try: localspec ask -m {name} "…"'
 
 

@@ -45,6 +45,8 @@ def listing(registry: Registry, everything: bool) -> PairList:
         found = entry(record, registry.in_use)
         found.problem = integrity.glance(store, record)
         found.originals = _originals(registry.catalogue, record)
+        if _has_own_template(registry, record.name):
+            found.roles = record.roles
         entries.append(found)
     entries = [*filter(lambda each: each.name not in registry.catalogue.upstreams, entries)]
     entries += [upstreams.entry(*each) for each in registry.catalogue.upstreams.items()]
@@ -70,7 +72,7 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
         here=True,
         loaded=in_use(record.name),
         summary=record.summary,
-        roles=record.roles,
+        roles=record.purposes,
         licence=record.licence,
         size=record.size,
         target=record.target.file,
@@ -181,9 +183,17 @@ def details(
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
     view.loaded = registry.in_use(record.name)
     view.problem = integrity.glance(registry.store, record)
+    if _has_own_template(registry, record.name):
+        view.roles = record.roles
     if preset := registry.catalogue.presets.get(record.name):
         view.notes += tuple(_said(preset))
     return view
+
+
+def _has_own_template(registry: Registry, name: str) -> bool:
+    """Return whether models.toml names a chat template for the pair, which replaces its file's."""
+    preset = registry.catalogue.presets.get(name)
+    return preset is not None and bool(preset.chat_template)
 
 
 def _said(preset: Preset) -> Iterator[str]:

@@ -48,7 +48,7 @@ def describe(store: Store, record: Record, free: fit.Memory, load: need.Load) ->
         source=record.source,
         summary=record.summary,
         licence=record.licence,
-        roles=record.roles,
+        roles=record.purposes,
         created=record.created,
         size=record.size,
         target=ours,

@@ -86,6 +86,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return "mtp-embedded" if self.target.heads else "ngram"
 
     @property
+    def purposes(self) -> tuple[str, ...]:
+        """Return what the pair is for: its roles, with "text" for "chat" if its target cannot chat.
+
+        A base model's file has no chat template.
+        """
+        if self.template_sha256:
+            return self.roles
+        return tuple("text" if role == "chat" else role for role in self.roles)
+
+    @property
     def by_role(self) -> tuple[tuple[str, StoredModel], ...]:
         """Each model after its role: "target", "draft"."""
         both = (("target", self.target), ("draft", self.draft))
