@@ -13,7 +13,17 @@ from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
 _OPTIONS = options.named(
-    "model", "files", "plain", "hide_reasoning", "usage", "no_log", "no_daemon_start", "debug"
+    "model",
+    "system",
+    "tokens",
+    "files",
+    "template",
+    "plain",
+    "hide_reasoning",
+    "usage",
+    "no_log",
+    "no_daemon_start",
+    "debug",
 )
 
 

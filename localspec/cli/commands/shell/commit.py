@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import signal
@@ -14,15 +15,19 @@ from typing import Any, NoReturn
 
 import click
 
-from localspec.cli import ask, options
+from localspec.cli import ask, inputs, options
 from localspec.cli.commands.ask import click_option
-from localspec.cli.shell import answers, asking, proposal, shells, staged
+from localspec.cli.shell import answers, asking, message_editor, proposal, shells, staged
 from localspec.cli.terminal import render
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, ModelNotFound
 
 _OPTIONS = options.named(
-    *("model", "hide_reasoning", "usage", "no_log", "no_daemon_start", "debug")
+    *("model", "system", "tokens", "files", "template", "hide_reasoning", "usage"),
+    *("no_log", "no_daemon_start", "debug"),
 )
+_READING_S = 20.0  # longest time for reading the diff; more of it is left out
+# Editors that accept what they get, as scripts use them: there is no person to abort.
+_ACCEPTING = ("", ":", "true", "/bin/true", "/usr/bin/true")
 _STYLE = 8  # subjects of earlier commits, for the style
 _NONE = "(none)"
 _PATIENCE = 60  # seconds that a commit waits for its message in the hook
@@ -46,15 +51,33 @@ def _run(words: tuple[str, ...], **values: Any) -> int:
         raise LocalspecError(
             f"A {what} is in progress and git already has a message for it; run: git commit"
         )
-    message = _message(ask.clean(" ".join(words)), values, everything=everything)
+    files = values.pop("files")
+    parts = [ask.clean(" ".join(words)), inputs.files(list(files)) if files else ""]
+    wish = "\n\n".join(filter(None, parts))
+    try:
+        message, pair = _message(wish, values, everything=everything)
+    except ModelNotFound as error:
+        raise _misread(error, values["model"]) from error
     if only_print or not proposal.at_terminal():
         render.text(f"{message}\n")
         return 0
-    return _commit(message, everything=everything)
+    return _commit(message, pair, everything=everything)
 
 
-def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> str:
-    """A message for what is staged; with `everything` for all changes of files that git knows.
+def _misread(error: ModelNotFound, model: str | None) -> ModelNotFound:
+    """Return the error; after -m, which gives git the message, with what it means here."""
+    if model is None:
+        return error
+    return ModelNotFound(
+        f"There is no pair '{model}'. -m names the pair here; a hint for the message goes without it: "
+        f"localspec commit {shlex.quote(model)}"
+    )
+
+
+def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> tuple[str, str]:
+    """Return a message for what is staged, and the pair that wrote it.
+
+    With `everything` it is for all changes of files that git knows.
 
     Raises:
         LocalspecError: nothing is staged, no daemon, or no message came.
@@ -68,7 +91,9 @@ def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> 
     subjects = staged.subjects(_STYLE)
     known = {"shell": shells.current().language, "system": shells.system()}
     for recent in dict.fromkeys([subjects or _NONE, _NONE]):
-        answer = asking.whole("commit", values, cut, {**known, "recent": recent})
+        answer = asking.whole(
+            "commit", values, cut, {**known, "recent": recent}, reading_s=_READING_S
+        )
         message = answers.message(answer.text)
         if not answers.repeats(message, subjects):
             break
@@ -76,11 +101,16 @@ def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> 
         raise LocalspecError(f"The answer contains no commit message: {answer.text.strip()}")
     if answer.cut_off:
         render.note("The message was cut off by the token limit.")
-    return message
+    return message, answer.model
 
 
-def _commit(message: str, *, everything: bool) -> int:
-    """git's own editor with the message in it, and git's exit code."""
+def _commit(message: str, pair: str, *, everything: bool) -> int:
+    """Let git commit with its own editor and the message in it; git's exit code."""
+    environment = dict(os.environ)
+    editor = staged.editor()
+    if editor not in _ACCEPTING:
+        sign = staged.comment_sign()
+        environment["GIT_EDITOR"] = message_editor.command(sign, pair, editor)
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         file = Path(folder, "COMMIT_EDITMSG")
         file.write_text(f"{message}\n", encoding="utf-8")
@@ -88,7 +118,7 @@ def _commit(message: str, *, everything: bool) -> int:
         # Ctrl-C is for the editor and git, which would inherit it if it were ignored here.
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
-            return subprocess.run(words, check=False).returncode
+            return subprocess.run(words, env=environment, check=False).returncode
         finally:
             signal.signal(signal.SIGINT, before)
 
@@ -115,14 +145,24 @@ def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
             return 0
         signal.signal(signal.SIGALRM, _too_slow)
         signal.alarm(_PATIENCE)
-        message = _message("", values)
+        message, pair = _message("", {**values, "files": ()})
         signal.alarm(0)
+        message += _hook_comment(pair)
         file.write_text(f"{message}\n{written}", encoding="utf-8", errors="surrogateescape")
     except LocalspecError as error:
         render.note(f"localspec: no commit message: {error.message}")
     except OSError as error:
         render.note(f"localspec: no commit message: {error.strerror}.")
     return 0
+
+
+def _hook_comment(pair: str) -> str:
+    """Return a comment that says whose message it is, if git removes comments from messages."""
+    if staged.cleanup() not in ("", "default", "strip"):
+        return ""
+    return (
+        f"\n\n{staged.comment_sign()} Proposed by localspec ({pair}). To abort: delete the message."
+    )
 
 
 def _too_slow(number: int, frame: FrameType | None) -> NoReturn:
