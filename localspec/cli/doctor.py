@@ -26,6 +26,8 @@ from localspec.paths import Paths, check_socket_path, default_paths, hf_cache, m
 
 # A small pair has 2 GB, a usual one 10; less than this is trouble at the next pull.
 LOW_DISK = 10 << 30  # bytes
+# With less there is no room for a conversation, or a file that replaces another.
+FULL = 1 << 20  # bytes
 # With less of a GPU free, not even a small draft finds room.
 LOW_GPU_MIB = 1024
 
@@ -302,6 +304,16 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
 
 
 def _disk(here: Machine) -> Iterator[Finding]:
+    paths = here.paths
+    full = [each for each in map(_existing, (paths.config, paths.state)) if here.free(each) < FULL]
+    for folder in dict.fromkeys(full):
+        what = (
+            f"The disk of {folder} is full ({size(here.free(folder))} free): answers are not saved in the "
+            "history, and the configuration cannot be changed."
+        )
+        yield Finding("disk", "bad", what, "delete files, or: localspec gc")
+    if full:
+        return
     folder = _existing(here.paths.store)
     free = here.free(folder)
     if free < LOW_DISK:

@@ -378,3 +378,20 @@ def test_doctor_asks_the_tools_on_the_path(home: Home, tmp_path: Path) -> None:
     assert gpu["state"] == "note"
     assert gpu["what"] == "CPU: CUDA 13.0 is installed without cuBLAS."
     assert gpu["cure"].startswith("Install the development files of cuBLAS")
+
+
+@pytest.mark.parametrize("free", [0, 4096, (1 << 20) - 1])
+@pytest.mark.parametrize("which", ["config", "state"])
+def test_a_full_disk_is_bad_where_history_and_configuration_lie(
+    here: Machine, free: int, which: str
+) -> None:
+    for each in (here.paths.config, here.paths.state):
+        each.mkdir(parents=True, exist_ok=True)
+    full = getattr(here.paths, which)
+    room = replace(here, free=lambda folder: free if folder == full else 1 << 40)
+    finding = found(room, "disk")
+    assert finding.state == "bad"
+    assert "is full" in finding.what
+    assert "not saved in the history" in finding.what
+    assert doctor.run(room, as_json=True) == 1
+    assert found(replace(here, free=lambda folder: 1 << 30), "disk").state == "note"
