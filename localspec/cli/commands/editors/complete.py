@@ -15,6 +15,7 @@ from localspec.client.api import Client
 from localspec.errors import UsageError
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
+_FENCE = "```"
 _TOKENS = 64  # an editor shows a few lines
 
 
@@ -66,6 +67,10 @@ def command(
     }
     if not no_log:
         request["localspec"] = {"kind": "complete"}
+    fenced = _FENCE in before + after
+    if not fenced:
+        # A model that was trained to chat ends its code with a fence and explains it.
+        request["stop"] = [f"\n{_FENCE}"]
     given = {"model": model, "query": list(query), "no_daemon_start": False}
     if model := inputs.chosen(given)["model"]:
         request["model"] = inputs.pair(model)
@@ -74,11 +79,18 @@ def command(
         render.record(answer)
         return 0
     printer = render.Printer()  # code, not Markdown
-    printer.text(answer["content"], [])
+    printer.text(answer["content"] if fenced else code_of(answer["content"]), [])
     printer.close()
     if usage:
         figures.statistics(answer)
     return 0
+
+
+def code_of(content: str) -> str:
+    """Return the code of a completion that may stand in a fence: up to where the fence ends."""
+    if content.lstrip().startswith(_FENCE):
+        content = content.lstrip().partition("\n")[2]
+    return content.split(f"\n{_FENCE}")[0]
 
 
 def around(place: str) -> tuple[str, str]:
