@@ -73,7 +73,11 @@ def run(options: dict[str, Any]) -> int:
             raise
         from localspec.cli import inputs
 
-        raise ContextExceeded(inputs.what_fits(error, question)) from error
+        longer = inputs.longer_pair(client, error.n_prompt_tokens or 0)
+        alone = _is_piped() and not options["files"]
+        raise ContextExceeded(
+            inputs.what_fits(error, question, stdin_alone=alone, longer=longer)
+        ) from error
     return _after(client, last, request, options)
 
 

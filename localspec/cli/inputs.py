@@ -12,12 +12,14 @@ import os
 import sys
 from functools import cache
 
-from localspec.errors import ContextExceeded, UsageError
+from localspec.errors import ContextExceeded, LocalspecError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TextIO
+
+    from localspec.client.api import Client
 
 # Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
 MAX_INPUT = 4 << 20  # bytes
@@ -348,8 +350,13 @@ def edited(
         text = found
 
 
-def what_fits(error: ContextExceeded, question: str) -> str:
-    """The engine's refusal of a long prompt, and how much of the question would fit."""
+def what_fits(
+    error: ContextExceeded, question: str, *, stdin_alone: bool = False, longer: str = ""
+) -> str:
+    """Return the engine's refusal of a long prompt, and the ways out that apply.
+
+    `stdin_alone`: it came from there without files. `longer`: an installed pair that holds it.
+    """
     from localspec.cli.terminal.pairs import size
 
     tokens, room = error.n_prompt_tokens, error.n_ctx
@@ -358,9 +365,30 @@ def what_fits(error: ContextExceeded, question: str) -> str:
     whole = len(question.encode())
     # A fifth is left for the answer.
     fits = whole * room * 4 // (tokens * 5)
+    if longer:
+        way_out = f"Use a pair with a longer context: -m {longer}"
+    else:
+        less = f"a part of it (head -c {fits})" if stdin_alone else "fewer or shorter files"
+        way_out = f"Ask about {less}, or pull a pair with a longer context: localspec catalogue"
     return (
         f"The question is too long: {size(whole)}, {tokens} tokens. This pair's context "
-        f"holds {room} tokens, about {size(fits)} of such text plus an answer. Ask about "
-        f"a part of it (head -c {fits}), or use a pair with a longer context: localspec "
-        "catalogue"
+        f"holds {room} tokens, about {size(fits)} of such text plus an answer. {way_out}"
     )
+
+
+def longer_pair(client: Client, tokens: int) -> str:
+    """Return the smallest installed chat pair whose context holds so many tokens and an answer, if any."""
+    from localspec.client.pairs import PairsClient
+
+    pairs = PairsClient(client.socket_path, autostart=False)
+    try:
+        listed = [each for each in pairs.pairs()["pairs"] if "chat" in each["roles"]]
+        for each in sorted(listed, key=lambda each: each["size"] or 0)[:_LOOKED_AT]:
+            if each["kind"] != "upstream" and 5 * tokens <= 4 * pairs.pair(each["name"])["context"]:
+                return str(each["name"])
+    except LocalspecError:
+        pass  # the refusal is worth more than this hint
+    return ""
+
+
+_LOOKED_AT = 12  # pairs, whose files are read for it

@@ -78,10 +78,17 @@ def test_the_hint_names_what_fits_here(pairs: list[dict[str, Any]], vram: int, a
 
 def test_a_question_that_is_too_long_says_what_fits() -> None:
     refused = ContextExceeded("It is too long.", n_prompt_tokens=1_000_000, n_ctx=8192)
-    said = inputs.what_fits(refused, "x" * 5_000_000)
+    said = inputs.what_fits(refused, "x" * 5_000_000, stdin_alone=True)
     assert "The question is too long: 4.8 MiB, 1000000 tokens." in said
     assert "holds 8192 tokens, about 32 KiB of such text" in said
     assert "head -c 32768" in said
+    of_files = inputs.what_fits(refused, "x" * 5_000_000)
+    assert "Ask about fewer or shorter files" in of_files
+    assert "head" not in of_files
+    for stdin_alone in (True, False):
+        told = inputs.what_fits(refused, "x", stdin_alone=stdin_alone, longer="real")
+        assert told.endswith("Use a pair with a longer context: -m real")
+        assert "head" not in told
     assert inputs.what_fits(ContextExceeded("something else"), "x") == "something else"
 
 
