@@ -346,11 +346,11 @@ def test_what_one_pair_of_answers_gained_without_drafts_is_noise() -> None:
     ("value", "drafted", "said"),
     [
         (0.7, 0, "Not worth it here: slower for prose (0.70×)."),
-        (0.85, 300, "Not worth it here: not clear for prose (0.85×)."),
+        (0.85, 300, "Not worth it here: too few answers to be sure for prose (0.85×)."),
         (
             0.92,
             0,
-            "Not worth it here: not clear for prose (0.92×).",
+            "Not worth it here: too few answers to be sure for prose (0.92×).",
         ),  # off, and yet it cost something
         (0.99, 0, "Not worth it here: off by itself for prose."),
         (0.99, 300, "Not worth it here: no gain and no loss for prose."),

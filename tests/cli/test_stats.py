@@ -239,3 +239,19 @@ def test_days_that_share_a_mark_are_added_up(groups: list[Any], room: int) -> No
 )
 def test_durations(seconds: float, shown: str) -> None:
     assert figures.duration(seconds) == shown
+
+
+@given(st.floats(-1e7, 1e7))
+def test_no_duration_is_negative_and_next_to_nothing(seconds: float) -> None:
+    shown = figures.duration(seconds)
+    assert not shown.startswith("-under")
+    assert shown.startswith("-") == (seconds <= -0.005)
+
+
+@given(st.floats(0.5, 2.0), st.floats(-5, 5))
+def test_a_speed_up_near_one_is_called_no_difference(ratio: float, saved: float) -> None:
+    total = {"speed_up": ratio, "acceptance": None, "saved_seconds": saved, "tokens": 5000}
+    total |= {"seconds": 10.0, "measured_seconds": 10.0}
+    sentence = said._speculation(total)
+    assert ("no clear difference" in sentence) == (abs(ratio - 1) < 0.03)
+    assert ("lost" in sentence or "saved" in sentence) == (abs(ratio - 1) >= 0.03)

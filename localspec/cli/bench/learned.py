@@ -20,9 +20,7 @@ from localspec.errors import Conflict, NoDaemon
 KEPT = (
     "The pair keeps what it learned from these answers: costs of passes, and acceptance of drafts."
 )
-DROPPED = (
-    "What the pair learned from these answers was dropped, and it was unloaded; to keep it: --apply"
-)
+DROPPED = "The pair's learned timings were reset, and it was unloaded; --apply keeps them."
 _PATTERN = "profile-*.json"  # as the engine names them, by a key that only it knows
 _PATIENCE = 5.0  # seconds for a request that was interrupted to end
 _LOOK = 0.05

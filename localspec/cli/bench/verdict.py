@@ -10,6 +10,7 @@ GAIN, LOSS = 1.03, 0.97  # an interval beyond is more than noise
 _BAND = 1.25  # of pairs too few for an interval: so many times faster or slower is taken for a difference
 _NEAR = 0.07  # an interval, or a figure alone, so close to 1 is no difference
 _HARDLY = 0.15  # drafted tokens for each that was written: speculation was mostly off
+_FEW = "few"  # unclear, because there is no interval
 _NAMES = {"code": "code", "text": "text"}
 
 
@@ -61,7 +62,7 @@ def _said(workloads: Sequence[Workload]) -> str:
     measured = [each for each in workloads if each.verdict != "not measured"]
     if not measured:
         return "Nothing was measured."
-    by_verdict: dict[Verdict, list[str]] = {}
+    by_verdict: dict[str, list[str]] = {}
     for name, word, about in _named(measured):
         by_verdict.setdefault(word, []).append(f"{name}{about}")
     phrases = [
@@ -73,25 +74,34 @@ def _said(workloads: Sequence[Workload]) -> str:
     return f"{whole[0].upper()}{whole[1:]}."
 
 
-_PHRASES: dict[Verdict, str] = {
+_PHRASES: dict[str, str] = {
     "faster": "worth it for",
     "off": "off by itself for",
     "same": "no gain and no loss for",
     "unclear": "not clear for",
+    _FEW: "too few answers to be sure for",
     "slower": "slower for",
 }
 
 
-def _named(workloads: Sequence[Workload]) -> list[tuple[str, Verdict, str]]:
+def _word(workload: Workload) -> str:
+    """Return the key of the phrase for a verdict."""
+    estimate = workload.speed_up or workload.latency
+    if workload.verdict == "unclear" and estimate and estimate.low is None:
+        return _FEW
+    return workload.verdict
+
+
+def _named(workloads: Sequence[Workload]) -> list[tuple[str, str, str]]:
     """A whole group where all of it is alike, else each by its name; with figures in brackets."""
     found = []
     for about, name in _NAMES.items():
         group = [each for each in workloads if each.about == about]
-        words = {each.verdict for each in group}
+        words = {_word(each) for each in group}
         if len(words) == 1 and len(group) > 1:
-            found.append((name, group[0].verdict, _bracket(group)))
+            found.append((name, _word(group[0]), _bracket(group)))
         else:
-            found += [(each.name, each.verdict, _bracket([each])) for each in group]
+            found += [(each.name, _word(each), _bracket([each])) for each in group]
     return found
 
 

@@ -41,7 +41,7 @@ _EVER = 10_000  # days
 @click.option(
     "--engine",
     type=click.Choice([*ENGINES]),
-    help="The engine in a compose file; vllm unless given.",
+    help="The engine in a compose file (default: vllm).",
 )
 @click.option(
     "--host",
@@ -77,7 +77,7 @@ _EVER = 10_000  # days
     cls=Limited,
     type=click.IntRange(min=1),
     metavar="TOKENS",
-    help="Context of one answer; as long as the model has unless given.",
+    help="Context of one answer (default: all that the model has).",
 )
 @click.option(
     "--weights",

@@ -12,6 +12,7 @@ KINDS = {
     "json": "JSON by schema",
     "unknown": "not recorded",
 }
+_CLEAR = 0.03  # a speed-up nearer to 1 may be noise
 NOT_MEASURED = "not measured"
 COLUMNS = ("ANSWERS", "TOKENS", "TIME", "TOKENS/S", "ACCEPTED", "SPEED-UP", "SAVED")
 
@@ -66,6 +67,8 @@ def _speculation(total: dict[str, Any]) -> str:
             f"The speed-up was measured over fewer than {MIN_SPEED_UP_TOKENS} tokens, which says "
             f"nothing; {drafts}."
         )
+    if abs(total["speed_up"] - 1) < _CLEAR:
+        return f"{ratio} the speed of plain decoding, which is no clear difference; {drafts}."
     verb = "saved" if total["saved_seconds"] >= 0 else "lost"
     return (
         f"{ratio} the speed of plain decoding, which {verb} "

@@ -59,8 +59,9 @@ def share(part: float) -> str:
 
 def duration(seconds: float) -> str:
     """As in "0.35 s", "48 min" or "5 h 12 min"."""
-    if seconds < 0:
+    if seconds <= -0.005:
         return f"-{duration(-seconds)}"
+    seconds = abs(seconds)
     if seconds < 10:
         return f"{seconds:.2f} s" if seconds >= 0.005 or not seconds else "under 0.01 s"
     if seconds < 100:

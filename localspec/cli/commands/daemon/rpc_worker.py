@@ -27,8 +27,8 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
 
 @click.command(
     "rpc-worker",
-    help="Hold layers of a target for a localspec on another machine, in this one's GPUs or, without "
-    "any, its main memory. It listens on its loopback. It runs until Ctrl-C and serves one pair at a time.",
+    help="Lend this machine's memory to localspec on another one: its GPUs' or, without any, its main "
+    "memory. It listens on its loopback. It runs until Ctrl-C and serves one pair at a time.",
     epilog="Examples:\n\n\b\n  localspec rpc-worker              # where the memory is\n"
     "  localspec rpc-worker --ssh tower  # where you ask: starts it on tower, through a tunnel\n\n"
     'Then in models.toml, where you ask: [pairs.NAME] with rpc = ["127.0.0.1:50052"].',

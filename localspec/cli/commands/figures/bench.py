@@ -75,7 +75,7 @@ _QUICK_S = 19.0  # with the load
     "--drafts",
     multiple=True,
     metavar="DRAFT",
-    help="Compare drafts for PAIR's target, best first: files, pairs whose draft is meant, ngram or heads. "
+    help="Compare drafts for PAIR's target, best first: a file, a pair (its draft is used), ngram or heads. "
     "PAIR comes before it, and more drafts may follow: bench coder-7b --drafts a.gguf b.gguf ngram",
 )
 @click.option(
