@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,27 @@ def test_an_error_does_not_end_the_chat(warm: Home) -> None:
         shown.expect("alive")
         line(shown, "/exit")
         assert shown.wait() == 0
+
+
+def test_a_turn_whose_daemon_was_killed_is_part_of_the_conversation(home: Home) -> None:
+    home.use_fake()
+    assert home.run("start").returncode == 0
+    with terminal(home.environment, "chat") as shown:
+        line(shown, "say one")
+        wait_for(lambda: len(said(home)) == 2, "the first turn")
+        line(shown, "forever")
+        shown.expect("2 3 4")
+        os.kill(home.status()["pid"], signal.SIGKILL)
+        shown.expect("localspec:")
+        assert home.run("start").returncode == 0
+        line(shown, "say two")
+        wait_for(lambda: len(said(home)) == 6, "all turns")
+        line(shown, "/exit")
+        assert shown.wait() == 0
+    kept = said(home)
+    assert kept[:3] == ["say one", "one", "forever"]
+    assert kept[3].startswith("0 1 2 3")
+    assert kept[4:] == ["say two", "two"]
 
 
 def test_nothing_is_kept_with_no_log_and_yet_the_model_knows(warm: Home) -> None:

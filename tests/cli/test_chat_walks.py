@@ -30,6 +30,7 @@ class Person:
         self.said_system: str | None = None
         self.seed: int | None = None
         self.lost: set[str] = set()
+        self.unkept: tuple[str, str] | None = None  # a turn that goes with the next question
         self.before = {each["id"] for each in self.listed()}
         wait_for(lambda: self._prompts() == 1, "the first prompt")
 
@@ -61,8 +62,14 @@ class Person:
         return f"{self.random.getrandbits(32):08x}"
 
     def _said(self, question: str, answer: str) -> None:
+        self._keep()
         self.turns.append((question, answer))
         self.said_system = self.system
+
+    def _keep(self) -> None:
+        if self.unkept is not None:
+            self.turns.append(self.unkept)
+            self.unkept = None
 
     # ------------------------------------------------------------------ deeds
 
@@ -126,8 +133,11 @@ class Person:
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda: self._prompts() == prompts + 1, "the prompt")
             assert "localspec: " in self._since(start)
-            if not self.kept:
-                self._said("forever", re.findall(r"0 1 2 [0-9 ]*", self._since(start))[-1].rstrip())
+            answer = re.findall(r"0 1 2 [0-9 ]*", self._since(start))[-1].rstrip()
+            if self.kept:
+                self.unkept = "forever", answer
+            else:
+                self._said("forever", answer)
             self.home.run("start")
 
     def be_refused(self) -> None:
@@ -135,6 +145,10 @@ class Person:
 
     def undo(self) -> None:
         shown = self.type("/undo")
+        if self.unkept is not None:
+            assert "Removed: forever" in shown
+            self.unkept = None
+            return
         if not self.turns:
             assert "There is no question to remove." in shown
             return
@@ -144,6 +158,8 @@ class Person:
             self.said_system = None
 
     def regenerate(self) -> None:
+        if self.unkept is not None:
+            return
         if not self.turns:
             assert "There is no question to answer again." in self.type("/regen")
         elif self.turns[-1][0].startswith(("say", "/", "exit", "quit")):
@@ -156,6 +172,8 @@ class Person:
 
     def go_on(self) -> None:
         """The engine goes on from an answer with the same again."""
+        if self.unkept is not None:
+            return
         if not self.turns:
             assert "There is no answer to continue." in self.type("/continue")
         elif self.turns[-1][0].startswith("say"):
@@ -169,7 +187,7 @@ class Person:
         assert ("is saved" in shown) == bool(self.turns and self.kept)
         if self.turns:
             self.others.append(self.turns)
-        self.turns, self.said_system = [], None
+        self.turns, self.said_system, self.unkept = [], None, None
 
     def set_system(self) -> None:
         self.system = f"Be {self._word()}."
@@ -188,6 +206,7 @@ class Person:
 
     def ask_what_is_asked(self) -> None:
         """The engine answers with what it got."""
+        self._keep()
         self.type("echo")
         found = self.home.request("GET", "/localspec/conversations/last").json
         if not self.kept:

@@ -14,7 +14,7 @@ from localspec.cli import ask
 from localspec.cli.terminal import figures, hints, render
 from localspec.client.conversations import ConversationsClient
 from localspec.config import load_config
-from localspec.errors import LocalspecError, NotFound
+from localspec.errors import LocalspecError, NoDaemon, NotFound
 from localspec.paths import default_paths
 
 # Of a kept message, what a request's messages have too.
@@ -58,6 +58,10 @@ class Talk:
         self.configured = load_config(default_paths().config_file).pair
         self._lost = False  # the daemon could not keep an answer
         self._behind = False  # what the daemon kept of the last answer could not be read
+        self._lost_turn: list[
+            dict[str, Any]
+        ] = []  # a question and its answer whose daemon was killed
+        self._lost_place = 0  # how many questions came before it
         self._titles: dict[str, str] = {}  # of questions: their words without files
         self._said_system: str | None = None
         wanted = "last" if options["last"] else options["conversation"]
@@ -125,6 +129,9 @@ class Talk:
             )
         except KeyboardInterrupt:
             stopped = True
+        except NoDaemon:
+            self._note_lost(question, printer.said)
+            raise
         finally:
             ours = self.last.get("localspec") or {}
             ask.tell(self.last)
@@ -147,15 +154,28 @@ class Talk:
             )
         return came
 
+    def _note_lost(self, question: str, answer: str) -> None:
+        """Remember a turn whose daemon was killed before it could keep the turn."""
+        if self.keeps_nothing or not answer:
+            return
+        if not question:
+            return  # the answer that was going on is kept as far as it was before
+        self._lost_place = len(self.questions)
+        self._lost_turn = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": answer},
+        ]
+
     def _begun(self) -> str:
         """What the last answer has said.
 
         Raises:
             NotFound: there is none.
         """
-        if not self.messages or self.messages[-1]["role"] != "assistant":
+        said = [*self.messages, *self._lost_turn]
+        if not said or said[-1]["role"] != "assistant":
             raise NotFound("There is no answer to continue.")
-        return str(self.messages[-1]["content"])
+        return str(said[-1]["content"])
 
     def _add(self, question: str, said: str) -> None:
         """As the daemon would have kept it."""
@@ -174,6 +194,7 @@ class Talk:
             request["continue_final_message"] = True
         kept = not self.keeps_nothing
         if kept:
+            messages = [*self._lost_turn, *messages]
             request["localspec"] = {"conversation": self.id, "kind": "chat"}
             if self.id == _NEW and self._titles.get(question):
                 request["localspec"]["title"] = self._titles[question][:1000]
@@ -199,7 +220,9 @@ class Talk:
         try:
             self._take(self.client.conversation(self.id, wait=True))
         except NotFound:  # nothing of the first answer came, or somebody removed all of it
+            lost = self._lost_turn
             self.renew()
+            self._lost_turn = lost
         except LocalspecError:
             return ""  # there is an error to tell already, and another time to ask
         self._behind = False
@@ -221,12 +244,15 @@ class Talk:
             for each in found["messages"]
             if each["role"] != "system"
         ]
+        if self._lost_turn and len(self.questions) > self._lost_place:
+            self._lost_turn = []  # it has been kept with the next one, or after all
 
     # ------------------------------------------------------------------ changed
 
     def renew(self) -> None:
         """Begin a new conversation; the settings stay."""
         self.id, self.messages, self._said_system, self._lost = _NEW, [], None, False
+        self._lost_turn = []
 
     def undo(self) -> str:
         """Take back the last question and its answer; the question.
@@ -235,6 +261,9 @@ class Talk:
             NotFound: nothing was said.
         """
         self.catch_up()
+        if self._lost_turn:
+            lost, self._lost_turn = self._lost_turn, []
+            return str(lost[0]["content"])
         if not self.questions:
             raise NotFound("There is no question to remove.")
         question = self.questions[-1]
