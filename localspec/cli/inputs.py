@@ -376,6 +376,20 @@ def what_fits(
     )
 
 
+def what_fits_in_chat(error: ContextExceeded, client: Client) -> str:
+    """Return the engine's refusal of a conversation that has become too long, and the ways out."""
+    tokens, room = error.n_prompt_tokens, error.n_ctx
+    if not tokens or room is None:
+        return error.message
+    ways = "Shorten the message, or begin a new conversation with /new"
+    if longer := longer_pair(client, tokens):
+        ways += f", or go on with a pair that has a longer context: /pair {longer}"
+    return (
+        f"With this message the conversation has {tokens} tokens, and this pair's context holds "
+        f"{room}. {ways}."
+    )
+
+
 def longer_pair(client: Client, tokens: int) -> str:
     """Return the smallest installed chat pair whose context holds so many tokens and an answer, if any."""
     from localspec.client.pairs import PairsClient

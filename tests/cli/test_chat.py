@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localspec.cli import inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.typed import as_typed, complete, meant
+from localspec.client.api import Client
+from localspec.errors import ContextExceeded
 from tests.support.daemons import Home, wait_for
 from tests.support.terminal import Terminal, terminal
 
@@ -540,3 +543,17 @@ def test_every_message_can_be_typed(text: str) -> None:
     typed = as_typed(text)
     assert meant(typed) == ("message", text.strip())
     assert complete(typed)
+
+
+@pytest.mark.parametrize("longer", ["", "real"])
+def test_a_conversation_that_is_too_long_says_what_helps(
+    monkeypatch: pytest.MonkeyPatch, longer: str
+) -> None:
+    monkeypatch.setattr(inputs, "longer_pair", lambda client, tokens: longer)
+    error = ContextExceeded("too long", n_prompt_tokens=9000, n_ctx=1024)
+    text = inputs.what_fits_in_chat(error, Client(autostart=False))
+    assert "9000 tokens" in text
+    assert "1024" in text
+    assert "/new" in text
+    assert ("/pair real" in text) == bool(longer)
+    assert "set a larger" not in text

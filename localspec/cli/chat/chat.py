@@ -17,7 +17,7 @@ from localspec.cli.chat.typed import complete, meant
 from localspec.cli.options import SETTABLE
 from localspec.cli.templates import Template
 from localspec.cli.terminal import render
-from localspec.errors import LocalspecError, TemplateFailed, UsageError
+from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -82,6 +82,10 @@ def _turn(chat: Chat, line: str) -> None:
     except TemplateFailed as error:
         talk = chat.talk
         render.error(base_models.explained(talk.client, talk.model, error).message)
+    except ContextExceeded as error:
+        from localspec.cli import inputs
+
+        render.error(inputs.what_fits_in_chat(error, chat.talk.client))
     except LocalspecError as error:
         render.error(error.message)
     except OSError as error:

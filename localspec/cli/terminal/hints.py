@@ -77,8 +77,8 @@ def cut_off(last: dict[str, Any], going_on: str) -> None:
     tokens = (last.get("usage") or {}).get("completion_tokens", 0)
     if last["localspec"]["limit"] == "context":
         said = (
-            "The answer was cut off because the context is full. For a larger one: localspec config "
-            "set context TOKENS."
+            "The answer was cut off because the context is full. If the model supports a larger one: "
+            "localspec config set context TOKENS."
         )
     else:
         said = f"The answer was cut off at its limit of {tokens} token{'s' * (tokens != 1)} (-n)."
