@@ -62,6 +62,9 @@ from localspec.protocol.frames import (
 Tokenized = TokenizedRequest | TokenizedInputs
 Asked = Generate | Embed | Rerank | Tokenize | Detokenize | ApplyTemplate | CountTokens
 
+# How long a thread that prepares requests may hold the interpreter while the step loop waits for it. The loop
+# needs it a dozen times in a round, and Python's own 5 ms made rounds beside four busy threads 0.3 s long.
+SWITCH_INTERVAL_S = 0.0005
 SAVE_EVERY = 50  # answers between two savings of what was learned
 # Seconds of text sent at once, what a film takes for a picture: each time costs the daemon and its client
 # a turn, for each text that is written, on cores that the next pass wants for itself.
@@ -300,6 +303,7 @@ class Worker:
 def main(descriptor: int) -> None:
     """Serve the socket `descriptor`, inherited from the daemon."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client; the daemon ends us
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.dup2(2, 1)  # llama.cpp's libraries may print; frames never travel on stdout
     sock = socket.socket(fileno=descriptor)
     llama.initialise()
