@@ -25,11 +25,20 @@ MACHINE = (
     r"this machine has no \w* among its (shells|editors)",
     r"reads /proc|counts pages through /proc",
     r"root may write everywhere",
-    r"the targets of this run are on a device",
+    r"on a device: $",  # tests.support.running.skip_on, whose reasons are in DEVICE
     r"AMX is x86-64|this compiler does not know AMX",
     r"this llama.cpp was built without GGML_RPC",
     r"this Python's standard library has other lines ",
     r"\S* is another version than the recorded one",  # a model's own template, beside its stand-in
+)
+
+# Reasons for which a test may be left out where the targets are on a device. That a device rounds
+# otherwise is none of them: it is a tolerance, or a defect.
+DEVICE = (
+    "what is kept of a pair is for its machines, and each engine has another worker",
+    "a CPU alone is asked on the way through a pass",
+    "a CPU alone attends without flash attention to a few long texts",
+    "a worker is the only device of this engine",
 )
 
 
@@ -62,6 +71,15 @@ def skips(source: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, ""
 
 
+def device_skips(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the reason of each test that is left out on a device."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id="skip_on")):
+                why = [text_of(keyword.value) for keyword in node.keywords if keyword.arg == "why"]
+                yield node.lineno, "".join(why)
+
+
 def beside(source: str) -> Iterator[int]:
     """Where a file names the folder beside the checkout."""
     for node in ast.walk(ast.parse(source)):
@@ -78,6 +96,16 @@ def test_a_test_is_left_out_only_for_what_the_machine_cannot_do() -> None:
         if not any(re.match(each, why) for each in MACHINE)
     ]
     assert not wrong, "make what the test needs, or say in MACHINE what a machine may lack"
+
+
+def test_a_test_is_left_out_on_a_device_only_for_a_listed_reason() -> None:
+    reasons = [
+        (path.relative_to(TESTS).as_posix(), line, why)
+        for path in sorted(TESTS.rglob("*.py"))
+        for line, why in device_skips(path.read_text(encoding="utf-8"))
+    ]
+    assert not [reason for reason in reasons if reason[2] not in DEVICE]
+    assert {why for _, _, why in reasons} == set(DEVICE), "a reason that no test has any longer"
 
 
 def test_files_beside_the_checkout_are_named_where_they_have_stand_ins() -> None:
@@ -114,6 +142,13 @@ def test_another_reason_is_told(source: str) -> None:
     found = list(skips(source))
     assert found
     assert not any(re.match(each, why) for _, why in found for each in MACHINE)
+
+
+@pytest.mark.parametrize(
+    "source", ["@skip_on('cuda', why='it rounds')\ndef test(): ...", "MARK = skip_on('rpc')"]
+)
+def test_another_reason_on_a_device_is_found(source: str) -> None:
+    assert [why for _, why in device_skips(source) if why not in DEVICE]
 
 
 def test_a_path_beside_the_checkout_is_told() -> None:

@@ -14,7 +14,7 @@ from localspec.engine.embedding import model as embedding
 from localspec.engine.embedding.inputs import InputPreparer
 from localspec.engine.embedding.model import EmbeddingModel
 from localspec.engine.encoder import Encoder, normalized
-from localspec.engine.llama import NotFinite, initialise
+from localspec.engine.llama import NotFinite, gpus, initialise
 from localspec.errors import ContextExceeded, InvalidRequest
 from localspec.protocol.frames import (
     Embed,
@@ -99,8 +99,9 @@ def test_a_batch_is_one_pass_and_equals_singles_in_text_and_tokens(bert: Loaded)
     assert bert.passes == [len(TEXTS)]
     alone = [bert.vectors(each)[0] for each in TEXTS]
     as_tokens = bert.vectors(*(BERT.tokens(each) for each in TEXTS))
+    rounding = 2e-3 if gpus() else 1e-4  # a GPU's kernels for few rows and for many round otherwise
     for each, other, third in zip(together, alone, as_tokens, strict=True):
-        assert np.abs(each - other).max() < 1e-4
+        assert np.abs(each - other).max() < rounding
         assert (each == third).all()
         assert abs(float((each.astype(np.float64) ** 2).sum()) - 1) < 1e-6
 

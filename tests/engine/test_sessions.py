@@ -27,7 +27,7 @@ from localspec.engine.cache.sessions import MIN_TOKENS, WRITING, SessionStore
 from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import ANYONE, PairFiles
 from tests.support.rescoring import assert_alike
-from tests.support.running import HERE_ALONE, Running, drafting
+from tests.support.running import Running, drafting, skip_on
 
 MIB = 1 << 20
 TEXT = list(range(1, MIN_TOKENS + 44))
@@ -321,7 +321,9 @@ def kept_on(
     return engine
 
 
-@HERE_ALONE
+@skip_on(
+    "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
+)
 def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
@@ -373,7 +375,9 @@ def test_a_forgotten_conversation_is_nowhere(
     assert not list(tmp_path.glob("*/*"))
 
 
-@HERE_ALONE
+@skip_on(
+    "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
+)
 def test_a_prompt_of_anyones_is_not_read_again_after_a_restart(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:

@@ -5,8 +5,12 @@ The heads of gemma4 are a sidecar.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from benchmarks.synthetic import draft_cycle, target_cycle
 from benchmarks.synthetic_heads import Architecture, write_heads
@@ -49,6 +53,36 @@ def contextual_heads(folder: Path, architecture: Target = "glm4moe") -> PairFile
         write_heads(file, acceptance=0.9, architecture=architecture, listens=2.5)
         rescale(file, {"attn_output": 6e4, "ffn_down": 6e4, "ssm_out": 6e4})
     return PairFiles(file.stem, str(file), None)
+
+
+Numbers = npt.NDArray[np.float32]
+
+
+def tensors(path: Path) -> dict[str, Numbers]:
+    """Return the float32 tensors of a file by name."""
+    import gguf
+
+    return {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(path).tensors}
+
+
+def sidecar_logits(
+    files: PairFiles, rounding: Callable[[Numbers], Numbers] = lambda numbers: numbers
+) -> Numbers:
+    """Return what the sidecar of `cycle_heads` gives after each token, (n_vocab, n_vocab), from its files.
+
+    Its blocks add nothing and it does not listen to the target's states, so that this is the target's
+    embedding of the token alone, projected and compared with the sidecar's own. rounding: of both sides of
+    each product.
+    """
+    assert files.draft is not None
+    embedding = tensors(Path(files.target))["token_embd.weight"]
+    sidecar = tensors(Path(files.draft))
+    width = embedding.shape[1]
+    projection = sidecar["nextn.pre_projection.weight"][:, :width]
+    states = rounding(embedding * np.float32(width**0.5)) @ rounding(projection).T
+    states /= np.sqrt(np.mean(states**2, axis=1, keepdims=True) + 1e-5)
+    logits: Numbers = rounding(states) @ rounding(sidecar["token_embd.weight"]).T
+    return logits
 
 
 def right_drafts(first: int, count: int, depth: int, acceptance: float) -> tuple[int, int]:

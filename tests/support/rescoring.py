@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from localspec.engine.llama import Batch, Context, ContextSettings, Logits, Model
+from localspec.engine.llama import Batch, Context, ContextSettings, Logits, Model, gpus
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
@@ -18,7 +18,9 @@ from localspec.protocol.frames import TokenLogprob
 
 # How far a logit of these float32 models moves between widths, kernels and numbers of threads
 # (measured with kernels for AVX2 and AVX-512: up to 2.3e-4), with room for kinds not measured.
-NEAR_TIE = 2e-3
+# A GPU rounds both sides of a product of several rows to TF32, eleven bits, and of one row to nothing
+# (tests/engine/test_rounding.py computes what the weights' share of that does).
+NEAR_TIE = 2e-2 if gpus() else 2e-3
 # The shipped pair's: eight-bit weights, and activations rounded by the row, so that other widths move a
 # logit by up to about 0.05, and two of them in opposite directions (measured: 0.104 at most, between
 # sixty-four streams). A wrong token is off by whole units.

@@ -6,13 +6,14 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
 import msgspec
 import pytest
 
 from benchmarks.measuring.driven import Answer as Answer
 from benchmarks.measuring.driven import Driven
+from localspec.engine.llama import gpus
 from localspec.engine.pair.load import AT_ONCE, load_pair
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.prepare import Preparer
@@ -102,9 +103,24 @@ class Running(Driven):
 _ALWAYS: dict[str, Any] = json.loads(os.environ.get("LOCALSPEC_TEST_ENGINE", "{}"))
 
 
-# Where the targets are: "rpc", each on a worker of its own, which llama.cpp treats as a GPU.
-ON_DEVICE = os.environ.get("LOCALSPEC_TEST_DEVICE", "") == "rpc"
-HERE_ALONE = pytest.mark.skipif(ON_DEVICE, reason="the targets of this run are on a device")
+Device = Literal["cpu", "rpc", "cuda"]
+# Where the targets of this run are. "rpc": each is on a worker of its own, which llama.cpp treats as a
+# GPU. "cuda": on this machine's GPU, which is also where a build for one puts them without being told.
+DEVICE: Device = cast(
+    Device, os.environ.get("LOCALSPEC_TEST_DEVICE") or ("cuda" if gpus() else "cpu")
+)
+ON_DEVICE = DEVICE != "cpu"
+
+
+def skip_on(*devices: Device, why: str) -> pytest.MarkDecorator:
+    """Mark a test that cannot hold where the targets are on one of these devices.
+
+    tests/test_skips.py lists the reasons. A test that only rounds otherwise there gets a tolerance
+    (`tests.support.rescoring.ROUNDING`) and no mark.
+    """
+    return pytest.mark.skipif(DEVICE in devices, reason=f"on a device: {why}")
+
+
 # Where workers have been: what is kept of a pair is for the machines that it was on, so that a second engine
 # beside the first, on a worker of its own, finds nothing.
 _PORTS: list[int] = []
@@ -118,6 +134,7 @@ def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
         if ON_DEVICE and not files.rpc:
             # So that a pass reads as much of a prompt as anywhere.
             chosen["n_batch"] = max(chosen["n_batch"] // AT_ONCE, 64)
+        if DEVICE == "rpc" and not files.rpc:
             port = _PORTS.pop() if _PORTS else free_port()
             opened.callback(_PORTS.append, port)
             endpoint, _ = opened.enter_context(rpc_worker(port))
