@@ -81,6 +81,8 @@ def test_deep_in_a_text_where_rows_are_dear_drafts_that_are_often_wrong_are_left
     for timed in (lane, engine.engine, engine.pair.drafter):
         timed._clock = lambda: taken[0]  # type: ignore[union-attr]
     lane.costs = engine.pair.learned.costs.target = CostTable(WIDTHS)
+    assert engine.pair.drafter is not None
+    engine.pair.drafter.steps = CostTable({1: 0.5})
     decode = lane.context.decode
 
     def slowly(batch: Batch) -> None:
