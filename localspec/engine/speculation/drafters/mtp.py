@@ -136,7 +136,12 @@ class Sidecar(Heads):
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
     def _read(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
-        return list(requests)
+        """Return those whose target has read something.
+
+        A sidecar at position 0 attends to no cell at all. Flash attention makes zeros of that, and
+        attention without it NaN, which would end the drafts of the whole answer.
+        """
+        return [request for request in requests if self.begin(request.slot) > 0]
 
     def _add_draft(self, request: DraftRequest, place: int) -> int:
         return super()._add_draft(request, self.begin(request.slot))
