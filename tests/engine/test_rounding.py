@@ -30,7 +30,8 @@ CUDA_NEAR_TIE = 2e-2  # of tests.support.rescoring, where there is a GPU
 def rounded(numbers: Numbers, bits: int) -> Numbers:
     """Return `numbers` with so many significant bits each, as floating-point formats round."""
     mantissa, exponent = np.frexp(numbers)
-    return np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent).astype(np.float32)
+    found: Numbers = np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent).astype(np.float32)
+    return found
 
 
 def in_blocks(numbers: Numbers) -> Numbers:
@@ -38,7 +39,8 @@ def in_blocks(numbers: Numbers) -> Numbers:
     blocks = numbers.reshape(-1, 32)
     scale = np.abs(blocks).max(axis=1, keepdims=True) / 127
     scale[scale == 0] = 1  # a row of zeros, which no token follows
-    return (np.round(blocks / scale) * scale).astype(np.float32).reshape(numbers.shape)
+    found: Numbers = (np.round(blocks / scale) * scale).astype(np.float32)
+    return found.reshape(numbers.shape)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import socket
@@ -13,12 +14,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import msgspec
 import pytest
 
-from localspec.engine.llama import gpus
+from benchmarks.synthetic import Shape, write_pair
+from localspec.engine.llama import gpus, rpc
 from localspec.engine.llama.rpc import VERSION, built, silent
 from localspec.engine.pair.load import load_pair
 from localspec.errors import LoadFailed
@@ -27,7 +30,7 @@ from localspec.relay import is_foreign
 from tests.support.heads import cycle_heads
 from tests.support.pairs import expected
 from tests.support.rpc import free_port, rpc_worker
-from tests.support.running import Running, drafting, running
+from tests.support.running import Running, drafting, running, skip_on
 
 pytestmark = pytest.mark.skipif(not built(), reason="this llama.cpp was built without GGML_RPC")
 PLAIN, DRAFTED = Speculative(enabled=False), Speculative(depth=4)
@@ -58,6 +61,17 @@ def alone(contextual_files: PairFiles) -> Iterator[Running]:
         yield engine
 
 
+@contextlib.contextmanager
+def own_worker(files: PairFiles, **settings: Any) -> Iterator[Running]:
+    """Load a pair with its target on a worker that nobody else uses, and so does not turn away."""
+    with (
+        rpc_worker() as (endpoint, _),
+        running(msgspec.structs.replace(files, rpc=(endpoint,)), **settings) as engine,
+    ):
+        assert not engine.pair.notes
+        yield engine
+
+
 def test_layers_elsewhere_give_the_same_text(alone: Running, elsewhere: Running) -> None:
     for prompt in PROMPTS:
         for asked in (PLAIN, DRAFTED):
@@ -67,6 +81,7 @@ def test_layers_elsewhere_give_the_same_text(alone: Running, elsewhere: Running)
     assert there.done.speculation.drafted > 0  # the draft stays here
 
 
+@skip_on("cuda", why="a worker is the only device of this engine")
 def test_an_engine_with_layers_elsewhere_is_one_on_a_device(elsewhere: Running) -> None:
     assert not gpus()  # of this machine
     assert elsewhere.pair.shared._on_gpu
@@ -187,12 +202,53 @@ def test_the_protocol_is_that_of_this_llama_cpp() -> None:
     assert (int(said["MAJOR"]), int(said["MINOR"])) == VERSION
 
 
-def test_a_sidecar_that_reads_the_targets_cache_is_where_its_layers_are(
-    models: Path, endpoint: str
-) -> None:
+def test_a_sidecar_that_reads_the_targets_cache_is_where_its_layers_are(models: Path) -> None:
     """Anywhere else llama.cpp ends the process."""
     files = cycle_heads(models / "heads", 0.8, "gemma4")
-    with running(msgspec.structs.replace(files, rpc=(endpoint,))) as engine:
+    with own_worker(files) as engine:
         answer = engine.ask([5], 60, speculative=drafting(3, "mtp"))
     assert answer.tokens == expected(5, 60)
     assert answer.done.speculation.accepted > 0
+
+
+@pytest.mark.parametrize(("device", "served"), [("any", [7, 8]), ("cpu", [1])])
+def test_a_worker_serves_the_devices_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, device: Any, served: list[int]
+) -> None:
+    """On a machine with two GPUs."""
+    found: list[int] = []
+
+    def start(*arguments: Any) -> None:
+        count, address = arguments[-2:]
+        found.extend((ctypes.c_void_p * count).from_address(address))
+
+    monkeypatch.setattr(rpc, "devices", lambda *, gpus: [7, 8] if gpus else [1, 2])
+    monkeypatch.setattr(rpc, "_function", lambda *_: start)
+    with pytest.raises(LoadFailed, match="cannot be served on"):
+        rpc.serve("127.0.0.1", 1, 1, device)
+    assert found == served
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "asked", "used"),
+    [
+        (64, 4, {}, "off"),
+        (64, 2, {}, "off"),
+        (320, 2, {}, "off"),
+        (128, 2, {}, "auto"),
+        (160, 2, {}, "auto"),
+        (256, 1, {}, "auto"),
+        (64, 2, {"flash_attention": "on"}, "on"),
+        (64, 2, {"type_kv": "q8_0"}, "auto"),
+    ],
+)
+def test_flash_attention_is_not_chosen_where_a_workers_gpu_may_not_have_it(
+    tmp_path: Path, width: int, heads: int, asked: dict[str, Any], used: str
+) -> None:
+    """llama.cpp believes that a worker has every operation, and the worker ends where it has not."""
+    shape = Shape(1, width, 64, heads, 512, n_ctx=512)
+    target, _ = write_pair(tmp_path, shape, shape)
+    with own_worker(PairFiles("it", str(target), None), **asked) as engine:
+        assert engine.pair.models.settings.flash_attention == used
+        assert engine.pair.models.attention == used
+        assert engine.ask([5, 6], 4).tokens

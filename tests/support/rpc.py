@@ -26,7 +26,7 @@ def rpc_worker(port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Its address, once it listens, and the process. port: 0 for any."""
     port = port or free_port()
     command = [sys.executable, "-m", "localspec.engine", "--rpc-worker"]
-    command += ["127.0.0.1", str(port), "1"]
+    command += ["127.0.0.1", str(port), "1", "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as worker:
 
         def listens() -> bool:

@@ -28,6 +28,10 @@ _STATES_TOGETHER = frozenset(
     """falcon-h1 granitehybrid jamba kimi-linear lfm2 lfm2moe mamba mamba2 nemotron_h nemotron_h_moe
     qwen35 qwen35moe qwen3next rwkv6 rwkv7""".split()
 )
+# Lengths of a head's keys and values that llama.cpp's CUDA kernels for flash attention take, and those
+# they take only where so many heads share one key, or a multiple of it (ggml-cuda's fattn.cu).
+_FLASH_LENGTHS = frozenset({40, 64, 72, 80, 96, 112, 128, 256})
+_SHARED_FLASH_LENGTHS = {(192, 128): 8, (320, 256): 32, (512, 512): 2, (576, 512): 2}
 _CHUNKED = {"llama4"}  # attention in chunks (LLAMA_SWA_TYPE_CHUNKED), of `n_swa` positions each
 
 
@@ -170,6 +174,21 @@ class Model(Freed):
         each = int(C.llama_model_n_embd(self.handle)) // max(self.n_attention_heads, 1)
         return self._number("attention.key_length", each), self._number(
             "attention.value_length", each
+        )
+
+    @property
+    def flash_everywhere(self) -> bool:
+        """Whether flash attention of every layer runs on every backend that a worker may have."""
+        keys, values = self.head_lengths
+        shared = self.n_attention_heads // max(int(C.llama_model_n_head_kv(self.handle)), 1)
+        windowed = (
+            self._number("attention.key_length_swa", keys),
+            self._number("attention.value_length_swa", values),
+        )
+        return all(
+            (lengths[0] == lengths[1] and lengths[0] in _FLASH_LENGTHS)
+            or (lengths in _SHARED_FLASH_LENGTHS and shared % _SHARED_FLASH_LENGTHS[lengths] == 0)
+            for lengths in ((keys, values), windowed)
         )
 
     def _number(self, key: str, default: int) -> int:

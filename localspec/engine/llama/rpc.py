@@ -16,7 +16,7 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import llama_cpp._ggml as ggml
 
@@ -32,6 +32,8 @@ VERSION = (7, 0)  # of the protocol in the llama.cpp that is pinned (ggml-rpc.h)
 _HELLO = 14  # RPC_CMD_HELLO, which stays (ggml-rpc.cpp)
 _CAPABILITIES = 24  # bytes; none is asked for
 _ANSWER = 11  # bytes: the size of what follows, and the version
+
+Device = Literal["any", "cpu"]  # what a worker serves
 
 reached: dict[str, list[int]] = {}  # the devices of each server this process has used
 
@@ -106,8 +108,9 @@ def notice_cuts(endpoints: Iterable[str]) -> None:
                         each.setsockopt(*option)
 
 
-def serve(host: str, port: int, threads: int) -> None:
-    """Serve this machine's GPUs, or its processor where it has none, until the process ends.
+def serve(host: str, port: int, threads: int, device: Device = "any") -> None:
+    """Serve this machine's devices until the process ends: of "any" its GPUs, or its processor where it
+    has none.
 
     Raises:
         LoadFailed: this build has no RPC, or the address cannot be used (its own words are on stderr).
@@ -117,13 +120,20 @@ def serve(host: str, port: int, threads: int) -> None:
         None,
         *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p),
     )
-    here = devices(gpus=True) or devices(gpus=False)[:1]
+    here = devices(gpus=True) if device == "any" else []
+    here = here or devices(gpus=False)[:1]
     handles = (ctypes.c_void_p * len(here))(*here)
     start(f"{host}:{port}".encode(), None, threads, len(here), ctypes.addressof(handles))
     raise LoadFailed(f"{host}:{port} cannot be served on.")
 
 
-def main(host: str, port: int, threads: int, entrance: Entrance | None = None) -> int:
+def main(
+    host: str,
+    port: int,
+    threads: int,
+    entrance: Entrance | None = None,
+    device: Device = "any",
+) -> int:
     """Serve as a process of its own, to whom the entrance lets in; return the exit status."""
     # Python would only note a Ctrl-C, and llama.cpp never returns to it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -132,7 +142,7 @@ def main(host: str, port: int, threads: int, entrance: Entrance | None = None) -
     if entrance:
         entrance.open(host, port)
     try:
-        serve(host, port, threads)
+        serve(host, port, threads, device)
     except LoadFailed as error:
         sys.stderr.write(f"Error: {error.message}\n")
     return 1

@@ -117,6 +117,19 @@ def load_pair(
             raise
 
 
+def _for_any_worker(target: Model, settings: EngineSettings) -> EngineSettings:
+    """Return the settings without flash attention where a worker's GPU may not have it for this target.
+
+    llama.cpp asks a device whether it has the operation before it chooses flash attention by itself, and
+    its RPC backend says yes for every device. A worker whose GPU has no kernel for heads of such lengths
+    ends at the first pass, and this process with it. A quantized cache of values needs flash attention.
+    """
+    chosen = settings.flash_attention == "auto" and settings.kv_types[1] == "f16"
+    if not chosen or target.flash_everywhere:
+        return settings
+    return msgspec.structs.replace(settings, flash_attention="off")
+
+
 class _Load:
     """One try. opened: to be closed where it fails. layers, n_ctx: of the target, as far as known."""
 
@@ -222,6 +235,7 @@ class _Load:
         target = self._model("target", files.target, settings, heads=heads, devices=elsewhere)
         if self._machines:
             notice_cuts(self._machines)
+            settings = _for_any_worker(target, settings)
         self.layers = target.n_layer
         if reason := takes_not(target, settings.kv_types):
             key = "kv_type" if takes_not(target, (settings.type_kv, "f16")) else "kv_type_v"
