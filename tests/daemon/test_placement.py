@@ -45,6 +45,13 @@ def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
     assert planned.notes == ()
 
 
+def test_a_load_says_whether_cudas_kernels_compute() -> None:
+    """Of the builds, and of layers that a person keeps on the processor."""
+    assert load_of(ASKED, "cuda").cuda
+    assert not any(load_of(ASKED, built).cuda for built in (None, "cpu", "metal", "vulkan"))
+    assert not load_of(EngineSettings(n_gpu_layers=0), "cuda").cuda
+
+
 def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) -> None:
     vram = sum(weights(pair, built="cuda")) - 30 * MIB
     planned = plan(pair, ASKED, fit.Memory(PLENTY, vram), "cuda")

@@ -16,7 +16,7 @@ from benchmarks.synthetic import Shape, write_pair
 from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.engine.cache.hidden import MOST_BYTES
-from localspec.engine.llama import Context, ContextSettings, Model, library
+from localspec.engine.llama import Context, ContextSettings, Model, gpus, library
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.models import ROLLBACK
 from localspec.errors import LoadFailed
@@ -73,7 +73,8 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
 ) -> None:
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
     read = read_local_model(path)
-    counted = need._need(read, need.Load(context=CELLS), SEQUENCES, SEQUENCES * 16 + 64)
+    load = need.Load(context=CELLS, cuda=bool(gpus()))
+    counted = need._need(read, load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
         told.clear()
         with made(model):
@@ -95,6 +96,28 @@ def test_buffers_without_flash_attention(
         told.clear()
         with made(model, flash_attention="off", n_ubatch=SCORED_ROWS if chosen else 0):
             assert counted.compute / MIB >= buffers(told, "compute") > 0
+
+
+@pytest.mark.parametrize("length", [16, 32, 64, 80, 128, 160])
+def test_a_gpu_without_a_kernel_for_the_heads_computes_scores(
+    length: int, tmp_path: Path, told: list[str]
+) -> None:
+    """As llama.cpp allocates without flash attention, which is what it then chooses."""
+    shape = Shape(1, 4 * length, 64, 4, 512, n_ctx=CELLS)
+    path, _ = write_pair(tmp_path, shape, shape)
+    read = read_local_model(path)
+
+    def counted(**more: Any) -> int:
+        load = need.Load(context=CELLS, **more)
+        return need._need(read, load, SEQUENCES, SEQUENCES * 16 + 64).compute
+
+    kernel = length in (64, 80, 128)
+    assert counted(cuda=True) == counted(attention="auto" if kernel else "off")
+    assert counted(cuda=True, attention="on") == counted(attention="on")
+    with Model(str(path)) as model:
+        told.clear()
+        with made(model, flash_attention="auto" if kernel else "off"):
+            assert counted(cuda=True) / MIB >= buffers(told, "compute") > 0
 
 
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "step35"])

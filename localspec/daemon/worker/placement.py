@@ -190,6 +190,7 @@ def load_of(settings: EngineSettings, built: str | None) -> Load:
         chosen=attention != settings.flash_attention,
         exact=settings.exact,
         prefixes=settings.prefix_bytes,
+        cuda=built == "cuda" and not on_cpu,
     )
 
 

@@ -31,6 +31,10 @@ _STATES = 32 << 20  # of a target that heads may still read, of each text (the e
 _SNAPSHOTS = 8
 
 
+# Lengths of a head's keys for which llama.cpp has CUDA kernels for flash attention (ggml-cuda's fattn.cu).
+_FLASH_LENGTHS = frozenset({40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576})
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """How a pair is to be loaded, as far as it costs memory.
@@ -38,7 +42,7 @@ class Load:
     context: tokens, 0 where it is to be chosen. kv_types: of the cache's keys, and of its values.
     parallel: sequences. attention: "auto" on a device, else as the settings' `on_cpu`, and then `chosen`
     where the CPU chose it. exact: with a lane for exact mode, which has a cache of its own. prefixes: bytes
-    for prompts that have no slot, at most.
+    for prompts that have no slot, at most. cuda: layers are on a GPU with CUDA's kernels.
     """
 
     context: int = 0
@@ -48,6 +52,7 @@ class Load:
     chosen: bool = False
     exact: bool = False
     prefixes: int = 0
+    cuda: bool = False
 
     @property
     def quantizes(self) -> bool:
@@ -146,6 +151,8 @@ def _need(model: Model, load: Load, sequences: int, rows: int) -> Need:
     cells = load.context * (2 if model.rollback == "short" or model.sidecar else 1)
     never = is_hybrid(model.architecture) or load.context <= SHORT
     scored = load.attention == "off" and not (load.chosen and never)
+    if load.cuda and load.attention == "auto":  # llama.cpp turns it off where there is no kernel
+        scored = not model.kept.heads[0] <= _FLASH_LENGTHS
     rows_scored = SCORED_ROWS if load.chosen else PASS
     attention = 4 * cells * rows_scored * (model.heads + 1) if scored else 2 * cells * PASS
     return Need(
