@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import llama_cpp
 import msgspec
@@ -66,6 +67,7 @@ def own_worker(files: PairFiles, **settings: Any) -> Iterator[Running]:
     """Load a pair with its target on a worker that nobody else uses, and so does not turn away."""
     with (
         rpc_worker() as (endpoint, _),
+        mock.patch.object(rpc, "GREETING_S", 60.0),  # however busy this machine is
         running(msgspec.structs.replace(files, rpc=(endpoint,)), **settings) as engine,
     ):
         assert not engine.pair.notes
