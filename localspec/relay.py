@@ -9,14 +9,17 @@ all others are closed. Only Linux has such namespaces and shows the owner of a c
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 18
+RETRY_S = 0.1  # after a connection that could not be accepted
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
@@ -75,8 +78,12 @@ def forward(
     while True:
         try:
             client, _ = listener.accept()
-        except OSError:
-            return
+        except OSError as error:
+            if listener.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
+                return  # it is closed
+            sys.stderr.write(f"A connection could not be accepted: {error.strerror}.\n")
+            time.sleep(RETRY_S)
+            continue
         with client:
             uid = tables.peer_uid(client)
             if uid not in allowed:

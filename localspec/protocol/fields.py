@@ -94,8 +94,20 @@ _REFUSED_TEXT: dict[str, Rule] = {
 }
 
 _ELSEWHERE = "it is a field of the endpoints below /v1, OpenAI's"
+# Fields that hold an answer to something, of requests whose struct does not declare them.
+_BINDING: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("regex", "grammar", "ebnf", "json_schema", "stop", "stop_sequences", "logit_bias"),
+        Rule(_ELSEWHERE, _NONE),
+    ),
+    "response_format": Rule(_ELSEWHERE, (*_NONE, {"type": "text"})),
+    "n": Rule(_ELSEWHERE, (1,)),
+    "tool_choice": Rule(_ELSEWHERE, ("auto",)),
+    "max_completion_tokens": Rule("send this protocol's own limit"),
+}
 _REFUSED_CHAT = {
     **_REFUSED_TEXT,
+    **_BINDING,
     "add_special_tokens": Rule("the chat template writes BOS where there is one", _OFF),
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),

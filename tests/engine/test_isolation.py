@@ -23,7 +23,7 @@ from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sampling.grammars.process import GrammarProcess
 from localspec.engine.sampling.grammars.sources import GrammarJob
 from localspec.engine.sampling.guide import Guide
-from localspec.errors import Cancelled, GrammarRejected, InvalidRequest
+from localspec.errors import Cancelled, GrammarRejected, InvalidRequest, Unavailable
 from localspec.protocol.frames import (
     Constraint,
     Failed,
@@ -175,6 +175,25 @@ def test_a_grammar_that_fails_in_its_thread_ends_its_request_alone(contextual: R
     assert contextual.answers[2].done.finish_reason == "length"
 
 
+def test_masks_that_take_too_long_together_end_their_answer_alone(contextual: Running) -> None:
+    class Slow(Wrapped):
+        def mask(self) -> Mask:
+            end = time.thread_time() + 0.2
+            while time.thread_time() < end:
+                pass
+            return self.guide.mask()
+
+    contextual.forget()
+    start(contextual, 1, lambda guide: DeferredGuide(Slow(guide), WAIT_S))
+    start(contextual, 2)
+    contextual.finish()
+    failed = contextual.answers[1].failed
+    assert failed.code == "invalid_grammar"
+    assert "takes too long" in failed.message
+    assert 0 < len(contextual.answers[1].text) < 10
+    assert contextual.answers[2].done.finish_reason == "length"
+
+
 @given(late=st.lists(st.booleans(), max_size=120), depth=st.sampled_from([0, 1, 4, None]))
 def test_late_masks_change_no_answer(
     contextual: Running, late: list[bool], depth: int | None
@@ -311,14 +330,43 @@ def test_a_process_of_its_own_says_what_this_one_does(
 
 
 def test_a_grammar_without_end_is_refused_and_remembered(grammars: Grammars) -> None:
+    """The second time: its process may have been ended for another reason."""
     endless = job(nested(4000))
-    with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
-        grammars._compile(endless, lambda: False)
+    for _ in range(2):
+        assert not grammars.ready(endless)
+        with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
+            grammars._compile(endless, lambda: False)
     assert grammars.ready(endless)
     process_of(grammars).close()
     with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
         grammars._compile(endless, lambda: False)
     assert process_of(grammars)._process is None  # it was not asked again
+
+
+@pytest.mark.parametrize("place", ["socket.socketpair", "subprocess.Popen"])
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_grammar(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(24, "Too many open files")
+
+    fine = job('root ::= "a"')
+    with monkeypatch.context() as patched:
+        patched.setattr(f"localspec.engine.sampling.grammars.process.{place}", fail)
+        with pytest.raises(Unavailable, match="Too many open files"):
+            grammars._compile(fine, lambda: False)
+    assert grammars._compile(fine, lambda: False).whole is not None
+
+
+def test_a_machine_that_is_too_busy_is_no_fault_of_the_grammar(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars._process = GrammarProcess(grammars._vocabulary)
+    with monkeypatch.context() as patched:
+        patched.setattr("localspec.engine.sampling.grammars.process.WALL_LIMIT_S", -1.0)
+        with pytest.raises(Unavailable, match="too busy"):
+            grammars._compile(job('root ::= "a"'), lambda: False)
+    assert grammars._compile(job('root ::= "a"'), lambda: False).whole is not None
 
 
 def test_others_compile_beside_a_grammar_without_end(grammars: Grammars) -> None:

@@ -26,9 +26,12 @@ from localspec.errors import GrammarRejected, LocalspecError
 # Seconds that the step loop waits for one guide in one round. Eight hostile ones together stay below the
 # gap that a running answer may have (`longest_gap`, 250 ms).
 ROUND_WAIT_S = 0.02
-ANSWER_LIMIT_S = (
-    30.0  # for one mask, by the clock on the wall: llguidance's fuel ends it much sooner
-)
+# For one mask, by the clock on the wall: llguidance's fuel ends it much sooner.
+ANSWER_LIMIT_S = 30.0
+# Processor time that the operations of one answer may take, each beyond FREE_S. An answer that waits for its
+# grammar keeps its place, which another request may want.
+EXCESS_LIMIT_S = 1.0
+FREE_S = 0.02
 
 Mask = npt.NDArray[np.bool_] | None
 
@@ -50,6 +53,24 @@ class _Reply:
     number: int
     value: Any
     error: Exception | None
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Processor time of all operations so far, as far as each took more than FREE_S."""
+
+    excess_s: float = 0.0
+
+    def run(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns. Raises GrammarRejected where all have taken too long together."""
+        start = time.thread_time()
+        value = act()
+        self.excess_s += max(time.thread_time() - start - FREE_S, 0.0)
+        if self.excess_s > EXCESS_LIMIT_S:
+            raise GrammarRejected(
+                "The grammar is too complex: computing which tokens may come takes too long."
+            )
+        return value
 
 
 class DeferredGuide:
@@ -185,11 +206,12 @@ class DeferredGuide:
 def _serve(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
     """Carry out calls in their order. After one that fails, all that follow fail alike."""
     error: Exception | None = None
+    clock = _Clock()
     while (call := calls.get()) is not None:
         value = None
         if error is None:
             try:
-                value = call.act()
+                value = clock.run(call.act)
             except Exception as failure:
                 if not isinstance(failure, LocalspecError):
                     traceback.print_exc()

@@ -26,7 +26,7 @@ from localspec.engine.sampling.grammars.gates import (
 )
 from localspec.engine.sampling.grammars.matcher import WholeMatcher, reason
 from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
-from localspec.engine.sampling.grammars.process import GrammarProcess
+from localspec.engine.sampling.grammars.process import GrammarProcess, TooComplex
 from localspec.engine.sampling.grammars.sources import (
     NAMES,
     GateSource,
@@ -69,6 +69,7 @@ class Grammars:
         self._lock = threading.RLock()
         self._compiled: OrderedDict[bytes, Compiled] = OrderedDict()
         self._refused: OrderedDict[bytes, GrammarRejected] = OrderedDict()
+        self._ended: set[bytes] = set()  # jobs whose process has ended once before they were done
 
     def close(self) -> None:
         """End the process that compiles."""
@@ -225,6 +226,12 @@ class Grammars:
             compiled = self._instantiate(job, self._sources(job, left))
         except GrammarRejected as error:
             with self._lock:
+                # The system may have ended the process for a reason of its own: the second time counts.
+                if isinstance(error, TooComplex) and key not in self._ended:
+                    if len(self._ended) >= CACHED_REFUSALS:
+                        self._ended.clear()
+                    self._ended.add(key)
+                    raise
                 self._refused[key] = error
                 while len(self._refused) > CACHED_REFUSALS:
                     self._refused.popitem(last=False)

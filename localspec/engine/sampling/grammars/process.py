@@ -20,13 +20,17 @@ from localspec.children import helper_environment
 from localspec.engine.priority import lower_priority
 from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome, Vocabulary, send
 from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources
-from localspec.errors import Cancelled, GrammarRejected
+from localspec.errors import Cancelled, GrammarRejected, Unavailable
 
 # Seconds that a job may take by the clock on the wall, however busy the machine is.
 WALL_LIMIT_S = 60.0
 POLL_S = 0.05  # how soon a job ends whose client has left
 LONG_S = 0.1  # of processor time
 _CHILD = "localspec.engine.sampling.grammars.child"
+
+
+class TooComplex(GrammarRejected):
+    """The process of a job has ended before the job: by a limit, or because the system ended it."""
 
 
 class GrammarProcess:
@@ -48,10 +52,14 @@ class GrammarProcess:
         Where compiling took long, the thread gives way to others from here on: it does so once more.
 
         Raises:
-            GrammarRejected: a grammar is not usable, or takes too long to compile.
+            GrammarRejected: a grammar is not usable; TooComplex, or takes too long to compile.
             Cancelled: nobody waits for it any more.
+            Unavailable: the process cannot be started, or the machine is too busy.
         """
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise _unavailable(error) from error
         with ours:
             with theirs:
                 self._pass(theirs)
@@ -60,6 +68,10 @@ class GrammarProcess:
                 pid = struct.unpack("<I", self._read(ours, 4, cancelled, None))[0]
                 size = struct.unpack("<I", self._read(ours, 4, cancelled, pid))[0]
                 reply = self._read(ours, size, cancelled, pid)
+            except TimeoutError as error:
+                raise Unavailable(
+                    "The machine is too busy to compile the grammar; try again."
+                ) from error
             except (EOFError, OSError):
                 raise self._too_complex(job) from None
         outcome = msgspec.msgpack.decode(reply, type=Outcome)
@@ -78,27 +90,31 @@ class GrammarProcess:
         """Hand a connection to the process, which is started where there is none."""
         with self._starting:
             for _ in range(2):
-                if self._control is None:
-                    self._start()
-                assert self._control is not None
                 try:
+                    if self._control is None:
+                        self._start()
+                    assert self._control is not None
                     socket.send_fds(self._control, [b"\0"], [connection.fileno()])
                     return
-                except OSError:  # it has died: memory was short, say
+                except OSError as error:  # it has died: memory was short, say
                     self._stop()
-        raise GrammarRejected("The process that compiles grammars does not start.")
+                    failure = error
+        raise _unavailable(failure)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        command = [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno()), str(self._cpu_limit_s)]
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _CHILD, str(theirs.fileno()), str(self._cpu_limit_s)],
+                command,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=helper_environment(),
             )
+            on_failure.pop_all()
         self._control = ours
         send(ours, msgspec.msgpack.encode(self._vocabulary()))
 
@@ -118,6 +134,7 @@ class GrammarProcess:
 
         Raises:
             EOFError: the job's process has ended.
+            TimeoutError: the machine is too busy.
             Cancelled: nobody waits for it any more.
         """
         deadline = time.monotonic() + WALL_LIMIT_S
@@ -129,7 +146,7 @@ class GrammarProcess:
                         os.kill(pid, signal.SIGKILL)
                 if cancelled():
                     raise Cancelled("The request was cancelled.")
-                raise EOFError
+                raise TimeoutError
             if select.select([connection], [], [], POLL_S)[0]:
                 chunk = connection.recv(size - len(data))
                 if not chunk:
@@ -137,15 +154,21 @@ class GrammarProcess:
                 data += chunk
         return bytes(data)
 
-    def _too_complex(self, job: GrammarJob) -> GrammarRejected:
+    def _too_complex(self, job: GrammarJob) -> TooComplex:
         kind = "" if job.constraint is None else job.constraint.kind
         names = {
             "": "grammar of these tools",
             "json_schema": "schema",
             "regex": "regular expression",
         }
-        return GrammarRejected(
+        return TooComplex(
             f"The {names.get(kind, 'grammar')} is too complex: compiling it takes more than "
             f"{self._cpu_limit_s:g} seconds or too much memory.",
             param=job.param,
         )
+
+
+def _unavailable(error: OSError) -> Unavailable:
+    return Unavailable(
+        f"The process that compiles grammars cannot be started ({error.strerror or error}); try again."
+    )
