@@ -144,14 +144,8 @@ class Talk:
             if self.keeps_nothing and came_here:
                 self._add(question, printer.said)
         came = len(self.messages) > before or bool(begun and printer.said)
-        if stopped and came:
-            render.dim("Stopped; the partial answer is part of the conversation.")
-        elif stopped and begun:
-            render.dim("Stopped before anything was added to the answer.")
-        elif stopped:
-            render.dim(
-                "Stopped before the answer began; the question is not part of the conversation."
-            )
+        if stopped:
+            _say_where_it_stopped(came=came, goes_on=bool(begun))
         return came
 
     def _note_lost(self, question: str, answer: str) -> None:
@@ -312,3 +306,13 @@ class Talk:
         if faster := figures.speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
             parts.append(faster)
         return " · ".join(parts)
+
+
+def _say_where_it_stopped(*, came: bool, goes_on: bool) -> None:
+    """Say what has become of an answer that Ctrl-C ended. goes_on: it had begun before."""
+    if came:
+        render.dim("Stopped; the partial answer is part of the conversation.")
+    elif goes_on:
+        render.dim("Stopped before anything was added to the answer.")
+    else:
+        render.dim("Stopped before the answer began; the question is not part of the conversation.")
