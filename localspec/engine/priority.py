@@ -13,16 +13,18 @@ import os
 import sys
 import threading
 
-# How much nicer than normal: of two busy threads on one core it gets a fifteenth of what the other does.
-NICENESS = 12
-
 
 def lower_priority(thread: int | None = None) -> None:
-    """Have a thread give way to its process's others. thread: its native id; None: the caller's own.
+    """Have a thread, or a process of one thread, give way to all others.
 
-    Only Linux has priorities of single threads. Elsewhere this does nothing.
+    thread: its native id; None: the caller's own. Linux alone has priorities of single threads; elsewhere
+    this does nothing.
+
+    A nice thread would not do. Linux counts threads and not their weights when it spreads them over cores:
+    it leaves both threads of a pass on one core and gives the other to the nice one. A core that only runs
+    SCHED_IDLE counts as idle.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
-            normal = os.getpriority(os.PRIO_PROCESS, os.getpid())
-            os.setpriority(os.PRIO_PROCESS, thread or threading.get_native_id(), normal + NICENESS)
+            thread = thread or threading.get_native_id()
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))

@@ -8,6 +8,7 @@ longer sits out the following rounds until the guide has answered, and then repe
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -24,8 +25,13 @@ from localspec.engine.sampling.guide import Guide
 from localspec.errors import GrammarRejected, LocalspecError
 
 # Seconds that the step loop waits for one guide in one round. Eight hostile ones together stay below the
-# gap that a running answer may have (`longest_gap`, 250 ms).
+# gap that a running answer may have (`longest_gap`, 250 ms). They are the processor's, where the system can
+# tell: on a busy machine a thread waits longer than that for a core, and to sit out a round costs its
+# sequence far more.
 ROUND_WAIT_S = 0.02
+# The most that the step loop waits by the clock on the wall, in multiples of that.
+STARVED = 4
+MOMENT_S = 0.001  # shorter waits are not worth another turn
 # For one mask, by the clock on the wall: llguidance's fuel ends it much sooner.
 ANSWER_LIMIT_S = 30.0
 # Processor time that the operations of one answer may take, each beyond FREE_S. An answer that waits for its
@@ -85,7 +91,8 @@ class DeferredGuide:
         self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._number = 0
-        self._patience = self._wait_s
+        # What is left of this round's wait, in seconds of the thread and on the wall.
+        self._patience, self._wall_s = self._wait_s, STARVED * self._wait_s
         # Tokens consumed since the round began, and the masks known at these places. They are kept when a
         # pass is repeated, so that each repetition gets further than the one before.
         self._path: list[int] = []
@@ -100,7 +107,7 @@ class DeferredGuide:
         Raises:
             GrammarRejected: the guide has failed, or has taken far too long.
         """
-        self._patience = self._wait_s
+        self._patience, self._wall_s = self._wait_s, STARVED * self._wait_s
         if self._path:
             self._path.clear()
             self._masks.clear()
@@ -126,8 +133,6 @@ class DeferredGuide:
             except GuideBusy:
                 self._awaited = self._number, place
                 self._late_since = time.monotonic()
-                if self._thread is not None:
-                    lower_priority(self._thread.native_id)
                 raise
         return self._masks[place]
 
@@ -160,7 +165,8 @@ class DeferredGuide:
 
     # ------------------------------------------------------------------------ the thread
 
-    def _send(self, act: Callable[[], Any], number: int | None = None) -> None:
+    def _send(self, act: Callable[[], Any], number: int | None = None) -> threading.Thread:
+        """Return the thread that carries it out."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_serve, args=(self._calls, self._replies), name="guide", daemon=True
@@ -169,6 +175,7 @@ class DeferredGuide:
             # The thread holds the queues and not this object, whose end is its own.
             weakref.finalize(self, self._calls.put, None).atexit = False
         self._calls.put(_Call(act, number))
+        return self._thread
 
     def _ask(self, act: Callable[[], Any]) -> Any:
         """Return what `act` returns in the thread.
@@ -178,17 +185,23 @@ class DeferredGuide:
             Exception: what `act` has raised, or an operation before it.
         """
         self._number += 1
-        self._send(act, self._number)
+        thread = self._send(act, self._number)
+        start, worked = time.perf_counter(), _worked(thread)
+        patience, wall_s = self._patience, self._wall_s
         while True:
-            start = time.perf_counter()
             try:
-                reply = self._replies.get(timeout=max(self._patience, 0.0))
+                reply = self._replies.get(timeout=max(min(self._patience, self._wall_s), 0.0))
             except queue.Empty:
-                self._patience = 0.0
-                raise GuideBusy from None
-            self._patience -= time.perf_counter() - start
-            if reply.number == self._number:
+                reply = None
+            self._patience = patience - (_worked(thread) - worked)
+            self._wall_s = wall_s - (time.perf_counter() - start)
+            if reply is not None and reply.number == self._number:
                 return _value(reply)
+            if self._patience < MOMENT_S:
+                lower_priority(thread.native_id)
+            elif self._wall_s > 0:
+                continue
+            raise GuideBusy
 
     def _receive(self, seconds: float) -> None:
         """Take the late answer, where one is awaited, after waiting at most so long for it."""
@@ -219,6 +232,13 @@ def _serve(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_R
         if call.number is not None:
             replies.put(_Reply(call.number, value, error))
         del call, value  # nothing is held while waiting
+
+
+def _worked(thread: threading.Thread) -> float:
+    """Seconds of processor time that a running thread has used; of the wall's where they are not known."""
+    if sys.platform == "linux" and thread.ident is not None:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return time.perf_counter()
 
 
 def _value(reply: _Reply) -> Any:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import statistics
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -28,6 +27,7 @@ from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict, table
 from benchmarks.servers.daemon import Daemon
 from localspec.client.transport import Connection, events
+from localspec.engine.priority import lower_priority
 from localspec.errors import LocalspecError
 from localspec.protocol.requests import MAX_CHOICES
 
@@ -37,7 +37,6 @@ ADMISSION_MS = 1000.0
 QUIET_S = 5.0  # without an attack, before it
 PAUSE_S = 0.05  # between two requests for one token
 TIMEOUT_S = 120.0
-NICENESS = 10  # of the attackers: their own work is not what is measured
 CONTEXT = 4096  # tokens for each client, so that none waits for room
 SCHEMA = {
     "type": "object",
@@ -76,7 +75,12 @@ def measure(bench: Bench) -> Section:
     over = threading.Event()
     # A request may ask for several answers, each of which takes a place.
     places = 3 + MAX_CHOICES * options.attackers
-    with bench.daemon(models, CONTEXT * places, places) as daemon:
+    # The attackers' own work is not what is measured: it gives way to the bystanders and the daemon.
+    attackers = ProcessPoolExecutor(
+        options.attackers, get_context("spawn"), initializer=lower_priority
+    )
+    with attackers, bench.daemon(models, CONTEXT * places, places) as daemon:
+        list(attackers.map(time.sleep, [0.1] * options.attackers))  # their start is not, either
         writing = {"prompt": "import os", "n_predict": 400, "ignore_eos": True, "temperature": 0}
         shaped = {"prompt": "{", "n_predict": 100, "json_schema": SCHEMA}
         plans: list[Callable[[], None]] = [
@@ -90,7 +94,7 @@ def measure(bench: Bench) -> Section:
         began = time.perf_counter()
         time.sleep(QUIET_S)
         attack = time.perf_counter()
-        statuses = _attack(daemon.socket, options.hostile, options.attackers, bench.rng(NAME))
+        statuses = _attack(attackers, daemon.socket, options.hostile, bench.rng(NAME))
         end = time.perf_counter()
         over.set()
         for thread in threads:
@@ -138,15 +142,14 @@ def _ask(daemon: Daemon, waits: Waits, over: threading.Event) -> None:
         time.sleep(PAUSE_S)
 
 
-def _attack(socket: str, requests: int, attackers: int, rng: random.Random) -> Counter[str]:
-    """Send hostile requests, from processes that give way to the bystanders and the daemon."""
+def _attack(attackers: Executor, socket: str, requests: int, rng: random.Random) -> Counter[str]:
+    """Send hostile requests; return how many had which status."""
     seeds = [rng.getrandbits(64) for _ in range(requests)]
     statuses: Counter[str] = Counter()
-    with ProcessPoolExecutor(attackers, get_context("spawn"), os.nice, (NICENESS,)) as pool:
-        for count, status in enumerate(pool.map(partial(_hostile, socket), seeds, chunksize=1), 1):
-            statuses[status] += 1
-            if not count % 500:
-                say(f"{count} hostile requests sent")
+    for count, status in enumerate(attackers.map(partial(_hostile, socket), seeds, chunksize=1), 1):
+        statuses[status] += 1
+        if not count % 500:
+            say(f"{count} hostile requests sent")
     return statuses
 
 

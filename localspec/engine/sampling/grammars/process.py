@@ -26,6 +26,7 @@ from localspec.errors import Cancelled, GrammarRejected, Unavailable
 WALL_LIMIT_S = 60.0
 POLL_S = 0.05  # how soon a job ends whose client has left
 LONG_S = 0.1  # of processor time
+LONG_WALL_S = 0.3  # after it a job gives way to everything else
 _CHILD = "localspec.engine.sampling.grammars.child"
 
 
@@ -137,7 +138,8 @@ class GrammarProcess:
             TimeoutError: the machine is too busy.
             Cancelled: nobody waits for it any more.
         """
-        deadline = time.monotonic() + WALL_LIMIT_S
+        start = time.monotonic()
+        deadline, lowered = start + WALL_LIMIT_S, pid is None
         data = bytearray()
         while len(data) < size:
             if cancelled() or time.monotonic() > deadline:
@@ -147,6 +149,9 @@ class GrammarProcess:
                 if cancelled():
                     raise Cancelled("The request was cancelled.")
                 raise TimeoutError
+            if not lowered and time.monotonic() > start + LONG_WALL_S:
+                lowered = True
+                lower_priority(pid)
             if select.select([connection], [], [], POLL_S)[0]:
                 chunk = connection.recv(size - len(data))
                 if not chunk:
