@@ -215,13 +215,13 @@ SLOW_SAVING = """
 import sys, time
 from pathlib import Path
 from localspec.engine.cache import sessions as states
-real, mark = states.SessionStore._fill, Path({mark!r})
+real, mark = states.SessionStore._write_file, Path({mark!r})
 def slowly(self, file, prefix, deadline):
     mark.touch()
     while mark.exists():
         time.sleep(0.01)
     real(self, file, prefix, None)
-states.SessionStore._fill = slowly
+states.SessionStore._write_file = slowly
 from localspec.engine.worker import main
 main(int(sys.argv[-1]))
 """

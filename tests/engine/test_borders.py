@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.cache.borders import MIN_TOKENS, OPENING, least_missed, places
+from localspec.engine.cache.borders import MIN_TOKENS, OPENING_TOKENS, least_missed, places
 from localspec.protocol.frames import PairFiles
 from tests.support import architectures
 from tests.support.rescoring import assert_alike
@@ -28,7 +28,7 @@ def test_an_edit_reads_no_more_than_four_times_what_it_must(lengths: list[int], 
     tokens = text(lengths)
     start = min(start, len(tokens) - 1)
     found = places(tokens, lambda token: token == MARK, start)
-    end = len(tokens) - OPENING
+    end = len(tokens) - OPENING_TOKENS
     assert found == sorted(set(found))
     assert all(start < at <= end for at in found)
     for edit in range(start, end, 7):

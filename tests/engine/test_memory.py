@@ -15,10 +15,10 @@ import pytest
 from benchmarks.synthetic import Shape, write_pair
 from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import write_with_sidecar
-from localspec.engine.cache.hidden import MOST_BYTES
+from localspec.engine.cache.hidden import MAX_BYTES
 from localspec.engine.llama import Context, ContextSettings, Model, gpus, library
 from localspec.engine.pair.load import load_pair
-from localspec.engine.pair.models import ROLLBACK
+from localspec.engine.pair.models import ROLLBACK_SNAPSHOTS
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.settings import SCORED_ROWS, KvType
@@ -61,7 +61,7 @@ def made(model: Model, kv_types: tuple[KvType, KvType] = need.F16, **other: Any)
         n_outputs=SEQUENCES * 16 + 64,
         n_threads=1,
         kv_types=kv_types,
-        n_rollback=0 if model.cuttable else ROLLBACK,
+        n_rollback=0 if model.cuttable else ROLLBACK_SNAPSHOTS,
         **other,
     )
     return Context(model, settings)
@@ -133,7 +133,7 @@ def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told:
         settings = ContextSettings(CELLS, need.PASS, SEQUENCES, 16, 1, heads=True)
         with Context(model, settings):
             kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
-    assert (counted.cache - MOST_BYTES) / MIB == pytest.approx(kept, abs=0.02)
+    assert (counted.cache - MAX_BYTES) / MIB == pytest.approx(kept, abs=0.02)
     assert counted.compute / MIB >= pass_
 
 

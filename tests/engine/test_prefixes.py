@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from localspec.engine.cache.borders import MIN_TOKENS
 from localspec.engine.cache.prefixes import (
-    RESERVE,
+    RESERVED_BYTES,
     SPLIT_CELLS,
     CopyCost,
     Prefix,
@@ -161,7 +161,7 @@ def test_one_that_is_put_back_moves_to_its_slot_unless_much_of_it_is_left() -> N
 
 def test_nothing_is_kept_where_memory_is_short() -> None:
     dropped: list[Prefix] = []
-    kept = Prefixes(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVE + 9)
+    kept = Prefixes(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVED_BYTES + 9)
     assert kept.put(prefix([1], 9))
     assert not kept.put(prefix([2], 10))
     assert len(dropped) == 1

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.synthetic_heads import Architecture
-from localspec.engine.cache.borders import OPENING
+from localspec.engine.cache.borders import OPENING_TOKENS
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.protocol.frames import Failed, PairFiles, Sampling
@@ -331,12 +331,12 @@ def test_a_state_that_cannot_be_cut_is_gone_back_to_where_it_was_noted(
     endless = Sampling(temperature=0.0, ignore_eos=True)
     thoughtful = engine.ask(question, 90, endless).all_tokens
     second = [*question[:-1], *words(2, 30)]  # the answer without its thoughts, the next question
-    assert read(second) == OPENING - 1 + 30
+    assert read(second) == OPENING_TOKENS - 1 + 30
     third = [*second, *words(3, 120)]
-    assert read(third) <= OPENING + 150
-    assert read([*second, *words(4, 120)]) <= OPENING + 150
+    assert read(third) <= OPENING_TOKENS + 150
+    assert read([*second, *words(4, 120)]) <= OPENING_TOKENS + 150
     assert read(words(5, 100)) == 100
-    assert read([*third[:-1], 9]) <= OPENING  # back from memory, and not to its end
+    assert read([*third[:-1], 9]) <= OPENING_TOKENS  # back from memory, and not to its end
     assert read([*thoughtful, 3]) == 2
 
 
@@ -359,7 +359,7 @@ def test_a_window_that_left_its_slot_is_gone_back_to_where_a_turn_began(
     engine.finish()
     for request, prompt, count, read in (
         (busy, [*thoughtful, 3], 40, 2),
-        (second, branch, 8, OPENING - 1 + 30),
+        (second, branch, 8, OPENING_TOKENS - 1 + 30),
     ):
         answer = engine.answers[request]
         assert answer.done.timings.prompt_n == read

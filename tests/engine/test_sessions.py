@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from localspec.engine.cache import sessions as states_module
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.session_file import VERSION
-from localspec.engine.cache.sessions import MIN_TOKENS, WRITING, SessionStore
+from localspec.engine.cache.sessions import DISK_BYTES_PER_S, MIN_TOKENS, SessionStore
 from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import ANYONE, PairFiles
 from tests.support.rescoring import assert_alike
@@ -150,8 +150,8 @@ def test_as_the_pair_leaves_also_what_is_read_slower_than_written_is_saved(
         disk = Disk(Path(folder))
         disk.save("ab12", size=size)
         text = [*TEXT, *range(grown)]
-        written = disk.file("ab12").stat().st_size * len(text) / len(TEXT) / WRITING
-        wanted = disk.states.wanted("ab12", text, reading=lambda a, b: (b - a) * token_s)
+        written = disk.file("ab12").stat().st_size * len(text) / len(TEXT) / DISK_BYTES_PER_S
+        wanted = disk.states.wanted("ab12", text, reading_time=lambda a, b: (b - a) * token_s)
         assert wanted == (grown * token_s > written)
         assert not disk.states.wanted("ab12", text)
 
@@ -410,15 +410,15 @@ def test_a_prompt_of_anyones_is_not_read_again_after_a_restart(
 def test_what_waits_for_a_slow_disk_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states_module, "WAITING", 5000)
+    monkeypatch.setattr(states_module, "MAX_QUEUED_BYTES", 5000)
     disk = Disk(tmp_path / "states")
-    slow, written = threading.Event(), disk.states._fill
+    slow, written = threading.Event(), disk.states._write_file
 
     def fill(*arguments: object) -> None:
         slow.wait(30)
         written(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(disk.states, "_fill", fill)
+    monkeypatch.setattr(disk.states, "_write_file", fill)
     alive = []
     for number in range(20):
         body = np.zeros(2000, np.uint8)

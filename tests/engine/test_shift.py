@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import localspec
 from localspec.engine import scheduler
-from localspec.engine.cache.shift import MOST_MOVES, READ_ANEW, find_chunks
+from localspec.engine.cache.shift import MAX_MOVES, REREAD_TOKENS, find_chunks
 from localspec.protocol.frames import PairFiles
 from tests.engine.test_reuse import (
     DENSE,
@@ -42,7 +42,7 @@ def test_chunks_are_what_both_texts_have_in_the_same_order(
     cached: list[int], prompt: list[int], least: int, data: st.DataObject
 ) -> None:
     start = data.draw(st.integers(0, min(len(cached), len(prompt))))
-    anew = data.draw(st.sampled_from([1, 5, READ_ANEW]))
+    anew = data.draw(st.sampled_from([1, 5, REREAD_TOKENS]))
     prompt += [9] * anew
     here = there = start
     for chunk in find_chunks(cached, prompt, start, least, anew):
@@ -91,7 +91,7 @@ def llama(models: Path) -> PairFiles:
     return pair_of("llama", models)
 
 
-@pytest.mark.parametrize(("priority", "anew"), [("editor", READ_ANEW), ("chat", 1)])
+@pytest.mark.parametrize(("priority", "anew"), [("editor", REREAD_TOKENS), ("chat", 1)])
 def test_an_edit_above_reads_what_is_new_and_the_end_as_much_as_an_editor_needs(
     load: Callable[..., Running], llama: PairFiles, priority: str, anew: int
 ) -> None:
@@ -120,9 +120,9 @@ def test_pieces_of_a_ring_that_rotates_and_text_that_was_deleted_are_moved(
     engine.ask(prompt(0), 2, n_cache_reuse=LEAST)
     for first in (1, 2, 3):
         answer = engine.ask(prompt(first), 2, n_cache_reuse=LEAST, priority="editor")
-        assert answer.done.timings.prompt_n == 50 + READ_ANEW
+        assert answer.done.timings.prompt_n == 50 + REREAD_TOKENS
     answer = engine.ask(prompt(3, cut=5), 2, n_cache_reuse=LEAST, priority="editor")
-    assert answer.done.timings.prompt_n == READ_ANEW
+    assert answer.done.timings.prompt_n == REREAD_TOKENS
 
 
 def test_a_text_that_was_moved_often_is_read_anew(
@@ -131,9 +131,9 @@ def test_a_text_that_was_moved_often_is_read_anew(
     engine = load(llama, parallel=1, n_ctx=1024)
     read = [
         engine.ask(prompt, 1, n_cache_reuse=LEAST, priority="editor").done.timings.prompt_n
-        for prompt in typed(1, MOST_MOVES + 4)
+        for prompt in typed(1, MAX_MOVES + 4)
     ]
-    assert [at for at, count in enumerate(read) if count > 1 + READ_ANEW] == [0, MOST_MOVES + 1]
+    assert [at for at, count in enumerate(read) if count > 1 + REREAD_TOKENS] == [0, MAX_MOVES + 1]
 
 
 def test_who_did_not_ask_for_it_and_exact_answers_get_what_a_fresh_reading_gives(
@@ -239,7 +239,7 @@ def editors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few hundred tokens, whose ends are not spared."""
     monkeypatch.setattr("localspec.engine.pair.measuring.BUDGET_S", 0.01)
     monkeypatch.setattr("tests.engine.test_reuse.Company", Editors)
-    monkeypatch.setattr(scheduler, "READ_ANEW", 1)
+    monkeypatch.setattr(scheduler, "REREAD_TOKENS", 1)
 
 
 @pytest.mark.slow

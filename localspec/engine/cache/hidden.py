@@ -1,4 +1,4 @@
-"""A target's hidden states of one text, kept until its MTP heads read them: they may never want to."""
+"""Hidden states of the target for one text, kept until its MTP heads read them, if they ever do."""
 
 from __future__ import annotations
 
@@ -6,66 +6,74 @@ import numpy as np
 
 from localspec.engine.llama import States
 
-# Of one slot. Heads that begin late read the end of a long text only, which is what they draft from.
-MOST_BYTES = 32 << 20
-TAIL = 64  # states that stay when they have been read: what is cut back is read again
+# Limit per slot. Heads that begin late read only the end of a long text, because they draft from that.
+MAX_BYTES = 32 << 20
+TAIL_STATES = (
+    64  # states that stay after the heads have read them, because a rollback reads them again
+)
 
 
 class Hidden:
-    """States after the tokens [start, end) of a text, a row each."""
+    """The states after the tokens [start, end) of a text, one row each."""
 
     def __init__(self, width: int, tail: bool = False) -> None:
-        """width: numbers of a state. tail: nobody wants more than the last ones."""
+        """width: numbers in a state. tail: only the last states are ever read."""
         self.start = self.end = 0
-        self._most = 2 * TAIL if tail else max(MOST_BYTES // (4 * width), 2 * TAIL)
+        self._max_rows = 2 * TAIL_STATES if tail else max(MAX_BYTES // (4 * width), 2 * TAIL_STATES)
         self._rows: States = np.empty((0, width), np.float32)
 
-    def put(self, at: int, rows: States) -> None:
-        """The states after the tokens from `at` on. Where those right before them are not known all begins
-        there, and of too many the oldest go.
-        """
-        end, rows = at + len(rows), rows[-self._most :]
-        known = self.end - self.start if at == self.end else 0
-        stay = known
-        if known + len(rows) > self._most:  # by a part at once, so that few are moved
-            stay = min(known, max(self._most * 3 // 4 - len(rows), 0))
-        self._make_room(known, stay, len(rows))
-        self._rows[stay : stay + len(rows)] = rows
-        self.start, self.end = end - stay - len(rows), end
+    def put(self, position: int, rows: States) -> None:
+        """Add the states after the tokens from `position` on.
 
-    def _make_room(self, known: int, stay: int, more: int) -> None:
-        """Of `known` rows the last `stay` are the first, and `more` fit behind them."""
+        Older states go if they do not end at `position`, or if there are too many.
+        """
+        end, rows = position + len(rows), rows[-self._max_rows :]
+        n_known = self.end - self.start if position == self.end else 0
+        n_stay = n_known
+        if (
+            n_known + len(rows) > self._max_rows
+        ):  # drops a quarter at once, so that rows seldom move
+            n_stay = min(n_known, max(self._max_rows * 3 // 4 - len(rows), 0))
+        self._make_room(n_known, n_stay, len(rows))
+        self._rows[n_stay : n_stay + len(rows)] = rows
+        self.start, self.end = end - n_stay - len(rows), end
+
+    def _make_room(self, n_known: int, n_stay: int, n_new: int) -> None:
+        """Move the last `n_stay` of `n_known` rows to the front, with room for `n_new` behind them."""
         rows = self._rows
-        if stay + more > len(rows):
-            size = min(max(2 * (stay + more), TAIL), self._most)
+        if n_stay + n_new > len(rows):
+            size = min(max(2 * (n_stay + n_new), TAIL_STATES), self._max_rows)
             self._rows = np.empty((size, rows.shape[1]), np.float32)
-        if self._rows is not rows or stay < known:
-            self._rows[:stay] = rows[known - stay : known]
+        if self._rows is not rows or n_stay < n_known:
+            self._rows[:n_stay] = rows[n_known - n_stay : n_known]
 
     def cut(self, length: int) -> None:
-        """The text has so many tokens now."""
+        """Drop the states behind the first `length` tokens."""
         self.end = min(self.end, length)
         self.start = min(self.start, self.end)
 
-    def were_read(self, before: int) -> None:
-        """Heads have read the tokens `before` a place: but for the last, their states may go."""
-        stay = self.end - max(before - TAIL, self.start)
-        if self.end - self.start > 2 * max(stay, TAIL):
-            self._make_room(self.end - self.start, stay, 0)
-            self.start = self.end - stay
+    def were_read(self, n_read: int) -> None:
+        """Drop most states of the first `n_read` tokens, because the heads have read them."""
+        n_stay = self.end - max(n_read - TAIL_STATES, self.start)
+        if self.end - self.start > 2 * max(n_stay, TAIL_STATES):
+            self._make_room(self.end - self.start, n_stay, 0)
+            self.start = self.end - n_stay
 
     def before(self, first: int, last: int) -> States:
-        """The states (last - first, width) that stand before the tokens [first, last): that after the
-        token before each. One that is not known is all zeros.
+        """Return the states (last - first, width) before the tokens [first, last).
+
+        Each is the state after the previous token; one that is not known is all zeros.
         """
-        found: States = np.zeros((last - first, self._rows.shape[1]), np.float32)
-        a, b = max(first - 1, self.start), min(last - 1, self.end)
-        if a < b:
-            found[a - first + 1 : b - first + 1] = self._rows[a - self.start : b - self.start]
-        return found
+        states: States = np.zeros((last - first, self._rows.shape[1]), np.float32)
+        start, end = max(first - 1, self.start), min(last - 1, self.end)
+        if start < end:
+            states[start - first + 1 : end - first + 1] = self._rows[
+                start - self.start : end - self.start
+            ]
+        return states
 
     def take(self, other: Hidden, length: int) -> None:
-        """Know what another one does of the first `length` tokens of a text."""
+        """Copy the states of the first `length` tokens from another text."""
         self.start = self.end = 0
         end = min(other.end, length)
         if other.start < end:

@@ -1,8 +1,8 @@
-"""Prefixes that lost their slot: what target and draft remember of a text, kept in memory.
+"""The store of prefixes that lost their slot: copies in memory of the states of target and draft.
 
-A slot that is given to another text loses what it has read. Copying that state away costs little beside
-reading the text again, so it is kept here up to a limit in bytes, the one used longest ago given up
-first. A state goes back only to a request whose own tokens it stands for, so no text comes from another.
+A slot that is given to another text loses what it has read. Copying that state costs little beside reading
+the text again, so copies are kept up to a limit in bytes, and the least recently used goes first. A state is
+restored only for a request with the same tokens, so no text leaks from one request to another.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from localspec.engine.cache.borders import MIN_TOKENS
 from localspec.engine.cache.slot import Mark, usable
 from localspec.engine.llama import State
 
-# How often a text that lost its slot is asked for again; a guess, and a wrong one costs a copy.
+# How often a text that lost its slot is requested again. A guess; a wrong one costs a copy.
 REUSE_RATE = 0.25
-RESERVE = 512 << 20  # bytes of memory left to everybody else
-_FIRST_MS_PER_MIB = 1.0  # until copies have been timed
-_LEAVING_MS = 1.0  # of a copy out and one back, besides their bytes
-# Beyond so many cells (llama.cpp counts them by 256, and asks for 512) threads share them in a pass of one
-# row, and not the heads of attention.
+RESERVED_BYTES = 512 << 20  # memory that is left free for other processes
+_INITIAL_MS_PER_MIB = 1.0  # assumed until copies have been timed
+_COPY_OVERHEAD_MS = 1.0  # cost of a copy out and one back, apart from their bytes
+# In a pass of one row over more cells than this (llama.cpp counts them in steps of 256, and the limit is
+# 512), the threads share the cells instead of the heads of attention.
 SPLIT_CELLS = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Prefix:
-    """What a target remembers after reading `tokens`, and a draft after the first `n_draft` of them.
+    """The state of a target after reading `tokens`, and of a draft after the first `n_draft` of them.
 
-    least: the fewest of them that it can be cut to; all of them where it cannot be cut at all.
-    marks: places before that which it can be put back to.
-    exact: read by the exact lane; only that one may go on from it. conversation: whose text it is;
-    None: nobody's, and nothing of it goes to the disk.
-    editors: an editor's, who has jumped elsewhere; it goes before any chat's.
-    source: "memory", or "disk" where it comes from a file.
+    least: the fewest tokens that it can be cut to; all of them if it cannot be cut.
+    marks: places before `least` that it can go back to.
+    exact: it was read by the exact lane, which alone may use it.
+    conversation: the conversation that the text belongs to; None: none, and it is never saved to disk.
+    editors: it is the text of an editor that has jumped elsewhere; it is dropped before any chat's.
+    source: "memory", or "disk" if it was read from a file.
     """
 
     tokens: Sequence[int]
@@ -51,193 +51,196 @@ class Prefix:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.copied + sum(mark.state.nbytes for mark in self.marks)
 
     @property
     def copied(self) -> int:
-        """Bytes that putting it back copies."""
+        """The number of bytes that restoring it copies."""
         return self.target.nbytes + (self.draft.nbytes if self.draft is not None else 0)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit
-    low, high = 0, limit  # a[:low] equal, a[:high] not
+    low, high = 0, limit  # a[:low] is equal, a[:high] is not
     while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
+        mid = (low + high) // 2
+        if a[low:mid] == b[low:mid]:
+            low = mid
         else:
-            high = middle
+            high = mid
     return low
 
 
 @dataclass(slots=True)
 class CopyCost:
-    """What a copied state costs against reading its text again, or leaving it where it is. Milliseconds.
+    """The cost of copying a state, compared with reading its text again or leaving it in its slot.
 
-    prefill_ms: of one token of a prompt. cell_ms: of an idle text's cell in one row of a pass, which goes
-    over all of them to skip them. split_ms: of one in a pass of a single row, whose threads have as many
-    cells each: beside idle ones those of the text that is written lie with one thread, and it computes
-    while the others skip.
+    All costs are in milliseconds. prefill_ms: of one token of a prompt. cell_ms: of one cell of an idle
+    text per row of a pass, because the pass goes over all cells to skip them. split_ms: extra cost of such
+    a cell in a pass of a single row. There each thread gets as many cells as the others. The cells of the
+    running text then lie with one thread, which computes while the threads with idle cells skip.
     """
 
     prefill_ms: Callable[[], float]
-    ms_per_mib: float = _FIRST_MS_PER_MIB
+    ms_per_mib: float = _INITIAL_MS_PER_MIB
     cell_ms: float = 0.0
     split_ms: float = 0.0
 
     def copied(self, size: int, spent_ms: float) -> None:
-        """Learn from a copy of so many bytes."""
-        if size >= 1 << 20:  # less says more about the call than about the copy
+        """Learn from the time that a copy of `size` bytes took."""
+        if size >= 1 << 20:  # the time of a smaller copy is mostly that of the call
             self.ms_per_mib += 0.3 * (spent_ms / (size / (1 << 20)) - self.ms_per_mib)
 
     def pays(self, tokens: int, size: int) -> bool:
-        """Is putting a state of `size` bytes back cheaper than reading so many tokens?"""
+        """Whether restoring a state of `size` bytes is cheaper than reading `tokens` tokens."""
         return tokens >= MIN_TOKENS and tokens * self.prefill_ms() > self._copy_ms(size)
 
     def worth_keeping(self, tokens: int, size: int) -> bool:
-        """Is a copy now worth the chance that so many tokens need not be read again?"""
+        """Whether a copy now is worth the chance that `tokens` tokens need not be read again."""
         saved = tokens * self.prefill_ms() * REUSE_RATE
         return tokens >= MIN_TOKENS and saved > self._copy_ms(size)
 
-    def idle_ms(self, cells: int, own: int, rows: int, split: int) -> float:
-        """What so many idle cells cost a text of `own` cells that has so many rows of passes, of which
-        `split` are alone in theirs, whose threads share those cells with these.
+    def idle_ms(self, cells: int, own_cells: int, rows: int, n_split: int) -> float:
+        """Return what `cells` idle cells cost a text of `own_cells` cells over `rows` rows of passes.
+
+        n_split: rows alone in their pass, where threads share the idle cells with the text's own.
         """
-        return cells * rows * self.cell_ms + min(cells, own) * split * self.split_ms
+        return cells * rows * self.cell_ms + min(cells, own_cells) * n_split * self.split_ms
 
     def leaving_pays(self, spent_ms: float, size: Callable[[], int]) -> bool:
-        """Have idle cells cost, or will they, what a copy out and one back does?
+        """Whether idle cells have cost as much as a copy of `size` bytes out and one back.
 
-        Whether the text is asked for again nobody knows. So it stays until then, and costs at most twice
-        what the better choice would have (Karlin et al. 1988, "Competitive snoopy caching").
-        size: bytes of the copy.
+        Nobody knows whether the text is requested again. So it stays until then, which costs at most twice
+        as much as the better choice (Karlin et al. 1988, "Competitive snoopy caching").
         """
-        spent = spent_ms - _LEAVING_MS
-        return spent > 0 and spent > 2 * self._copy_ms(size())
+        excess_ms = spent_ms - _COPY_OVERHEAD_MS
+        return excess_ms > 0 and excess_ms > 2 * self._copy_ms(size())
 
     def _copy_ms(self, size: int) -> float:
         return size / (1 << 20) * self.ms_per_mib
 
 
 def free_memory() -> int | None:
-    """Bytes a process could take now; None where the system does not say."""
+    """Return the bytes that a process could allocate now; None where the system does not say."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
     except OSError:
         return None
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
-    return int(found[1]) << 10 if found else None
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) << 10 if match else None
 
 
-def _nobody(_: Prefix) -> None:
+def _ignore(_: Prefix) -> None:
     pass
 
 
 @dataclass(slots=True)
 class Prefixes:
-    """The store. `limit` in bytes; `dropped` hears of each prefix that is given up."""
+    """The store. `limit` is in bytes; `dropped` is called with each prefix that is evicted."""
 
     limit: int
     copy_cost: CopyCost
-    dropped: Callable[[Prefix], None] = _nobody
+    dropped: Callable[[Prefix], None] = _ignore
     free: Callable[[], int | None] = free_memory
-    _kept: list[Prefix] = field(default_factory=list)  # used longest ago first
+    _entries: list[Prefix] = field(default_factory=list)  # least recently used first
 
     def __iter__(self) -> Iterator[Prefix]:
-        """The one used last first."""
-        return reversed(self._kept)
+        """Iterate over the prefixes, most recently used first."""
+        return reversed(self._entries)
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     @property
     def size(self) -> int:
-        """Bytes of all that is kept."""
-        return sum(prefix.size for prefix in self._kept)
+        """The size of all prefixes in bytes."""
+        return sum(prefix.size for prefix in self._entries)
 
     def put(self, prefix: Prefix) -> bool:
-        """Keep it as the one used last. False: it is larger than the limit or the free memory allows."""
+        """Add a prefix as the most recently used.
+
+        Returns False if it is larger than the limit or the free memory allows.
+        """
         free = self.free()
-        if prefix.size > self.limit or (free is not None and prefix.size + RESERVE > free):
+        if prefix.size > self.limit or (free is not None and prefix.size + RESERVED_BYTES > free):
             self.dropped(prefix)
             return False
-        self._kept.append(prefix)
+        self._entries.append(prefix)
         while self.size > self.limit:
-            first = next((each for each in self._kept if each.editors), self._kept[0])
-            self._kept = [each for each in self._kept if each is not first]
-            self.dropped(first)
+            evicted = next((entry for entry in self._entries if entry.editors), self._entries[0])
+            self._entries = [entry for entry in self._entries if entry is not evicted]
+            self.dropped(evicted)
         return True
 
-    def spare(self, most: int) -> int:
-        """Have room for `most` bytes, or for what is kept; how many that is."""
-        self.limit = max(self.size, most)
+    def spare(self, limit: int) -> int:
+        """Set the limit to `limit` bytes, or to the size of what is held if that is more. Return it."""
+        self.limit = max(self.size, limit)
         return self.limit
 
     def has_room(self, size: int, editors: bool) -> bool:
-        """Can so many bytes be kept without any chat's being given up for an editor's?"""
-        chats = sum(each.size for each in self._kept if not each.editors)
-        return not editors or size + chats <= self.limit
+        """Whether `size` bytes can be added without dropping a chat's prefix for an editor's."""
+        chat_bytes = sum(entry.size for entry in self._entries if not entry.editors)
+        return not editors or size + chat_bytes <= self.limit
 
     def supersede(self, prefix: Prefix) -> None:
-        """Drop what holds nothing that `prefix` could not be cut to."""
-        self._kept = [
-            each
-            for each in self._kept
-            if each.exact != prefix.exact
-            or each.least < prefix.least
-            or common_prefix(each.tokens, prefix.tokens) < len(each.tokens)
+        """Drop the prefixes that `prefix` can replace, because it can be cut to them."""
+        self._entries = [
+            entry
+            for entry in self._entries
+            if entry.exact != prefix.exact
+            or entry.least < prefix.least
+            or common_prefix(entry.tokens, prefix.tokens) < len(entry.tokens)
         ]
 
     def covers(self, tokens: Sequence[int], exact: bool) -> bool:
-        """Is all of `tokens` kept already? Then it counts as used now."""
-        found, length = self.find(tokens, exact=exact)
-        if found is None or length < len(tokens):
+        """Whether all of `tokens` is held already. If so, that prefix counts as used now."""
+        prefix, length = self.find(tokens, exact=exact)
+        if prefix is None or length < len(tokens):
             return False
-        self._used(found)
+        self._mark_used(prefix)
         return True
 
     def find(
-        self, tokens: Sequence[int], *, exact: bool, align: int = 1, also: Sequence[Prefix] = ()
+        self, tokens: Sequence[int], *, exact: bool, align: int = 1, extra: Sequence[Prefix] = ()
     ) -> tuple[Prefix | None, int]:
-        """The prefix that can be cut to most of `tokens`, and how many; `also`: those kept elsewhere.
+        """Return the prefix that can be cut to most of `tokens`, and to how many.
 
-        align: how many is a multiple of it.
+        align: the number is a multiple of it. extra: prefixes outside the store to consider.
         """
         best: Prefix | None = None
         longest = 0
-        for each in [*self, *also]:
-            if each.exact == exact:
-                shared = common_prefix(each.tokens, tokens) // align * align
-                length = usable(shared, each.least, [mark.tokens for mark in each.marks])
+        for prefix in [*self, *extra]:
+            if prefix.exact == exact:
+                shared = common_prefix(prefix.tokens, tokens) // align * align
+                length = usable(shared, prefix.least, [mark.tokens for mark in prefix.marks])
                 if length > longest:
-                    best, longest = each, length
+                    best, longest = prefix, length
         return best, longest
 
     def taken(self, prefix: Prefix, length: int) -> None:
-        """A slot holds its first `length` tokens now; what is beyond that is kept if it is much."""
+        """Note that a slot holds the first `length` tokens. The prefix stays if it is much longer."""
         if len(prefix.tokens) - length >= MIN_TOKENS:
-            self._used(prefix)
+            self._mark_used(prefix)
         else:
-            self._kept = [each for each in self._kept if each is not prefix]
+            self._entries = [entry for entry in self._entries if entry is not prefix]
 
     def clear(self) -> None:
-        self._kept = []
+        self._entries = []
 
     def forget(self, conversation: str | None) -> None:
-        """Drop what belongs to a conversation, with None to any, and tell nobody."""
-        self._kept = [
-            each
-            for each in self._kept
-            if each.conversation is None
-            or (conversation is not None and each.conversation != conversation)
+        """Drop the prefixes of a conversation, or of all if it is None, without calling `dropped`."""
+        self._entries = [
+            entry
+            for entry in self._entries
+            if entry.conversation is None
+            or (conversation is not None and entry.conversation != conversation)
         ]
 
-    def _used(self, prefix: Prefix) -> None:
-        others = [each for each in self._kept if each is not prefix]
-        if len(others) < len(self._kept):  # else it is one of `also`
-            self._kept = [*others, prefix]
+    def _mark_used(self, prefix: Prefix) -> None:
+        remaining = [entry for entry in self._entries if entry is not prefix]
+        if len(remaining) < len(self._entries):  # else it is one of `extra`
+            self._entries = [*remaining, prefix]

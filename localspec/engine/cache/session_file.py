@@ -1,6 +1,6 @@
-"""A session's file: what target and draft remember, with the tokens they stand for.
+"""The file of a session: the states of target and draft, with the tokens that they belong to.
 
-Nothing of a file reaches llama.cpp before its hash is right.
+Nothing of a file reaches llama.cpp before its hash was verified.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from localspec.paths import open_file
 
 MAGIC = b"LSPREFIX"
 VERSION = 2
-_PIECE = 16 << 20
-_HEAD = struct.Struct("<8sII32s")  # magic, version, bytes of the header, hash of all that follows
+_PIECE_BYTES = 16 << 20
+_HEAD = struct.Struct("<8sII32s")  # magic, version, size of the header, hash of all that follows
 
 
 class Unusable(Exception):
-    """A file that will not be used; says why."""
+    """A file that cannot be used; the message gives the reason."""
 
 
 class Stopped(Exception):
-    """The time for writing is over, or what is written is forgotten."""
+    """The time for writing is over, or the conversation was forgotten."""
 
 
 class Kept(NamedTuple):
-    """What can be gone on from with a state, as `Prefix` has it; marks: after how many tokens."""
+    """What a saved state can be reused for, as in `Prefix`. marks: after how many tokens they are."""
 
     tokens: list[int]
     least: int
@@ -48,19 +48,20 @@ class Kept(NamedTuple):
         return cls(list(prefix.tokens), prefix.least, marks, prefix.exact)
 
     def usable(self, tokens: list[int]) -> int:
-        """How many of these tokens it can be cut to."""
+        """Return how many of these tokens the state can be cut to."""
         return usable(common_prefix(self.tokens, tokens), self.least, self.marks)
 
     def covers(self, other: Kept) -> bool:
-        """Can all that another one is for be gone on from with this one?"""
-        same = self.exact == other.exact and self.usable(other.tokens) == len(other.tokens)
-        return same and (self.least <= other.least or set(other.marks) <= set(self.marks))
+        """Whether this state can be used for all that another one can."""
+        is_included = self.exact == other.exact and self.usable(other.tokens) == len(other.tokens)
+        return is_included and (self.least <= other.least or set(other.marks) <= set(self.marks))
 
 
 class _Header(msgspec.Struct):
-    """identity: of files, settings and machine; sizes in bytes of the states, in this order behind it.
+    """The header. identity: of files, settings and machine.
 
-    marks: of each its tokens and its size.
+    `target`, `draft` and `marks` give the sizes in bytes of the states, in the order in which they follow.
+    marks: for each, its number of tokens and its size.
     """
 
     identity: str
@@ -74,14 +75,14 @@ class _Header(msgspec.Struct):
 
     @property
     def kept(self) -> Kept:
-        return Kept(self.tokens, self.least, [at for at, _ in self.marks], self.exact)
+        return Kept(self.tokens, self.least, [tokens for tokens, _ in self.marks], self.exact)
 
     @property
     def sizes(self) -> list[int]:
         return [self.target, self.draft, *(size for _, size in self.marks)]
 
     def describes(self, size: int) -> bool:
-        """Can this be what stands in so many bytes?"""
+        """Whether this can be the header of a body of `size` bytes."""
         count = len(self.tokens)
         return (
             size == sum(self.sizes)
@@ -93,14 +94,14 @@ class _Header(msgspec.Struct):
 
 
 def read(path: Path, identity: str) -> Prefix:
-    """What a file of this identity holds.
+    """Read the state in a file of this identity.
 
     Raises:
-        Unusable: it is not whole, of another identity or version, or there is no memory for it.
-        OSError: it cannot be read.
+        Unusable: The file is damaged, of another identity or version, or too large for the memory.
+        OSError: The file cannot be read.
     """
-    raw, body = _sound(path)
-    header = _header(raw, identity, len(body))
+    raw, body = _read_verified(path)
+    header = _parse_header(raw, identity, len(body))
     target, draft, *marks = np.split(body, np.cumsum(header.sizes)[:-1])
     return Prefix(
         header.tokens,
@@ -109,24 +110,24 @@ def read(path: Path, identity: str) -> Prefix:
         header.n_draft,
         header.least,
         header.exact,
-        marks=[Mark(at[0], state) for at, state in zip(header.marks, marks, strict=True)],
+        marks=[Mark(entry[0], state) for entry, state in zip(header.marks, marks, strict=True)],
     )
 
 
 def head(path: Path, identity: str) -> Kept:
-    """What a file of this identity says of itself: to be looked for by, and not to be believed.
+    """Read what the header of a file says. It is good for a search, but its hash was not verified.
 
     Raises:
-        Unusable, OSError: as `read`.
+        Unusable, OSError: As `read`.
     """
-    with _opened(path) as file:
-        raw, _ = _raw_header(file)
+    with _open(path) as file:
+        raw, _ = _read_raw_header(file)
         body = os.fstat(file.fileno()).st_size - file.tell()
-    return _header(raw, identity, body).kept
+    return _parse_header(raw, identity, body).kept
 
 
-def _header(raw: bytes, identity: str, body: int) -> _Header:
-    """The header of a file with so many bytes behind it. Raises Unusable."""
+def _parse_header(raw: bytes, identity: str, body: int) -> _Header:
+    """Parse the header of a file with `body` bytes behind it. Raises Unusable."""
     try:
         header = msgspec.msgpack.decode(raw, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -138,12 +139,12 @@ def _header(raw: bytes, identity: str, body: int) -> _Header:
     return header
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     return os.fdopen(open_file(path, os.O_RDONLY | os.O_NOFOLLOW), "rb")
 
 
-def _raw_header(file: BinaryIO) -> tuple[bytes, bytes]:
-    """The header, and the hash that it and what follows should have. Raises Unusable, OSError."""
+def _read_raw_header(file: BinaryIO) -> tuple[bytes, bytes]:
+    """Return the header, and the hash of it and all that follows. Raises Unusable, OSError."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(_HEAD.size)
     if len(start) < _HEAD.size:
@@ -160,17 +161,17 @@ def _raw_header(file: BinaryIO) -> tuple[bytes, bytes]:
     return file.read(length), digest
 
 
-def _sound(path: Path) -> tuple[bytes, State]:
-    """Header and body of a file whose hash is right. Raises Unusable, OSError."""
-    with _opened(path) as file:
-        raw, digest = _raw_header(file)
+def _read_verified(path: Path) -> tuple[bytes, State]:
+    """Return the header and body of a file whose hash is right. Raises Unusable, OSError."""
+    with _open(path) as file:
+        raw, digest = _read_raw_header(file)
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if free is not None and size > free // 2:
             raise Unusable("there is too little free memory for it")
         if file.tell() >= size:
             raise Unusable("it is cut short")
-        # Mapped, not read: new memory of hundreds of MiB is dearer than all else here. Nobody writes into
-        # a file that has its name; where one is replaced or removed, this stays as it was.
+        # Mapped, not read, because allocating hundreds of MiB costs more than all else here. A file is never
+        # written to under its final name; where one is replaced or removed, the mapping stays valid.
         body: State = np.asarray(np.memmap(file, np.uint8, "r", file.tell()))
         hashed = hashlib.sha256(raw)
         hashed.update(body.data)
@@ -179,12 +180,12 @@ def _sound(path: Path) -> tuple[bytes, State]:
     return raw, body
 
 
-def write(file: BinaryIO, prefix: Prefix, identity: str, over: Callable[[], bool]) -> None:
-    """Write a prefix, piece by piece. over: asked before each.
+def write(file: BinaryIO, prefix: Prefix, identity: str, should_stop: Callable[[], bool]) -> None:
+    """Write a prefix, piece by piece, calling `should_stop` before each piece.
 
     Raises:
-        Stopped: `over` said so.
-        OSError: it cannot be written.
+        Stopped: `should_stop` returned True.
+        OSError: The file cannot be written.
     """
     draft = prefix.draft if prefix.draft is not None else np.empty(0, np.uint8)
     header = msgspec.msgpack.encode(
@@ -203,10 +204,10 @@ def write(file: BinaryIO, prefix: Prefix, identity: str, over: Callable[[], bool
     file.write(_HEAD.pack(MAGIC, VERSION, len(header), bytes(32)))
     file.write(header)
     for state in (prefix.target, draft, *(mark.state for mark in prefix.marks)):
-        for at in range(0, state.nbytes, _PIECE):
-            if over():
+        for offset in range(0, state.nbytes, _PIECE_BYTES):
+            if should_stop():
                 raise Stopped
-            piece = state[at : at + _PIECE].data
+            piece = state[offset : offset + _PIECE_BYTES].data
             hashed.update(piece)
             file.write(piece)
     file.seek(0)

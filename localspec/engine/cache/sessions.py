@@ -1,9 +1,9 @@
-"""Texts' states on disk, so that after a restart nobody's prompt is read twice.
+"""States of texts on disk, so that no prompt has to be read again after a restart.
 
-One folder per conversation, and one for what all other clients have sent; in it files per pair and
-settings: what target and draft remember, with the tokens they stand for. What is looked for is looked for
-by its tokens, whoever has sent them. It is a cache: whoever deletes one costs us reading that text again,
-and a file that is not whole, or not ours to read, is passed over with a reason.
+There is one folder per conversation, and one for the texts of all other clients. It holds files per pair and
+settings, each with the states of target and draft and the tokens that they belong to. A state is found by its
+tokens, whichever client sent them. The folder is a cache: deleting a file only costs reading that text again,
+and a file that is damaged, or of another user, is skipped with a reason in the log.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from localspec.engine.cache.session_file import Kept, Stopped, Unusable
 from localspec.paths import remove_tree
 from localspec.protocol.frames import ANYONE
 
-# Fewer are read again within seconds on any machine, and a file costs the disk its wear.
+# Shorter texts are read again within seconds on any machine, and every file wears the disk.
 MIN_TOKENS = 256
-# A text is written again when it has grown by this part, so that all of its writings together stay
-# below ten times its last.
-GROWTH = 1 / 8
-# When the pair leaves memory, also where reading what has grown takes longer than writing the whole again:
-# that is seldom, and then nobody else keeps it. Bytes a second that a disk takes, about.
-WRITING = 1 << 30
+# A text is written again when it has grown by this part, so that all of its writings together stay below
+# ten times the size of the last.
+MIN_GROWTH = 1 / 8
+# When the pair is unloaded, a text is also written if reading what has grown takes longer than writing all of
+# it at this assumed speed of the disk: unloading is rare, and then nothing else keeps the text.
+DISK_BYTES_PER_S = 1 << 30
 # Seconds to read a text's tokens from one position to another.
-Reading = Callable[[int, int], float]
-# Bytes that may wait for the disk, or one state that is larger. They count for no limit of memory.
-WAITING = 256 << 20
-RESERVE = 1 << 30  # bytes of the disk left to everybody else
+ReadingTime = Callable[[int, int], float]
+# Limit of what waits for the disk, except that a single state may be larger. It counts toward no other limit
+# of memory.
+MAX_QUEUED_BYTES = 256 << 20
+RESERVED_BYTES = 1 << 30  # disk space that is left free for others
 _CONVERSATION = re.compile(rf"[0-9a-f]{{1,64}}|{ANYONE}")
 
 
 class SessionStore:
-    """The states of one pair's texts. `load` may be called from any thread beside the loop's.
+    """The saved states of one pair's texts. `load` may be called from any thread.
 
     folder None or limit 0: nothing is saved. notice: called with sentences for the log.
     """
@@ -61,15 +62,16 @@ class SessionStore:
         self._limit = limit
         self._notice = notice
         self._lock = threading.Lock()
-        self._waiting = 0  # bytes of what is to be written and being written
-        self._gone: set[str] = set()  # conversations of which nothing may be written any more
-        self._all_gone = False  # of anything that was here until now
-        self._loaded = weakref.WeakValueDictionary[Path, Prefix]()  # those who wait share it
+        self._queued_bytes = 0  # bytes that wait to be written or are being written
+        self._forgotten: set[str] = set()  # conversations of which nothing more may be written
+        self._all_forgotten = False  # whether nothing that was here until now may be written
+        # Requests that wait with the same state share it.
+        self._loaded = weakref.WeakValueDictionary[Path, Prefix]()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
-        self._saved: dict[Path, Kept] = {}  # what stands in our files, by their own word
+        self._saved: dict[Path, Kept] = {}  # what the files hold, according to their headers
         if self._folder is not None:
-            for each in self._folder.glob("*"):
-                files.sweep(each)
+            for conversation_folder in self._folder.glob("*"):
+                files.sweep(conversation_folder)
             self._saved = dict(self._read_heads(self._folder))
 
     def _read_heads(self, folder: Path) -> Iterator[tuple[Path, Kept]]:
@@ -77,40 +79,40 @@ class SessionStore:
             try:
                 yield path, session_file.head(path, self._identity)
             except (OSError, Unusable) as error:
-                self._notice(f"{_named(path)} is not used: {error}")
+                self._notice(f"{_describe(path)} is not used: {error}")
 
     # ------------------------------------------------------------------ reading
 
     def load(
         self,
         tokens: Sequence[int],
-        held: int = 0,
+        n_held: int = 0,
         *,
         exact: bool = False,
         pays: Callable[[int, int], bool] = lambda _tokens, _size: True,
     ) -> Prefix | None:
-        """What is saved of a text's beginning, where that is more than the `held` tokens in memory.
+        """Load the saved state of a text's beginning, if it covers more than `n_held` tokens in memory.
 
-        pays: is reading so many tokens dearer than putting so many bytes back?
+        pays(tokens, size): whether reading so many tokens costs more than restoring so many bytes.
         """
         with self._lock:
-            path, length = self._longest(list(tokens), exact)
-            if path is None or length - held < MIN_TOKENS:
+            path, length = self._find_longest(list(tokens), exact)
+            if path is None or length - n_held < MIN_TOKENS:
                 return None
-            if (known := self._loaded.get(path)) is not None:
-                return known
+            if (loaded := self._loaded.get(path)) is not None:
+                return loaded
         try:
-            if not pays(length - held, path.stat().st_size):
+            if not pays(length - n_held, path.stat().st_size):
                 return None
             prefix = session_file.read(path, self._identity)
         except (OSError, Unusable) as error:
             with self._lock:
                 self._saved.pop(path, None)
             if not isinstance(error, FileNotFoundError):
-                self._notice(f"{_named(path)} is not used: {error}")
+                self._notice(f"{_describe(path)} is not used: {error}")
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # the one used longest ago is given up first
+            os.utime(path)  # the least recently used file is deleted first
         prefix = replace(prefix, conversation=path.parent.name, source="disk")
         with self._lock:
             if self._is_gone(prefix.conversation):
@@ -118,46 +120,46 @@ class SessionStore:
             self._loaded[path] = prefix
         return prefix
 
-    def _longest(self, tokens: list[int], exact: bool) -> tuple[Path | None, int]:
-        """The file that most of a text can be gone on from with, and how much; the lock is held."""
-        found = (
-            (path, each.usable(tokens))
-            for path, each in self._saved.items()
-            if each.exact == exact and not self._is_gone(path.parent.name)
+    def _find_longest(self, tokens: list[int], exact: bool) -> tuple[Path | None, int]:
+        """Return the file that most of a text can reuse, and how much. The caller holds the lock."""
+        candidates = (
+            (path, saved.usable(tokens))
+            for path, saved in self._saved.items()
+            if saved.exact == exact and not self._is_gone(path.parent.name)
         )
-        return max(found, key=lambda one: one[1], default=(None, 0))
+        return max(candidates, key=lambda candidate: candidate[1], default=(None, 0))
 
     # ------------------------------------------------------------------ writing
 
     def dropped(self, prefix: Prefix) -> None:
-        """A prefix is no longer in memory: save it, beside the loop, unless it is nobody's.
+        """Save a prefix that is no longer in memory, in another thread, if it belongs to a conversation.
 
-        Where the disk is slower than texts come, it is given up: what waits is in memory, too.
+        It is given up if the disk is slower than texts come, because what waits is in memory, too.
         """
         if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact):
             return
         with self._lock:
-            fits = not self._waiting or self._waiting + prefix.size <= WAITING
+            fits = not self._queued_bytes or self._queued_bytes + prefix.size <= MAX_QUEUED_BYTES
             if fits:
-                self._waiting += prefix.size
+                self._queued_bytes += prefix.size
         if fits:
-            self._writer.submit(self._write_waiting, prefix)
+            self._writer.submit(self._write_queued, prefix)
 
-    def _write_waiting(self, prefix: Prefix) -> None:
+    def _write_queued(self, prefix: Prefix) -> None:
         try:
             self._write(prefix, None)
         finally:
             with self._lock:
-                self._waiting -= prefix.size
+                self._queued_bytes -= prefix.size
 
     def wanted(
         self,
         conversation: str | None,
         tokens: Sequence[int],
         exact: bool = False,
-        reading: Reading | None = None,
+        reading_time: ReadingTime | None = None,
     ) -> bool:
-        """Is writing a conversation's text, or ANYONE's, worth the disk? `reading`: as the pair leaves."""
+        """Whether a text is worth writing to disk. `reading_time` is given when the pair is unloaded."""
         if self._folder is None or conversation is None:
             return False
         if not _CONVERSATION.fullmatch(conversation):
@@ -165,34 +167,34 @@ class SessionStore:
         with self._lock:
             if self._is_gone(conversation):
                 return False
-            path, saved = self._longest(list(tokens), exact)
-        if len(tokens) - saved >= max(MIN_TOKENS, saved * GROWTH):
+            path, n_saved = self._find_longest(list(tokens), exact)
+        if len(tokens) - n_saved >= max(MIN_TOKENS, n_saved * MIN_GROWTH):
             return True
-        if reading is None or path is None or not 0 < saved < len(tokens):
+        if reading_time is None or path is None or not 0 < n_saved < len(tokens):
             return False
         try:
-            size = path.stat().st_size * len(tokens) / saved
-        except OSError:  # somebody has deleted it
+            size = path.stat().st_size * len(tokens) / n_saved
+        except OSError:  # somebody has deleted the file
             return len(tokens) >= MIN_TOKENS
-        return reading(saved, len(tokens)) > size / WRITING
+        return reading_time(n_saved, len(tokens)) > size / DISK_BYTES_PER_S
 
     def save_all(
         self,
         prefixes: Iterable[Callable[[], Prefix]],
         seconds: float,
-        reading: Reading | None = None,
+        reading_time: ReadingTime | None = None,
     ) -> None:
-        """Save each that is `wanted` in turn, the most wanted first, until the time is over."""
+        """Save the prefixes that are worth it, in this order, until the time is over."""
         deadline = time.monotonic() + seconds
         for make in prefixes:
             if time.monotonic() >= deadline:
                 break
-            self._writer.submit(self._write, make(), deadline, reading).result()
+            self._writer.submit(self._write, make(), deadline, reading_time).result()
 
     def _write(
-        self, prefix: Prefix, deadline: float | None, reading: Reading | None = None
+        self, prefix: Prefix, deadline: float | None, reading_time: ReadingTime | None = None
     ) -> None:
-        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact, reading):
+        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact, reading_time):
             return
         path = self._path(prefix)
         try:
@@ -201,114 +203,113 @@ class SessionStore:
             assert self._folder is not None
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            with files.replacing(
-                path, sync=False
-            ) as file:  # a power cut's rest, the hash will tell
-                self._fill(file, prefix, deadline)
+            # No sync: after a power cut the hash shows a damaged file.
+            with files.replacing(path, sync=False) as file:
+                self._write_file(file, prefix, deadline)
         except Stopped:
             return
         except OSError as error:
-            self._notice(f"{_named(path)} is not saved: {error}")
+            self._notice(f"{_describe(path)} is not saved: {error}")
             return
-        new = Kept.of(prefix)
+        saved = Kept.of(prefix)
         with self._lock:
             self._loaded.pop(path, None)
-            self._saved[path] = new
+            self._saved[path] = saved
             covered = [
                 other
-                for other, each in self._saved.items()
+                for other, known in self._saved.items()
                 if other != path
                 and other.parent.name == ANYONE == prefix.conversation
-                and new.covers(each)
+                and saved.covers(known)
             ]
         for other in covered:
-            self._drop(other)
+            self._delete_file(other)
 
-    def _fill(self, file: BinaryIO, prefix: Prefix, deadline: float | None) -> None:
+    def _write_file(self, file: BinaryIO, prefix: Prefix, deadline: float | None) -> None:
         def over() -> bool:
-            late = deadline is not None and time.monotonic() > deadline
-            return late or self._is_gone(prefix.conversation)
+            is_overdue = deadline is not None and time.monotonic() > deadline
+            return is_overdue or self._is_gone(prefix.conversation)
 
         session_file.write(file, prefix, self._identity, over)
         if self._is_gone(prefix.conversation):
             raise Stopped
 
     def _make_room(self, size: int, path: Path) -> bool:
-        """Delete what was used longest ago until `size` bytes fit into the limit. False: they never do."""
+        """Delete the least recently used files until `size` bytes fit. Return False if they never do."""
         assert self._folder is not None
         if size > self._limit:
             return False
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept = sorted(self._others(path), key=lambda item: item[1].st_mtime)
-        used = sum(info.st_size for _, info in kept)
-        for each, info in kept:
+        stored = sorted(self._list_other_files(path), key=lambda item: item[1].st_mtime)
+        used = sum(info.st_size for _, info in stored)
+        for stored_path, info in stored:
             if used + size <= self._limit:
                 break
-            if each.match(files.UNFINISHED):  # another pair's worker is writing it
+            if stored_path.match(files.UNFINISHED):  # another pair's worker is writing it
                 continue
-            self._drop(each)
+            self._delete_file(stored_path)
             used -= info.st_size
-        return shutil.disk_usage(self._folder).free - size >= RESERVE
+        return shutil.disk_usage(self._folder).free - size >= RESERVED_BYTES
 
-    def _others(self, path: Path) -> Iterator[tuple[Path, os.stat_result]]:
-        """All files but this one, also those of other pairs, whose workers delete some at any time."""
+    def _list_other_files(self, path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        """Iterate over all other files, also those of other pairs, whose workers may delete some."""
         assert self._folder is not None
-        for each in self._folder.glob("*/*"):
+        for other in self._folder.glob("*/*"):
             with contextlib.suppress(FileNotFoundError):
-                if each != path:
-                    yield each, each.lstat()
+                if other != path:
+                    yield other, other.lstat()
 
-    def _drop(self, path: Path) -> None:
+    def _delete_file(self, path: Path) -> None:
         with self._lock:
             self._saved.pop(path, None)
         path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ forgetting
 
-    def forget(self, conversation: str | None, then: Callable[[], None] = lambda: None) -> None:
-        """Delete what is saved of a conversation, and write nothing of it again; with None of all, until
-        `forgotten`.
+    def forget(self, conversation: str | None, done: Callable[[], None] = lambda: None) -> None:
+        """Delete what is saved of a conversation, and write nothing of it again.
 
-        From any thread, also while or after `close`. What is being written of it is broken off;
-        `then` is called, in any thread, when it is gone.
+        None means all conversations, and then writing is allowed again after `forgotten`. May be called from
+        any thread, also while or after `close`. A file that is being written is abandoned. `done` is called,
+        in any thread, when all is deleted.
         """
         with self._lock:
             if conversation is None:
-                self._all_gone = True
+                self._all_forgotten = True
             else:
-                self._gone.add(conversation)
-            for known in (self._saved, self._loaded):
-                for path in [path for path in known if self._is_gone(path.parent.name)]:
-                    known.pop(path, None)
+                self._forgotten.add(conversation)
+            for mapping in (self._saved, self._loaded):
+                for path in [path for path in mapping if self._is_gone(path.parent.name)]:
+                    mapping.pop(path, None)
         try:
-            self._writer.submit(self._delete, conversation, then)
-        except RuntimeError:  # closed: nobody writes any more
-            self._delete(conversation, then)
+            self._writer.submit(self._delete, conversation, done)
+        except RuntimeError:  # the store is closed, so nothing is written any more
+            self._delete(conversation, done)
 
     def forgotten(self) -> None:
-        """Memory has nothing either of what was forgotten: what comes now may be saved."""
+        """Allow saving again, because memory no longer holds what was forgotten."""
 
-        def again() -> None:
-            self._all_gone = False
+        def allow_saving() -> None:
+            self._all_forgotten = False
 
         with contextlib.suppress(RuntimeError):
-            self._writer.submit(again)
+            self._writer.submit(allow_saving)
 
     def _is_gone(self, conversation: str | None) -> bool:
-        return self._all_gone or conversation in self._gone
+        return self._all_forgotten or conversation in self._forgotten
 
-    def _delete(self, conversation: str | None, then: Callable[[], None]) -> None:
+    def _delete(self, conversation: str | None, done: Callable[[], None]) -> None:
         if self._folder is None:
             pass
         elif conversation is None:
-            for each in self._folder.glob("*"):
-                remove_tree(each)
+            for conversation_folder in self._folder.glob("*"):
+                remove_tree(conversation_folder)
         elif _CONVERSATION.fullmatch(conversation):
             remove_tree(self._folder / conversation)
-        then()
+        done()
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait until what is being written is on disk."""
         self._writer.shutdown()
 
     def _path(self, prefix: Prefix) -> Path:
@@ -321,8 +322,8 @@ class SessionStore:
         return self._folder / prefix.conversation / f"{name}.state"
 
 
-def _named(path: Path) -> str:
-    """A file's name in a sentence of the log."""
+def _describe(path: Path) -> str:
+    """Return the subject of a sentence about a file in the log."""
     if path.parent.name == ANYONE:
         return "the saved state of a prompt"
     return f"the saved state of conversation {path.parent.name}"

@@ -1,7 +1,7 @@
-"""One slot: its text, what target and draft remember of it, and how that is cut to fewer tokens.
+"""A slot: its text, what target and draft remember of it, and how that is cut to fewer tokens.
 
-A cache of attention is cut anywhere, unless it has a window whose beginning is gone; a recurrent state
-nowhere, so on the way it is marked what to put back instead.
+The cache of full attention can be cut anywhere, and that of a sliding window while its beginning is still
+there. A recurrent state cannot be cut, so copies of it ("marks") are kept on the way.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from localspec.engine.cache.hidden import Hidden
 from localspec.engine.llama import Context, State
 from localspec.protocol.frames import Cache
 
-MARKS = 10  # of one slot; all slots' together take at most a quarter of the memory for prefixes
+# Per slot. The marks of all slots take at most a quarter of the memory for prefixes.
+MAX_MARKS = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """What a target keeps besides its cache of attention, after so many tokens of a text."""
+    """What a target keeps besides its cache of full attention, after `tokens` tokens of a text."""
 
     tokens: int
     state: State
 
 
-def usable(shared: int, least: int, marks: Iterable[int]) -> int:
-    """How many of `shared` tokens can be gone on from: all, back to the last mark, or none."""
-    if shared >= least:
+def usable(shared: int, min_length: int, marks: Iterable[int]) -> int:
+    """Return how many of `shared` tokens can be reused: all, those before the last mark, or none."""
+    if shared >= min_length:
         return shared
     return max((mark for mark in marks if mark <= shared), default=0)
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One sequence id in the target's memory, and one in the draft's.
+    """One sequence in the target's memory, and one in the draft's.
 
     tokens[:n_past] are in the target's KV, tokens[:n_past_draft] in the draft's. During a round the
     memories hold more (drafts not verified yet); after it they are rolled back to these counts.
@@ -47,25 +48,29 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     n_past: int = 0
     n_past_draft: int = 0
-    marks: list[Mark] = field(default_factory=list)  # places to go back to, where it cannot be cut
-    turns: list[int] = field(default_factory=list)  # where a mark may be worth its copy
-    draft_mark: tuple[int, State] | None = None  # a draft's recurrent state after so many tokens
-    hidden: Hidden | None = None  # of the target, where it has MTP heads
-    snapshots: int = (
-        0  # after how many tokens the first one is that the target's last pass has left
+    marks: list[Mark] = field(default_factory=list)  # places to go back to where it cannot be cut
+    turns: list[int] = field(default_factory=list)  # positions where a mark may be worth its copy
+    draft_mark: tuple[int, State] | None = (
+        None  # a draft's recurrent state and its number of tokens
     )
+    hidden: Hidden | None = None  # the target's hidden states, if it has MTP heads
+    snapshots: int = 0  # the position of the first snapshot that the target's last pass has left
     busy: bool = False
     last_used: int = 0
-    beside_ms: float = 0.0  # that its cells have cost others since it was left
-    shared: int = 0  # tokens whose cells another sequence may have too: they are not moved
+    beside_ms: float = 0.0  # what its cells have cost other requests since it became idle
+    shared: int = 0  # tokens whose cells other sequences may share: these are not moved
     exact: int | None = None  # tokens before the first that was moved; None: none was
-    moves: int = 0  # since it was read
-    reused: int = 0  # tokens that the present request does not read
-    asked: int = 0  # tokens of its prompt
-    moved: int = 0  # of those, tokens that were moved
-    passing: int | None = None  # where what an editor's next key replaces begins; None: nowhere
-    conversation: str | None = None  # whose text it is, where that is to be saved
-    source: Literal[""] | Cache = ""  # of what the present request reused
+    moves: int = 0  # how often its text was moved since it was read
+    reused: int = 0  # tokens that the present request did not have to read
+    asked: int = 0  # tokens of the present request's prompt
+    moved: int = 0  # tokens of `reused` that were moved
+    passing: int | None = (
+        None  # where the text begins that an editor's next key replaces; None: nowhere
+    )
+    conversation: str | None = (
+        None  # the conversation that the text belongs to, if it is to be saved
+    )
+    source: Literal[""] | Cache = ""  # where the text that the present request reused came from
 
     @property
     def cached(self) -> list[int]:
@@ -73,46 +78,48 @@ class Slot:
 
     @property
     def own_cells(self) -> int:
-        """Those that no other sequence may have too."""
+        """The number of cells that no other sequence shares."""
         return self.n_past - self.shared
 
     def exact_part(self, count: int) -> int:
-        """How many of the first `count` tokens are remembered as a fresh reading would."""
+        """Return how many of the first `count` tokens are remembered as a fresh reading would give."""
         return count if self.exact is None else min(count, self.exact)
 
     @property
     def reused_exact(self) -> int:
-        """Of what a request took from the cache, all before the first token that was ever moved."""
+        """The reused tokens before the first one that was ever moved."""
         return self.exact_part(self.reused - self.moved)
 
     @property
     def lasting(self) -> int:
-        """How many of the tokens it has read somebody may come back to."""
+        """The number of read tokens that a later request may reuse."""
         return self.n_past if self.passing is None else min(self.passing, self.n_past)
 
     @property
     def unread(self) -> list[int]:
-        """What the target has not read yet."""
+        """The tokens that the target has not read yet."""
         return self.tokens[self.n_past :]
 
     @property
     def places(self) -> list[int]:
-        """After how many tokens its marks are."""
+        """The positions of its marks."""
         return [mark.tokens for mark in self.marks]
 
     @property
     def last_mark(self) -> int:
-        """After how many tokens it is; 0: there is none."""
+        """The position of its last mark; 0: there is none."""
         return self.marks[-1].tokens if self.marks else 0
 
     def draft_has_read(self, count: int) -> None:
-        """The draft's memory holds so many tokens now, drafts of its own among them."""
+        """Note that the draft's memory holds `count` tokens, its own drafts among them."""
         self.n_past_draft = count
 
 
 class TargetMemory:
-    """The target's. worth: is a copy of so many tokens, of such a size in bytes, worth the chance that
-    they need not be read again? mark_bytes: what the marks of all `slots` may take.
+    """The target's memory.
+
+    worth(tokens, size): whether a copy of `size` bytes is worth the chance that `tokens` tokens need not be
+    read again. mark_bytes: limit for the marks of all `slots` together.
     """
 
     def __init__(
@@ -123,36 +130,38 @@ class TargetMemory:
         slots: Sequence[Slot],
     ) -> None:
         self._context = context
-        self._worth = worth
+        self._is_worth_copy = worth
         self._mark_bytes = mark_bytes
         self._slots = slots
         self._cuttable = context.model.cuttable
 
     def least(self, slot: Slot) -> int:
-        """The fewest tokens that it can be cut to."""
+        """Return the fewest tokens that a slot can be cut to."""
         if self._cuttable:
-            return _least(self._context, slot.id, slot.n_past)
+            return _min_cut(self._context, slot.id, slot.n_past)
         return min(slot.snapshots, slot.n_past)
 
     def least_saved(self, slot: Slot) -> int:
-        """As `least`, of a copy: llama.cpp leaves out what the last token of the text could not see."""
+        """Return the same for a saved copy, which lacks the cells that the last token could not see."""
         if not self._cuttable:
             return slot.n_past
-        least, window = self.least(slot), self._context.model.n_swa
-        return least if not window or slot.n_past <= window else max(least, slot.n_past - 1)
+        min_length, window = self.least(slot), self._context.model.n_swa
+        return (
+            min_length if not window or slot.n_past <= window else max(min_length, slot.n_past - 1)
+        )
 
     def cut(self, slot: Slot, length: int) -> int:
-        """Cut it to `length` tokens, or to the last mark before; returns how many, 0: it is of no use."""
-        # What a pass read ahead of `n_past` took no cell that the text up to there needs.
-        ahead = self._cuttable and length >= slot.n_past
-        there = ahead or length >= self.least(slot)
-        if there and self._context.remove(slot.id, length):
-            slot.snapshots = length  # they are gone back to once
+        """Cut a slot to `length` tokens, or to the last mark before. Return how many, 0 if none is left."""
+        # Tokens that a pass read beyond `n_past` took no cell that the text up to there needs.
+        is_read_ahead = self._cuttable and length >= slot.n_past
+        is_reachable = is_read_ahead or length >= self.least(slot)
+        if is_reachable and self._context.remove(slot.id, length):
+            slot.snapshots = length  # each snapshot can be used once
             return length
         return self.back_to_mark(slot, length)
 
     def back_to_mark(self, slot: Slot, length: int) -> int:
-        """Go back to the last mark within `length` tokens; returns how many it has, 0: there is none."""
+        """Go back to the last mark within `length` tokens. Return its position, 0 if there is none."""
         for mark in reversed(slot.marks):
             if mark.tokens <= length and self._context.restore(slot.id, mark.state, partial=True):
                 if not self._context.remove(slot.id, mark.tokens):
@@ -162,87 +171,92 @@ class TargetMemory:
         return 0
 
     def before_pass(self, slot: Slot, count: int) -> int:
-        """How many of the next `count` tokens of a prompt one pass is to read; call it before each.
+        """Return how many of the next `count` prompt tokens one pass may read; call it before each pass.
 
-        Where it cannot be cut, it is noted on the way what it would have to be put back to.
+        Where the memory cannot be cut, this sets marks on the way.
         """
-        if not self._loses(slot) or self._mark_bytes <= 0:
+        if not self._loses_history(slot) or self._mark_bytes <= 0:
             return count
         if slot.n_past in slot.turns:
             self.mark(slot)
-        least = max(slot.n_past + 1, slot.last_mark + MIN_TOKENS)
-        return min([count, *(turn - slot.n_past for turn in slot.turns if turn >= least)])
+        min_position = max(slot.n_past + 1, slot.last_mark + MIN_TOKENS)
+        return min([count, *(turn - slot.n_past for turn in slot.turns if turn >= min_position)])
 
-    def _loses(self, slot: Slot) -> bool:
-        """Is what a cut would need lost as the text grows? Of a window, once its beginning is gone."""
+    def _loses_history(self, slot: Slot) -> bool:
+        """Whether the growing text loses what a cut would need, as a window does once it has moved on."""
         return not self._cuttable or self._context.first(slot.id) > 0
 
     def mark(self, slot: Slot) -> None:
-        """Keep what it cannot be cut to later, where that is worth its copy."""
-        if not self._loses(slot) or slot.n_past <= slot.last_mark:
+        """Mark the present state if it cannot be cut to later and is worth its copy."""
+        if not self._loses_history(slot) or slot.n_past <= slot.last_mark:
             return
         if self._context.length(slot.id) != slot.n_past:
-            return  # a pass that failed may have left more
+            return  # a failed pass may have left more
         size = self._context.state_size(slot.id, partial=True)
-        if size <= self._mark_bytes and self._worth(slot.n_past - slot.last_mark, size):
+        if size <= self._mark_bytes and self._is_worth_copy(slot.n_past - slot.last_mark, size):
             self._add_mark(slot, slot.n_past)
 
-    def mark_turns(self, slot: Slot, left: int) -> None:
-        """Before a text with a window leaves: its copy will hold the last one only, so keep the others
-        at which turns began and ended. Each is the last one once the text is cut to it.
+    def mark_turns(self, slot: Slot, n_left: int) -> None:
+        """Mark the turns of a text with a sliding window before it leaves its slot.
+
+        A copy will hold only the last window. So the memory is cut to the beginning and end of one turn
+        after another, and marked while that is the last.
         """
         if not self._cuttable or not self._context.model.n_swa or not self._mark_bytes:
             return
-        least, later = max(self.least(slot), left, 1), slot.n_past + MIN_TOKENS
+        min_position, next_mark = max(self.least(slot), n_left, 1), slot.n_past + MIN_TOKENS
         for turn in sorted(set(slot.turns), reverse=True):
-            apart = least <= turn < slot.n_past and later - turn >= MIN_TOKENS
-            if apart and self._context.remove(slot.id, turn):
+            is_far_enough = min_position <= turn < slot.n_past and next_mark - turn >= MIN_TOKENS
+            if is_far_enough and self._context.remove(slot.id, turn):
                 size = self._context.state_size(slot.id, partial=True)
-                if size <= self._mark_bytes and self._worth(turn, size):
+                if size <= self._mark_bytes and self._is_worth_copy(turn, size):
                     self._add_mark(slot, turn)
-                    later = turn
+                    next_mark = turn
 
     def _add_mark(self, slot: Slot, tokens: int) -> None:
         marks = {mark.tokens: mark for mark in slot.marks}
         marks[tokens] = Mark(tokens, self._context.save(slot.id, partial=True))
-        slot.marks = [marks[at] for at in sorted(marks)]
-        if len(slot.marks) > MARKS:
+        slot.marks = [marks[position] for position in sorted(marks)]
+        if len(slot.marks) > MAX_MARKS:
             del slot.marks[least_missed(slot.places)]
         while (
-            sum(mark.state.nbytes for each in self._slots for mark in each.marks) > self._mark_bytes
+            sum(mark.state.nbytes for owner in self._slots for mark in owner.marks)
+            > self._mark_bytes
         ):
-            having = [each for each in self._slots if len(each.marks) > (each is slot)]
-            if not having:
+            candidates = [other for other in self._slots if len(other.marks) > (other is slot)]
+            if not candidates:
                 break
-            richest = max(having, key=lambda s: (len(s.marks), not s.busy, -s.last_used))
+            richest = max(candidates, key=lambda s: (len(s.marks), not s.busy, -s.last_used))
             del richest.marks[least_missed(richest.places)]
 
 
 class DraftMemory:
-    """The draft's; of no draft, one that holds nothing. Each returns how many tokens it holds then."""
+    """The draft's memory, if there is one. Methods that return a count return the tokens held then."""
 
     def __init__(self, context: Context | None) -> None:
         self._context = context
 
     def cut(self, slot: Slot, length: int) -> int:
-        """Cut it to `length` tokens; where it cannot be, it goes back to its mark or starts anew."""
+        """Cut a slot to `length` tokens. Where that is impossible, go back to its mark, or empty it."""
         context = self._context
         if context is None:
             return 0
-        held = context.length(slot.draft_id)
-        if held <= length:
+        n_held = context.length(slot.draft_id)
+        if n_held <= length:
             return length
         if not context.cuttable:
             return self._back_to_mark(context, slot, length)
-        there = length >= _least(context, slot.draft_id, held)
-        if there and context.remove(slot.draft_id, length):
+        is_reachable = length >= _min_cut(context, slot.draft_id, n_held)
+        if is_reachable and context.remove(slot.draft_id, length):
             return length
         context.remove(slot.draft_id, 0)
         return 0
 
     def _back_to_mark(self, context: Context, slot: Slot, length: int) -> int:
-        """Go back to where drafting began: llama.cpp's own snapshots reach no further back than the
-        last pass, and a draft reads its drafts one by one.
+        """Go back to where drafting began.
+
+        llama.cpp's own snapshots reach no further back than the last pass, and a draft reads its drafts one
+        by one.
         """
         if slot.draft_mark is not None and slot.draft_mark[0] <= length:
             tokens, state = slot.draft_mark
@@ -253,23 +267,23 @@ class DraftMemory:
         return 0
 
     def copy(self, source: Slot, slot: Slot, length: int) -> int:
-        """Share what it holds of the first `length` tokens of another slot, if it holds nothing."""
+        """Share what the draft holds of the first `length` tokens of another slot with an empty one."""
         context, shared = self._context, min(source.n_past_draft, length)
         if context is None or not context.cuttable or not shared:
             return 0
-        if shared < _least(context, source.draft_id, source.n_past_draft):
+        if shared < _min_cut(context, source.draft_id, source.n_past_draft):
             return 0
         context.copy(source.draft_id, slot.draft_id, shared)
         return shared
 
     def save(self, slot: Slot) -> State | None:
-        """A copy; None where it holds nothing."""
+        """Return a copy of a slot's state; None if it holds nothing."""
         if self._context is None or not slot.n_past_draft:
             return None
         return self._context.save(slot.draft_id)
 
     def restore(self, slot: Slot, state: State | None, count: int) -> int:
-        """Put a copy back that was made after `count` tokens; None: there is none."""
+        """Restore a copy that was made after `count` tokens; None: there is none."""
         if self._context is None or state is None:
             return 0
         return count if self._context.restore(slot.draft_id, state) else 0
@@ -279,6 +293,6 @@ class DraftMemory:
             self._context.remove(slot.draft_id, 0)
 
 
-def _least(context: Context, sequence: int, held: int) -> int:
-    """The fewest of `held` tokens that a cache of attention can be cut to; `held`: it cannot be."""
-    return min(held, context.model.can_go_on_from(context.first(sequence)))
+def _min_cut(context: Context, sequence: int, n_held: int) -> int:
+    """Return the fewest of `n_held` tokens that an attention cache can be cut to."""
+    return min(n_held, context.model.can_go_on_from(context.first(sequence)))

@@ -1,4 +1,7 @@
-"""The slots of a context: who gets which, what stays behind as a prefix cache, and how far each has read."""
+"""The slots of a context: which request gets which, and how far each has read.
+
+Idle slots serve as a prefix cache.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from functools import partial
 from localspec.engine.cache.borders import places
 from localspec.engine.cache.hidden import Hidden
 from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, Prefixes, common_prefix
-from localspec.engine.cache.shift import MOST_MOVES, Chunk, Parking, find_chunks
+from localspec.engine.cache.shift import MAX_MOVES, Chunk, Parking, find_chunks
 from localspec.engine.cache.slot import DraftMemory, Slot, TargetMemory, usable
 from localspec.engine.llama import Context
 
@@ -27,34 +30,36 @@ class Slots:
         exact: bool = False,
         spare: int | None = None,
     ) -> None:
-        """draft: one that borrows the target's cells has no memory of a slot, whose sequence is the same in
-        both. prefixes: where what loses its slot is kept; exact: these are the exact lane's.
+        """Make `count` slots.
 
-        spare: a sequence of the target's that is nobody's.
+        draft: the draft's context. One that borrows the target's cells has no memory of its own, and its
+        sequence ids are the target's.
+        prefixes: the store for texts that lose their slot. exact: these are the exact lane's slots.
+        spare: a sequence of the target that no slot uses.
         """
         self._target = target
         self._prefixes = prefixes
         self._exact = exact
-        # A state put back lies in other cells than one that was read, so its sums have another order.
-        self._restores = not (exact and target.model.n_swa)
-        limit = prefixes.limit if prefixes is not None and self._restores else 0
+        # A restored state occupies different cells than a prefilled one, so sums run in another order.
+        self._can_restore = not (exact and target.model.n_swa)
+        limit = prefixes.limit if prefixes is not None and self._can_restore else 0
         borrows = draft is not None and draft.borrows
         self._slots = [Slot(i, i if borrows else first_draft + i) for i in range(count)]
-        self._first_rows: dict[int, int] = {}  # of the present pass, by slot
+        self._first_rows: dict[int, int] = {}  # per slot, its first row in the present pass
         if target.n_state:
             for slot in self._slots:
                 slot.hidden = Hidden(target.n_state, tail=borrows)
-        self._memory = TargetMemory(target, self._worth_keeping, limit // 4, self._slots)
+        self._memory = TargetMemory(target, self._is_worth_saving, limit // 4, self._slots)
         self._draft_memory = DraftMemory(None if borrows else draft)
         self._parking = Parking(target, spare)
-        self._clock = 0
+        self._use_count = 0
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
 
     @property
     def cuttable(self) -> bool:
-        """Can what a pass has read be taken back, however much it is?"""
+        """Whether what a pass has read can be taken back, however much it is."""
         return self._target.model.cuttable
 
     @property
@@ -67,117 +72,128 @@ class Slots:
         reuse: bool = True,
         align: int = 1,
         saved: Prefix | None = None,
-        move: int = 0,
-        anew: int = 1,
-        writes: int = 0,
+        min_move: int = 0,
+        n_reread: int = 1,
+        n_expected: int = 0,
     ) -> Slot:
-        """A free slot that holds as much of `prompt` as any slot does; its `n_past` says how much.
+        """Return a free slot that holds as much of `prompt` as possible; its `n_past` says how much.
 
-        Where a kept prefix, or `saved`, holds so much more that putting it back pays, it holds that.
-        At least the last prompt token is left to be read (its logits are needed), and reuse ends at a
-        multiple of `align`. The caller has checked `free`.
+        This may be what an idle slot holds, a copy of another slot, or a saved prefix (from the store, or
+        `saved`) where restoring that pays. At least the last prompt token stays unread, because its logits
+        are needed, and reuse ends at a multiple of `align`. The caller has checked `free`.
 
-        move: the least tokens of a chunk that may be moved from another place, near as that is to what
-        reading it would give; 0: nothing may. anew: tokens at the prompt's end that are read in any case.
-        writes: tokens that are likely to follow.
+        min_move: fewest tokens of a chunk that may be moved from another place of the text, which only
+        comes near to what reading it would give; 0: none may be moved.
+        n_reread: tokens at the end of the prompt that are read in any case.
+        n_expected: tokens that are likely to be generated.
         """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.busy]
-        move = move if reuse else 0
-        shared = {s.id: self._usable(s, prompt, align, move) if reuse else 0 for s in self._slots}
-        if move and self._parking.free:
-            slot, chunks = self._chunks(idle, prompt, shared, move, anew)
+        min_move = min_move if reuse else 0
+        shared = {
+            s.id: self._usable(s, prompt, align, min_move) if reuse else 0 for s in self._slots
+        }
+        if min_move and self._parking.free:
+            slot, chunks = self._choose_chunks(idle, prompt, shared, min_move, n_reread)
             if chunks:
-                self._take(slot, prompt, shared[slot.id], chunks)
-                self._send_off(prompt, shared[slot.id], writes, (slot,))
+                self._occupy(slot, prompt, shared[slot.id], chunks)
+                self._save_costly_idle(prompt, shared[slot.id], n_expected, (slot,))
                 return slot
         best = max(idle, key=lambda s: (shared[s.id], -s.last_used))
         source = max(self._slots, key=lambda s: shared[s.id])
-        keep = shared[best.id]
-        # A slot whose cache would mostly be lost is left alone where another is free to take a copy.
-        wasteful = keep * 2 < best.lasting and self.cuttable
-        if shared[source.id] > keep or wasteful:
+        n_kept = shared[best.id]
+        # A slot whose cache would mostly be lost is spared if another free one can take a copy.
+        loses_most = n_kept * 2 < best.lasting and self.cuttable
+        if shared[source.id] > n_kept or loses_most:
             best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
-            keep = shared[best.id]
-        # First: what is read or put back now gets the cells that become free.
-        self._send_off(prompt, shared[source.id], writes, (best, source))
-        back = self._put_back(best, prompt, shared[source.id], align, saved) if reuse else 0
-        if reuse and not back:  # trying may have cost a slot what it held
-            keep, offered = (self._usable(s, prompt, align, move) for s in (best, source))
-            keep = self._bring(best, source, keep, offered)
-        self._take(best, prompt, back or keep)
-        if not back:
+            n_kept = shared[best.id]
+        # This comes first, so that what is read or restored now gets the cells that become free.
+        self._save_costly_idle(prompt, shared[source.id], n_expected, (best, source))
+        n_restored = self._restore(best, prompt, shared[source.id], align, saved) if reuse else 0
+        if reuse and not n_restored:  # the attempt to restore may have cost a slot its text
+            n_kept, n_offered = (self._usable(s, prompt, align, min_move) for s in (best, source))
+            n_kept = self._copy_from(best, source, n_kept, n_offered)
+        self._occupy(best, prompt, n_restored or n_kept)
+        if not n_restored:
             best.source = "slot" if best.n_past else ""
-        self._send_off(prompt, best.n_past, writes, (best,))
+        self._save_costly_idle(prompt, best.n_past, n_expected, (best,))
         return best
 
-    def _usable(self, slot: Slot, prompt: Sequence[int], align: int, move: int) -> int:
-        """How many tokens of `prompt` a request can go on from with what is really in a slot's memory."""
+    def _usable(self, slot: Slot, prompt: Sequence[int], align: int, min_move: int) -> int:
+        """Return how many tokens of `prompt` can be reused from what a slot's memory really holds."""
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
-        if not move or slot.moves >= MOST_MOVES:
+        if not min_move or slot.moves >= MAX_MOVES:
             shared = slot.exact_part(shared)
         return usable(shared, self._memory.least(slot), slot.places)
 
-    def _chunks(
-        self, idle: list[Slot], prompt: list[int], shared: dict[int, int], least: int, anew: int
+    def _choose_chunks(
+        self,
+        idle: list[Slot],
+        prompt: list[int],
+        shared: dict[int, int],
+        min_length: int,
+        n_reread: int,
     ) -> tuple[Slot, list[Chunk]]:
-        """The idle slot that saves most reading with chunks that are moved, and those; else none."""
-        best, chosen, most = idle[0], list[Chunk](), max(shared.values())
+        """Return the idle slot that saves most reading with moved chunks, and the chunks, or []."""
+        best, best_chunks, best_total = idle[0], list[Chunk](), max(shared.values())
         for slot in idle:
-            keep = shared[slot.id]
-            if keep < slot.shared or slot.moves >= MOST_MOVES:
+            n_kept = shared[slot.id]
+            if n_kept < slot.shared or slot.moves >= MAX_MOVES:
                 continue
-            chunks = find_chunks(slot.cached, prompt, keep, least, anew)
-            total = keep + sum(chunk.length for chunk in chunks)
-            if chunks and total > most:
-                best, chosen, most = slot, chunks, total
-        return best, chosen
+            chunks = find_chunks(slot.cached, prompt, n_kept, min_length, n_reread)
+            total = n_kept + sum(chunk.length for chunk in chunks)
+            if chunks and total > best_total:
+                best, best_chunks, best_total = slot, chunks, total
+        return best, best_chunks
 
-    def _bring(self, slot: Slot, source: Slot, keep: int, offered: int) -> int:
-        """Copy a longer shared prefix from another slot; returns what `slot` now holds of the prompt."""
-        if source is slot or offered <= keep or not self._target.model.cuttable:
-            return keep
-        self._keep(slot, 0)
+    def _copy_from(self, slot: Slot, source: Slot, n_kept: int, n_offered: int) -> int:
+        """Copy a longer shared prefix from another slot; return what `slot` now holds of the prompt."""
+        if source is slot or n_offered <= n_kept or not self._target.model.cuttable:
+            return n_kept
+        self._save_to_memory(slot, 0)
         self.clear(slot)
-        self._target.copy(source.id, slot.id, offered)
-        source.shared, slot.shared = max(source.shared, offered), offered
+        self._target.copy(source.id, slot.id, n_offered)
+        source.shared, slot.shared = max(source.shared, n_offered), n_offered
         slot.exact, slot.moves = source.exact, source.moves
-        slot.marks = [mark for mark in source.marks if mark.tokens <= offered]
-        whole = offered >= self._memory.least(source)
-        if not whole and self._memory.back_to_mark(slot, offered) != offered:
+        slot.marks = [mark for mark in source.marks if mark.tokens <= n_offered]
+        is_cuttable = n_offered >= self._memory.least(source)
+        if not is_cuttable and self._memory.back_to_mark(slot, n_offered) != n_offered:
             self.clear(slot)
             return 0
-        slot.tokens, slot.n_past = source.tokens[:offered], offered
-        slot.n_past_draft = self._draft_memory.copy(source, slot, offered)
+        slot.tokens, slot.n_past = source.tokens[:n_offered], n_offered
+        slot.n_past_draft = self._draft_memory.copy(source, slot, n_offered)
         if slot.hidden is not None and source.hidden is not None:
-            slot.hidden.take(source.hidden, offered)
-        return offered
+            slot.hidden.take(source.hidden, n_offered)
+        return n_offered
 
-    def _take(self, slot: Slot, prompt: list[int], keep: int, chunks: Sequence[Chunk] = ()) -> None:
-        self._clock += 1
-        slot.busy, slot.last_used, moves = True, self._clock, slot.moves
+    def _occupy(
+        self, slot: Slot, prompt: list[int], n_kept: int, chunks: Sequence[Chunk] = ()
+    ) -> None:
+        """Mark a slot as busy with `prompt`, of which it keeps the first `n_kept` tokens."""
+        self._use_count += 1
+        slot.busy, slot.last_used, n_moves = True, self._use_count, slot.moves
         slot.beside_ms, slot.asked = 0.0, len(prompt)
         if chunks:
             self._parking.park(slot, list(chunks))
         else:
-            self._keep(slot, keep)
-        keep = self._cut(slot, keep)
-        slot.tokens, slot.n_past = prompt, keep
+            self._save_to_memory(slot, n_kept)
+        n_kept = self._cut(slot, n_kept)
+        slot.tokens, slot.n_past = prompt, n_kept
         slot.moved = sum(chunk.length for chunk in chunks)
-        slot.reused = keep + slot.moved
+        slot.reused = n_kept + slot.moved
         if chunks:
-            if slot.exact is None:  # what is read up to the first of them is as ever
+            if slot.exact is None:  # all before the first moved chunk is exact
                 slot.exact = chunks[0].new
-            slot.moves = moves + 1
+            slot.moves = n_moves + 1
             slot.source = "shift"
             slot.n_past = self._parking.attach(slot)
         if not self.cuttable or self._target.model.n_swa:
-            slot.turns += places(prompt, self._target.model.vocab.is_control, keep)
-        slot.n_past_draft = min(slot.n_past_draft, keep)
+            slot.turns += places(prompt, self._target.model.vocab.is_control, n_kept)
+        slot.n_past_draft = min(slot.n_past_draft, n_kept)
         slot.conversation = slot.passing = None
 
     def forget_conversation(self, conversation: str | None) -> None:
-        """Nothing of it, with None of any, is to be saved; idle slots lose its text as well."""
+        """Save nothing more of a conversation, or of any if it is None; idle slots lose its text."""
         for slot in self._slots:
             if slot.conversation is not None and conversation in (None, slot.conversation):
                 slot.conversation = None
@@ -187,132 +203,149 @@ class Slots:
     # ------------------------------------------------------------------ prefixes without a slot
 
     def about(self, tokens: list[int]) -> int:
-        """About how many of these tokens some slot can be gone on from with; from any thread."""
-        least = 0 if self.cuttable else len(tokens) + 1
+        """Return about how many of `tokens` some slot could reuse. Safe to call from any thread."""
+        min_length = 0 if self.cuttable else len(tokens) + 1
         return max(
-            usable(common_prefix(slot.cached, tokens), min(least, slot.n_past), slot.places)
+            usable(common_prefix(slot.cached, tokens), min(min_length, slot.n_past), slot.places)
             for slot in self._slots
         )
 
     def savable(self, slot: Slot) -> bool:
-        """Is what a slot holds what its text says, and somebody's?"""
+        """Whether a slot's text belongs to a conversation and its state is exact."""
         return slot.conversation is not None and slot.exact_part(slot.n_past) == slot.n_past
 
-    def snapshot(self, slot: Slot, left: int = 0) -> Prefix:
-        """A copy of what both memories hold for a slot, whose target may be cut to `left` for it."""
+    def snapshot(self, slot: Slot, n_left: int = 0) -> Prefix:
+        """Return a copy of what both memories hold for a slot.
+
+        The target's memory may be cut to `n_left` tokens for it.
+        """
         start = time.perf_counter()
         draft = self._draft_memory.save(slot)
-        target, least = self._target.save(slot.id), self._memory.least_saved(slot)
+        target, min_length = self._target.save(slot.id), self._memory.least_saved(slot)
         spent = time.perf_counter() - start
-        self._memory.mark_turns(slot, left)
-        held = Prefix(
+        self._memory.mark_turns(slot, n_left)
+        prefix = Prefix(
             slot.cached,
             target,
             draft,
             slot.n_past_draft if draft is not None else 0,
-            least,
+            min_length,
             self._exact,
             slot.conversation,
             marks=tuple(slot.marks),
             editors=slot.passing is not None,
         )
         if self._prefixes is not None:
-            self._prefixes.copy_cost.copied(held.copied, spent * 1e3)
-        return held
+            self._prefixes.copy_cost.copied(prefix.copied, spent * 1e3)
+        return prefix
 
-    def _worth_keeping(self, tokens: int, size: int) -> bool:
-        kept = self._prefixes
-        return kept is not None and kept.copy_cost.worth_keeping(tokens, size)
+    def _is_worth_saving(self, tokens: int, size: int) -> bool:
+        prefixes = self._prefixes
+        return prefixes is not None and prefixes.copy_cost.worth_keeping(tokens, size)
 
-    def _keep(self, slot: Slot, left: int) -> bool:
-        """Before a slot loses all but `left` tokens: keep a copy where that is worth it.
+    def _save_to_memory(self, slot: Slot, n_left: int) -> bool:
+        """Save a copy of a slot's state before it loses all but `n_left` tokens, if that is worth it.
 
-        Returns whether memory has it now.
+        Returns whether the store has it now.
         """
-        kept, lost = self._prefixes, slot.lasting - left
-        if kept is None or lost <= 0 or kept.limit <= 0 or not self._restores:
+        prefixes, n_lost = self._prefixes, slot.lasting - n_left
+        if prefixes is None or n_lost <= 0 or prefixes.limit <= 0 or not self._can_restore:
             return False
         if slot.exact_part(slot.n_past) < slot.n_past:
-            return False  # what was moved is for the next key, and for nobody else
+            return False  # a moved state is inexact, and of use only for the same editor's next key
         size = self._target.state_size(slot.id)
-        if not self._worth_keeping(lost, size) or not kept.has_room(size, slot.passing is not None):
+        if not self._is_worth_saving(n_lost, size) or not prefixes.has_room(
+            size, slot.passing is not None
+        ):
             return False
-        if kept.covers(slot.tokens[: slot.lasting], self._exact):
+        if prefixes.covers(slot.tokens[: slot.lasting], self._exact):
             return True
-        held = self.snapshot(slot, left)
-        kept.supersede(held)
-        return kept.put(held)
+        prefix = self.snapshot(slot, n_left)
+        prefixes.supersede(prefix)
+        return prefixes.put(prefix)
 
-    def _send_off(self, prompt: list[int], held: int, writes: int, stay: Sequence[Slot]) -> None:
-        """Idle texts leave for memory where passes over their cells have cost enough, or will: those of a
-        request that comes with this prompt, of which `held` tokens are not read, and that is likely to
-        write so many more. stay: those that it needs.
+    def _save_costly_idle(
+        self, prompt: list[int], n_held: int, n_expected: int, needed: Sequence[Slot]
+    ) -> None:
+        """Move idle texts to the store where passes over their cells have cost enough, or soon will.
 
-        Not where that would take what a window has left, or what a recurrent state can be put back to.
+        A request comes with `prompt`, of which `n_held` tokens are cached, and is likely to generate
+        `n_expected` tokens; `needed` are the slots that it uses. Nothing is moved where that would lose
+        what a sliding window has left behind, or the places that a recurrent state can go back to.
         """
-        kept, target = self._prefixes, self._target
-        if kept is None or not kept.copy_cost.cell_ms or target.model.n_swa or not self.cuttable:
+        prefixes, target = self._prefixes, self._target
+        if (
+            prefixes is None
+            or not prefixes.copy_cost.cell_ms
+            or target.model.n_swa
+            or not self.cuttable
+        ):
             return
-        own, written = len(prompt) + writes, writes if self._alone(stay) else 0
-        rows, split = len(prompt) - held + written, self._split(own, written, stay)
+        own_cells = len(prompt) + n_expected
+        n_decoded = n_expected if self._decodes_only_in(needed) else 0
+        rows, n_split = (
+            len(prompt) - n_held + n_decoded,
+            self._count_split_rows(own_cells, n_decoded, needed),
+        )
         for slot in self._slots:
             cells = slot.own_cells
-            if slot.busy or cells <= 0 or slot in stay:
+            if slot.busy or cells <= 0 or slot in needed:
                 continue
-            cost = slot.beside_ms + kept.copy_cost.idle_ms(cells, own, rows, split)
+            cost = slot.beside_ms + prefixes.copy_cost.idle_ms(cells, own_cells, rows, n_split)
             size = partial(target.state_size, slot.id)
-            if kept.copy_cost.leaving_pays(cost, size) and self._keep(slot, 0):
+            if prefixes.copy_cost.leaving_pays(cost, size) and self._save_to_memory(slot, 0):
                 self.clear(slot)
 
-    def _split(self, own: int, written: int, mine: Sequence[Slot]) -> int:
-        """Of the `written` tokens of a text that has `own` cells in the end, those for which threads share
-        these with the cells of idle texts.
+    def _count_split_rows(self, own_cells: int, n_decoded: int, own_slots: Sequence[Slot]) -> int:
+        """Return how many of `n_decoded` tokens are decoded while threads share cells with idle texts.
+
+        own_cells: the cells of the text at its end; see `CopyCost.split_ms`.
         """
-        idle = sum(each.own_cells for each in self._slots if each not in mine)
-        return min(written, max(own + idle - SPLIT_CELLS, 0)) if idle else 0
+        idle_cells = sum(slot.own_cells for slot in self._slots if slot not in own_slots)
+        return min(n_decoded, max(own_cells + idle_cells - SPLIT_CELLS, 0)) if idle_cells else 0
 
-    def _alone(self, mine: Sequence[Slot]) -> bool:
-        """Is nothing written but in these slots?"""
-        return not any(slot.busy and slot not in mine for slot in self._slots)
+    def _decodes_only_in(self, own_slots: Sequence[Slot]) -> bool:
+        """Whether no slot is busy but these."""
+        return not any(slot.busy and slot not in own_slots for slot in self._slots)
 
-    def _put_back(
-        self, slot: Slot, prompt: list[int], offered: int, align: int, saved: Prefix | None
+    def _restore(
+        self, slot: Slot, prompt: list[int], n_offered: int, align: int, saved: Prefix | None
     ) -> int:
-        """Give `slot` the longest kept prefix where that beats the `offered` tokens by enough.
+        """Restore into `slot` the longest saved prefix if it beats `n_offered` tokens by enough.
 
-        Returns how many tokens of the prompt it holds then, 0 where nothing was put back.
+        Returns how many tokens of the prompt the slot holds then, 0 if nothing was restored.
         """
-        kept = self._prefixes
-        if kept is None or not self._restores:
+        prefixes = self._prefixes
+        if prefixes is None or not self._can_restore:
             return 0
-        # At least one token is left to be read, so a state that cannot be cut must be shorter.
-        found, length = kept.find(
+        # At least one token must stay unread, so a state that cannot be cut has to be shorter.
+        prefix, length = prefixes.find(
             prompt[:-1],
             exact=self._exact,
             align=align,
-            also=[saved] if saved is not None else [],
+            extra=[saved] if saved is not None else [],
         )
-        if found is None or not kept.copy_cost.pays(length - offered, found.copied):
+        if prefix is None or not prefixes.copy_cost.pays(length - n_offered, prefix.copied):
             return 0
-        self._keep(slot, 0)
+        self._save_to_memory(slot, 0)
         self.clear(slot)
-        self._make_cells(len(found.tokens))
+        self._free_cells(len(prefix.tokens))
         start = time.perf_counter()
-        if not self._target.restore(slot.id, found.target):
+        if not self._target.restore(slot.id, prefix.target):
             self.clear(slot)
             return 0
-        slot.tokens, slot.n_past = list(found.tokens), len(found.tokens)
-        slot.snapshots, slot.marks = slot.n_past, list(found.marks)
-        slot.turns = [mark.tokens for mark in found.marks]
-        slot.n_past_draft = self._draft_memory.restore(slot, found.draft, found.n_draft)
-        kept.copy_cost.copied(found.copied, (time.perf_counter() - start) * 1e3)
-        kept.taken(found, length)
-        slot.source = "disk" if found.source == "disk" else "memory"
-        # What goes beyond the prompt is still kept, or too little to be: it is no loss.
+        slot.tokens, slot.n_past = list(prefix.tokens), len(prefix.tokens)
+        slot.snapshots, slot.marks = slot.n_past, list(prefix.marks)
+        slot.turns = [mark.tokens for mark in prefix.marks]
+        slot.n_past_draft = self._draft_memory.restore(slot, prefix.draft, prefix.n_draft)
+        prefixes.copy_cost.copied(prefix.copied, (time.perf_counter() - start) * 1e3)
+        prefixes.taken(prefix, length)
+        slot.source = "disk" if prefix.source == "disk" else "memory"
+        # The saved text behind the prompt is still in the store, or too short to matter.
         return self._cut(slot, length)
 
-    def _make_cells(self, count: int) -> None:
-        """llama.cpp puts a state back only where cells are free: others give theirs up for it."""
+    def _free_cells(self, count: int) -> None:
+        """Empty idle slots until `count` cells are free: llama.cpp restores a state into free ones only."""
         while sum(slot.n_past for slot in self._slots) + count > self._target.n_ctx:
             if not self.evict():
                 return
@@ -320,70 +353,73 @@ class Slots:
     # ------------------------------------------------------------------ a pass
 
     def begin_pass(self, rows: Mapping[int, int]) -> None:
-        """A pass of the target begins, with so many rows of each slot, by its id, in this order.
+        """Note the rows of each slot, by its id and in this order, in the pass of the target that begins.
 
-        llama.cpp keeps a snapshot of a recurrent state per row, but cuts a pass into pieces where
-        sequences have different numbers of rows, and a piece moves the states of others without their
-        snapshots; it would give what it finds in their place instead of refusing.
+        llama.cpp keeps a snapshot of a recurrent state per row. But it cuts a pass into pieces where
+        sequences have different numbers of rows, and a piece moves the states of other sequences without
+        their snapshots. A rollback would then find wrong states in their place instead of failing.
         """
-        self._first_rows, first = {}, 0
+        self._first_rows, first_row = {}, 0
         for slot_id, count in rows.items():
-            self._first_rows[slot_id] = first
-            first += count
-        whole = len(set(rows.values())) == 1
+            self._first_rows[slot_id] = first_row
+            first_row += count
+        has_equal_rows = len(set(rows.values())) == 1
         for slot in self._slots:
             count = rows.get(slot.id, 0)
-            slot.snapshots = slot.n_past + (min(count, 1) if whole else count)
+            slot.snapshots = slot.n_past + (min(count, 1) if has_equal_rows else count)
 
     def prefill_chunk(self, slot: Slot, count: int) -> int:
-        """How many of the next `count` tokens of a prompt one pass is to read; call it before each."""
+        """Return how many of the next `count` prompt tokens one pass may read; call it before each pass."""
         count = self._memory.before_pass(slot, count)
-        until = self._parking.next(slot)
-        return count if until is None else min(count, until - slot.n_past)
+        next_place = self._parking.next(slot)
+        return count if next_place is None else min(count, next_place - slot.n_past)
 
     def prefilled(self, slot: Slot, count: int) -> None:
-        """A pass has read `count` tokens of the prompt."""
-        self._keep_states(slot, count)
+        """Note that a pass has read `count` tokens of the prompt."""
+        self._store_hidden(slot, count)
         slot.n_past += count
         slot.n_past = self._parking.attach(slot)
 
     def commit(self, slot: Slot, count: int) -> None:
-        """Of what a pass read, `count` tokens are the text's; all else goes out of both memories."""
-        self._keep_states(slot, count)
+        """Keep the first `count` tokens that a pass read, and remove the others from both memories."""
+        self._store_hidden(slot, count)
         slot.n_past += count
         self.roll_back(slot, slot.n_past)
 
-    def _keep_states(self, slot: Slot, count: int) -> None:
-        """What the heads want to know of the first `count` tokens that a pass read."""
+    def _store_hidden(self, slot: Slot, count: int) -> None:
+        """Store the hidden states that the heads need of the first `count` tokens of the pass."""
         if slot.hidden is not None and count:
             states = self._target.states(self._first_rows[slot.id], count)
             slot.hidden.put(slot.n_past, states)
 
     def roll_back(self, slot: Slot, length: int) -> bool:
-        """Cut both memories to `length` tokens. False: the model cannot, and reads some of it again."""
-        wanted = min(length, slot.n_past)
-        return self._cut(slot, length) == wanted
+        """Cut both memories to `length` tokens.
+
+        Returns False if the model cannot, so that some of the text has to be read again.
+        """
+        target_length = min(length, slot.n_past)
+        return self._cut(slot, length) == target_length
 
     def stopped(self, slot: Slot) -> None:
-        """A pass over this slot was ended on its way: nothing of it is kept, in either memory."""
+        """Take back an interrupted pass over this slot in both memories."""
         if self.cuttable:
             self.commit(slot, 0)
             return
-        length = self._memory.back_to_mark(slot, slot.n_past)  # half a pass has gone into its state
+        length = self._memory.back_to_mark(slot, slot.n_past)  # its state is that of half a pass
         if not length:
             self.forget(slot)
-        self._holds(slot, length)
+        self._set_length(slot, length)
 
     def _cut(self, slot: Slot, length: int) -> int:
-        """Cut both memories to `length` tokens, or to fewer where the model cannot; returns how many."""
+        """Cut both memories to `length` tokens, or to fewer where the model cannot; return how many."""
         if self._target.length(slot.id) > length:
             length = self._memory.cut(slot, length)
             if not length:
                 self.forget(slot)
-        return self._holds(slot, length)
+        return self._set_length(slot, length)
 
-    def _holds(self, slot: Slot, length: int) -> int:
-        """The target's memory was cut to so many tokens; the draft's is to have no more."""
+    def _set_length(self, slot: Slot, length: int) -> int:
+        """Note that the target's memory was cut to `length` tokens, and cut the draft's to match."""
         slot.n_past = min(slot.n_past, length)
         slot.shared = min(slot.shared, length)
         if slot.exact is not None and slot.n_past <= slot.exact:
@@ -396,36 +432,36 @@ class Slots:
         return slot.n_past
 
     def roll_back_draft(self, slot: Slot, length: int) -> None:
-        """Cut the draft's memory to `length` tokens; where it cannot, it starts anew."""
+        """Cut the draft's memory to `length` tokens, or to 0 where it cannot be cut."""
         slot.n_past_draft = self._draft_memory.cut(slot, length)
 
     # ------------------------------------------------------------------ the end
 
     def release(self, slot: Slot) -> None:
-        """The request is over; what the target has read stays as a cache."""
+        """Make a slot idle. What the target has read stays as a cache."""
         self._parking.drop(slot)
         slot.tokens = slot.tokens[: slot.n_past]
         slot.turns.append(slot.n_past)
         self._memory.mark(slot)
-        slot.last_used = self._clock = self._clock + 1
+        slot.last_used = self._use_count = self._use_count + 1
         slot.n_past_draft = min(slot.n_past_draft, slot.n_past)
         slot.busy = False
-        self._charge(slot)
+        self._charge_idle_texts(slot)
 
-    def _charge(self, left: Slot) -> None:
-        """What the request that has left this slot has paid for the cells of idle texts."""
+    def _charge_idle_texts(self, released: Slot) -> None:
+        """Charge idle texts with what their cells have cost the request that has left a slot."""
         if self._prefixes is None:
             return
-        cost, own = self._prefixes.copy_cost, left.n_past
-        written = max(own - left.asked, 0) if self._alone(()) else 0
-        rows = max(min(left.asked, own) - left.reused, 0) + written
-        split = self._split(own, written, (left,))
+        cost, own_cells = self._prefixes.copy_cost, released.n_past
+        n_decoded = max(own_cells - released.asked, 0) if self._decodes_only_in(()) else 0
+        rows = max(min(released.asked, own_cells) - released.reused, 0) + n_decoded
+        n_split = self._count_split_rows(own_cells, n_decoded, (released,))
         for slot in self._slots:
-            if not slot.busy and slot is not left:
-                slot.beside_ms += cost.idle_ms(slot.own_cells, own, rows, split)
+            if not slot.busy and slot is not released:
+                slot.beside_ms += cost.idle_ms(slot.own_cells, own_cells, rows, n_split)
 
     def forget(self, slot: Slot) -> None:
-        """Empty both memories; the slot's text is to be read again."""
+        """Empty both memories of a slot; its text is read again."""
         self._parking.drop(slot)
         self._target.remove(slot.id, 0)
         self._draft_memory.empty(slot)
@@ -442,7 +478,10 @@ class Slots:
         slot.conversation = slot.passing = None
 
     def evict_draft(self) -> bool:
-        """Empty the draft's memory of the idle slot that was used longest ago; as `evict`."""
+        """Empty the draft's memory of the least recently used idle slot.
+
+        Returns False if no idle slot has any.
+        """
         idle = [slot for slot in self._slots if not slot.busy and slot.n_past_draft]
         if not idle:
             return False
@@ -450,11 +489,11 @@ class Slots:
         return True
 
     def evict(self) -> bool:
-        """Empty the idle slot that was used longest ago. False: no idle slot holds anything."""
+        """Empty the least recently used idle slot. Return False if no idle slot holds anything."""
         idle = [slot for slot in self._slots if not slot.busy and slot.n_past]
         if not idle:
             return False
         oldest = min(idle, key=lambda s: s.last_used)
-        self._keep(oldest, 0)
+        self._save_to_memory(oldest, 0)
         self.clear(oldest)
         return True
