@@ -221,7 +221,7 @@ def test_a_request_that_cannot_be_started_fails_alone_and_leaves_its_slot(
 
 
 @pytest.mark.parametrize("error", [ValueError, BadBatch, NoKvSlot])
-@pytest.mark.parametrize("place", ["propose", "_choose", "_prefill"])
+@pytest.mark.parametrize("place", ["propose", "_append_draft", "_prefill"])
 def test_where_drafting_fails_the_answers_go_on_without(
     contextual_files: PairFiles, load: Load, place: str, error: type[Exception]
 ) -> None:

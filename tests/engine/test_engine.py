@@ -650,7 +650,7 @@ def test_a_prediction_longer_than_any_answer_is_cut_and_sorted_beside_the_step_l
     asked = Generate(1, text, sampling=GREEDY, max_tokens=5, speculative=wish)
     prepared = contextual.preparer.prepare(asked)
     assert len(prepared.lookup._prediction) == room
-    assert len(prepared.lookup._predicted._keys) == room - 3
+    assert len(prepared.lookup._prediction_grams._keys) == room - 3
     answer = contextual.ask(PROMPT, 12, GREEDY, wish)
     plain = contextual.ask(PROMPT, 12).tokens
     assert_alike(contextual.pair.files.target, PROMPT, answer.tokens, plain)

@@ -17,7 +17,12 @@ from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import Candidate, MeasuredDepth, PassCosts
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
-from localspec.engine.speculation.step import LOSS, LOSS_SHARE, Drafting, SequenceStep
+from localspec.engine.speculation.step import (
+    LOSS_BUDGET_ROUNDS,
+    LOSS_REFILL_ROUNDS,
+    Drafting,
+    SequenceStep,
+)
 from localspec.protocol.frames import PairFiles, Sampling, Speculative
 from tests.support.rescoring import NEAR_TIE, worst_gap
 from tests.support.running import GREEDY, Running, drafting, skip_on
@@ -132,7 +137,7 @@ def test_known_tokens_that_lose_too_much_leave_the_rounds_to_other_kinds(kinds: 
         right = tried[-1] == "right"
         controller.observe(step, [7] * (1 + right * len(step.drafts.tokens)))
     assert "sure" in tried
-    assert lost <= LOSS + LOSS_SHARE * 60
+    assert lost <= LOSS_BUDGET_ROUNDS + LOSS_REFILL_ROUNDS * 60
     assert tried.count("right") > 40
 
 

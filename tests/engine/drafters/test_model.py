@@ -14,7 +14,7 @@ from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.drafters.model import PROBE_CONTEXT, PROBE_ROWS, DraftModel
+from localspec.engine.speculation.drafters.model import PROBE_CONTEXT_TOKENS, PROBE_ROWS, DraftModel
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair
 from tests.support.recurrent import lfm2_pair
@@ -136,7 +136,7 @@ def test_a_look_costs_the_same_however_long_the_text_and_leaves_nothing_behind(
         belief = Belief(Calibration())
         rows = drafting.model._batch
         drafting.model.probe(Slot(0, 0, list(range(100, 100 + length))), belief)
-        assert rows.rows <= PROBE_CONTEXT + PROBE_ROWS
+        assert rows.rows <= PROBE_CONTEXT_TOKENS + PROBE_ROWS
         assert belief.calibration.count.sum() == min(PROBE_ROWS, length - 1)
         assert context.length(drafting.model._scratch) == 0
 

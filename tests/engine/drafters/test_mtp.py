@@ -14,7 +14,7 @@ from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec import purpose
 from localspec.engine.cache import hidden
-from localspec.engine.cache.hidden import TAIL, Hidden
+from localspec.engine.cache.hidden import TAIL_STATES, Hidden
 from localspec.engine.llama import Logits, NoKvSlot, NotFinite
 from localspec.engine.llama import heads as binding
 from localspec.engine.pair.models import Models
@@ -180,7 +180,7 @@ class Proposal(NamedTuple):
 def recorded(engine: Running, monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
     """All that is proposed from now on."""
     heads, found = heads_of(engine), list[Proposal]()
-    whole, choose = heads.propose, heads._choose
+    whole, choose = heads.propose, heads._append_draft
     gaps: dict[DraftRequest, list[float]] = {}
 
     def chosen(request: DraftRequest, logits: Logits) -> None:
@@ -196,7 +196,7 @@ def recorded(engine: Running, monkeypatch: pytest.MonkeyPatch) -> list[Proposal]
             found.append(Proposal(tuple(each.slot.tokens), tuple(each.tokens), known))
 
     monkeypatch.setattr(heads, "propose", propose)
-    monkeypatch.setattr(heads, "_choose", chosen)
+    monkeypatch.setattr(heads, "_append_draft", chosen)
     return found
 
 
@@ -317,13 +317,13 @@ def test_heads_that_begin_late_read_the_end_of_a_text(
     deep: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As much as there are states of."""
-    monkeypatch.setattr(hidden, "MOST_BYTES", 0)
+    monkeypatch.setattr(hidden, "MAX_BYTES", 0)
     with running(deep.pair.files) as engine:
         prompt = [(7 * at) % 500 for at in range(300)]
         answer = engine.ask(prompt, 40, speculative=mtp(2))
         context = heads_of(engine).context
         slot = max(engine.pair.shared.slots, key=lambda each: each.n_past)
-        assert context.first(slot.draft_id) > 300 - 2 * TAIL
+        assert context.first(slot.draft_id) > 300 - 2 * TAIL_STATES
         assert answer.done.speculation.drafted > 0
         assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
 
@@ -388,11 +388,11 @@ def test_a_sidecar_computes_on_every_device_what_its_files_say(
     states = np.linalg.lstsq(weights["token_embd.weight"], truth.T, rcond=None)[0].T
     states = states @ weights["nextn.post_projection.weight"].T
     read: list[tuple[int, float, float]] = []
-    choose = Heads._choose
+    choose = Heads._append_draft
 
     def chosen(heads: Heads, request: DraftRequest, logits: Logits) -> None:
         token = (request.slot.tokens + request.tokens)[-1]
-        state = heads._own[request]
+        state = heads._draft_states[request]
         read.append(
             (
                 token,
@@ -402,7 +402,7 @@ def test_a_sidecar_computes_on_every_device_what_its_files_say(
         )
         choose(heads, request, logits)
 
-    monkeypatch.setattr(Heads, "_choose", chosen)
+    monkeypatch.setattr(Heads, "_append_draft", chosen)
     for exact in (False, True):
         engine.ask([5], 60, speculative=mtp(4), exact=exact)
         for prompt in PROMPTS:
@@ -570,7 +570,7 @@ def test_states_are_those_of_the_text_whatever_was_put_and_cut() -> None:
     """Against a list, in many random turns; of too many the oldest are forgotten."""
     rng = np.random.default_rng(0)
     kept, truth = Hidden(4), np.zeros((0, 4), np.float32)
-    kept._most = 100
+    kept._max_rows = 100
     start = 0
     for _ in range(300):
         match rng.integers(4):
@@ -584,7 +584,7 @@ def test_states_are_those_of_the_text_whatever_was_put_and_cut() -> None:
             case _:
                 place = int(rng.integers(len(truth) + 1))
                 kept.were_read(place)
-                assert kept.start <= max(start, place - TAIL, len(truth) - 100)
+                assert kept.start <= max(start, place - TAIL_STATES, len(truth) - 100)
         start = kept.start
         assert kept.end == len(truth)
         assert kept.end - kept.start <= 100

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from localspec.engine.speculation.acceptance import BUCKETS, Calibration
 from localspec.engine.speculation.drafters.ngram import (
-    LIMIT,
-    WEAK,
-    WEAK_LIMIT,
+    MAX_LOOKUP_TOKENS,
+    MAX_WEAK_DRAFTS,
+    WEAK_MATCH_TOKENS,
     NgramDrafter,
     NgramIndex,
     buckets,
 )
-from localspec.engine.speculation.drafters.ngram_index import GRAM
+from localspec.engine.speculation.drafters.ngram_index import GRAM_TOKENS
 from localspec.engine.speculation.drafters.ngram_memory import Memory
 from localspec.engine.speculation.drafters.ngram_trail import NOTHING, Expected
 
@@ -40,19 +40,20 @@ def test_a_first_proposal_followed_the_same_tokens_before(
     """The longest match of the latest places, in what is predicted and in the text itself."""
     for end in range(max(len(tokens) - written, 0), len(tokens) + 1):
         seen = tokens[:end]
-        found = NgramIndex(prediction).propose(seen, limit, GRAM + 1)
+        found = NgramIndex(prediction).propose(seen, limit, GRAM_TOKENS + 1)
         lengths = [
             match_length(corpus, place, seen)
             for corpus in (prediction, seen)
             for place in [
                 place
-                for place in range(GRAM, len(corpus))
-                if len(seen) >= GRAM and corpus[place - GRAM : place] == seen[-GRAM:]
+                for place in range(GRAM_TOKENS, len(corpus))
+                if len(seen) >= GRAM_TOKENS
+                and corpus[place - GRAM_TOKENS : place] == seen[-GRAM_TOKENS:]
             ][-8:]
         ]
         assert found.strength == max(lengths, default=0)
         assert bool(found.tokens) == bool(lengths)
-        assert len(found.tokens) <= min(limit, LIMIT)
+        assert len(found.tokens) <= min(limit, MAX_LOOKUP_TOKENS)
 
 
 @given(texts, texts, st.lists(texts, max_size=3), st.integers(1, 64), st.data())
@@ -102,9 +103,11 @@ def test_nothing_is_proposed_for_no_room() -> None:
 
 def test_of_a_short_match_little_is_proposed() -> None:
     text = [*range(100), 0, 1, 2]
-    assert len(NgramIndex().propose(text, LIMIT, 9).tokens) == WEAK_LIMIT
-    assert len(NgramIndex().propose([*text, 3, 4], LIMIT, 9).tokens) == LIMIT
-    assert WEAK == 5
+    assert len(NgramIndex().propose(text, MAX_LOOKUP_TOKENS, 9).tokens) == MAX_WEAK_DRAFTS
+    assert (
+        len(NgramIndex().propose([*text, 3, 4], MAX_LOOKUP_TOKENS, 9).tokens) == MAX_LOOKUP_TOKENS
+    )
+    assert WEAK_MATCH_TOKENS == 5
 
 
 # ---------------------------------------------------------------------------- predictions
@@ -114,7 +117,7 @@ def test_a_predicted_answer_is_proposed_from_its_first_token() -> None:
     prediction = [50, 51, 52, 53, 54]
     found = NgramIndex(prediction).propose([1, 2], 3, 0)
     assert found.tokens == [50, 51, 52]
-    assert found.strength >= GRAM
+    assert found.strength >= GRAM_TOKENS
 
 
 @pytest.mark.parametrize("written", [1, 2])
@@ -223,7 +226,7 @@ def test_what_is_known_at_the_start_and_what_comes_are_looked_up_alike(
     sorted_, grown = NgramIndex(prediction, tokens[:known]), NgramIndex(prediction)
     seen = tokens[:known]
     for token in [*tokens[known:], 0]:
-        assert sorted_.propose(seen, 5, GRAM + 1) == grown.propose(seen, 5, GRAM + 1)
+        assert sorted_.propose(seen, 5, GRAM_TOKENS + 1) == grown.propose(seen, 5, GRAM_TOKENS + 1)
         seen.append(token)  # the text itself grows, as a sequence's does
 
 

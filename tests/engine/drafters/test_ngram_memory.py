@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.speculation.drafters.ngram import NgramIndex
-from localspec.engine.speculation.drafters.ngram_memory import KEY, ROOM, Memory
+from localspec.engine.speculation.drafters.ngram_memory import CAPACITY_TOKENS, KEY_TOKENS, Memory
 from tests.support.rescoring import assert_alike
 from tests.support.running import GREEDY, Running, drafting
 
@@ -37,7 +37,7 @@ def test_only_what_is_remembered_is_found(acts: list[Act], tokens: list[int]) ->
     if found is None:
         return
     text, place, length = found
-    assert length >= KEY
+    assert length >= KEY_TOKENS
     assert text[place - length : place] == tokens[-length:]
     piece = text[place - length : place + 1]  # with a token that follows
     assert len(piece) == length + 1
@@ -79,7 +79,7 @@ def test_a_memory_has_a_bound_and_nothing_to_remember_takes_none() -> None:
         tracemalloc.stop()
     assert nothing < 1 << 16
     assert size < 16 << 20
-    assert size > 8 * ROOM  # all of it, from the first text on
+    assert size > 8 * CAPACITY_TOKENS  # all of it, from the first text on
 
 
 def test_the_oldest_is_overwritten() -> None:

@@ -1,5 +1,7 @@
-"""What a kind of drafts is: it says what it could bring and at what cost, brings it, and learns from
-what became of it. A new kind is a file with a `Drafter` in it, imported in this folder's `__init__.py`.
+"""The interface of a kind of drafts.
+
+A drafter offers what it could bring and at what cost, brings it, and learns from the result. A new kind is a
+file with a `Drafter` subclass, imported in this folder's `__init__.py`.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DraftRequest:
-    """One sequence that wants drafts in one round, and what it got.
+    """A sequence's request for drafts in one round, and the drafts that it got.
 
-    limit: most tokens. sampler: draw from the draft's own distribution with it (rejection rule); None:
-    the draft's best token. more: asked after each token whether another is wanted. hurried: a prompt is
-    read in the same pass, whose owner waits. generated: tokens
-    of the answer so far; left: those that may still come. `tokens`, `buckets` and `probs` go together,
-    but that only drawn drafts have `probs`.
+    limit: most tokens. generated: tokens of the answer so far. left: tokens that may still come.
+    sampler: used to draw from the draft's own distribution (rejection rule); None: take its best token.
+    more: called after each token; whether another one is wanted.
+    hurried: a prompt is read in the same pass, and its sender waits.
+    `tokens`, `buckets` and `probs` belong together, but only drafts that were drawn have `probs`.
     """
 
     slot: Slot
@@ -53,9 +55,9 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What there is to draft with for one sequence: of its request and of the pair.
+    """What there is to draft with for one sequence, from its request and from the pair.
 
-    reject: its drafts are verified by the rejection rule.
+    reject: the drafts are verified by the rejection rule.
     """
 
     asked: Speculative
@@ -69,15 +71,18 @@ class Resources:
 class Drafter(ABC):
     """Drafts of one kind for one sequence.
 
-    What target and draft model have read of a slot is rolled back by `Slots.commit`, after each pass.
-    rank: with a fixed depth the kind of the lowest drafts. initial_acceptance: the rate expected with a
-    pair nobody has seen at work; learned: what is known of any pair, as `Calibration.as_dict` gives it;
-    certain: as a calibration's. costly: each draft takes passes of its own. called: what a person is
-    told of what drafts. predicted: the drafts come from a text the caller predicts. proven: one of its
-    drafts was kept in this text.
+    What target and draft model have read of a slot is rolled back by `Slots.commit` after each pass.
+
+    rank: with a fixed depth, the kind with the lowest rank drafts.
+    initial_acceptance: the rate expected with a pair that was never used. learned: the calibration known to
+    fit any pair, as from `Calibration.as_dict`. certain: as in `Calibration`.
+    costly: each draft takes passes of its own.
+    called: the kind's name in messages.
+    predicted: the drafts come from a text that the client predicted.
+    proven: a draft of this kind was accepted in this text.
     """
 
-    kinds: ClassVar[list[type[Drafter]]] = []  # all there are, by rank
+    kinds: ClassVar[list[type[Drafter]]] = []  # all kinds, ordered by rank
     kind: ClassVar[str]
     called: ClassVar[str] = "the drafts"
     rank: ClassVar[int]
@@ -93,62 +98,65 @@ class Drafter(ABC):
         Drafter.kinds.sort(key=lambda kind: kind.rank)
 
     @classmethod
-    def asked_for(cls, asked: Speculative) -> bool:
-        """Does a request leave the choice of drafts to us, or name this kind?"""
-        return asked.kind in ("auto", cls.kind)
+    def asked_for(cls, speculative: Speculative) -> bool:
+        """Whether a request leaves the kind of drafts open or names this kind."""
+        return speculative.kind in ("auto", cls.kind)
 
     @classmethod
     @abstractmethod
-    def serves(cls, given: Resources) -> bool:
-        """May it draft for this request?"""
+    def serves(cls, resources: Resources) -> bool:
+        """Whether this kind can draft for the request."""
 
-    def __init__(self, given: Resources, belief: Belief) -> None:
+    def __init__(self, resources: Resources, belief: Belief) -> None:
         self.belief = belief
         self.proven = False
 
     @abstractmethod
     def offer(self, request: DraftRequest) -> Candidate | None:
-        """What it could bring now, and at what cost; None: nothing. Tokens that are known at once, at
-        no cost, are in it already.
+        """Return what it could bring now, and at what cost; None: nothing.
+
+        Tokens that are known at once, at no cost, are already in the candidate.
         """
 
     def known(self, tokens: list[int], bucket: int) -> Candidate | None:
-        """An offer of tokens that cost nothing, all of one confidence; None where there are none."""
+        """Return an offer of tokens that cost nothing, all in one bucket; None if there are none."""
         if not tokens:
             return None
         return Candidate(self.belief, len(tokens), 0.0, 0.0, [bucket] * len(tokens), tokens)
 
     def propose(self, requests: list[DraftRequest]) -> None:  # noqa: B027 - not all kinds need it
-        """Fill requests with drafts until their `more` says no: of all sequences that take this kind in
-        a round, in one call. Not called where the tokens were known.
+        """Draft for each request until its `more` returns False.
+
+        Called once per round with all sequences that use this kind, unless the tokens were known.
 
         Raises:
-            NoKvSlot: the running requests fill the draft's context.
-            NotFinite: the draft's logits are no numbers.
-            DecodeFatal: a context is lost.
+            NoKvSlot: The running requests fill the draft's context.
+            NotFinite: The draft's logits are NaN or infinite.
+            DecodeFatal: A context is lost.
         """
 
-    def observe(self, request: DraftRequest, kept: list[int], used: bool) -> None:
-        """A pass has been verified: `kept` are its tokens. used: the drafts in `request` were this
-        kind's; they tell something up to the first rejection.
+    def observe(self, request: DraftRequest, kept_tokens: list[int], used: bool) -> None:
+        """Learn from a verified pass that kept `kept_tokens`.
+
+        used: the drafts in `request` were of this kind. They are informative up to the first rejection.
         """
         if used:
-            accepted = len(kept) - 1
+            accepted = len(kept_tokens) - 1
             self.proven = self.proven or accepted > 0
-            for at in range(min(accepted + 1, len(request.tokens))):
-                self.belief.observe(request.buckets[at], at < accepted)
+            for index in range(min(accepted + 1, len(request.tokens))):
+                self.belief.observe(request.buckets[index], index < accepted)
 
     def elapsed(  # noqa: B027 - as propose
         self, used: bool, tokens: int, spent_ms: float, plain_ms: float
     ) -> None:
-        """A round took `spent_ms` and wrote so many tokens; plain decoding takes `plain_ms` for one."""
+        """Note a round of `spent_ms` with `tokens` tokens. Plain decoding takes `plain_ms` for one."""
 
-    def probe(self, slot: Slot, left: int) -> bool:
-        """Where its drafts do not pay, see now and then whether they would; False: not now.
+    def probe(self, slot: Slot, remaining: int) -> bool:
+        """Check now and then whether drafts that do not pay would pay now. Return False if not this time.
 
-        left: tokens that may still come.
+        remaining: tokens that may still come.
         """
         return False
 
     def close(self, slot: Slot) -> None:  # noqa: B027 - as propose
-        """It drafts no more for this sequence: whatever it holds of the text goes."""
+        """Release what it holds of the text, because it drafts no more for this sequence."""

@@ -1,11 +1,11 @@
-"""MTP heads: blocks that were trained with a target to tell the token after next, in its file or a sidecar.
+"""MTP heads: blocks trained with a target to predict the token after next, in its file or a sidecar.
 
-They read each token together with the target's hidden state after the token before. Their first draft
-follows from the target's state, each further one from their own.
+They read each token together with the target's hidden state after the token before. Their first draft follows
+from the target's state, and each further one from their own.
 
-Heads in the target's file keep a cache: what they have read of their own drafts goes out again after each
-round, and what was kept is read from the target's states. A sidecar keeps nothing. It looks at the
-target's cache, always from where the next token stands, and reads one token for each draft.
+Heads in the target's file keep a cache. What they have read of their own drafts is removed after each round,
+and what was kept is read again from the target's states. A sidecar keeps no cache. It reads the target's,
+always from the position of the next token, and reads one token for each draft.
 """
 
 from __future__ import annotations
@@ -20,41 +20,43 @@ from localspec.engine.speculation.acceptance import Belief, bucket
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.model import DraftModel, ModelDrafter, probability
 
-# Of so many tokens the states may be missing: their cells say little, and those before them stay of use.
-GAP = 64
+# The states of up to this many tokens may be missing: their cells are poor, but those before stay useful.
+MAX_STATE_GAP_TOKENS = 64
 
 
 class MtpDrafter(ModelDrafter):
-    """Drafts of the target's heads for one sequence."""
+    """Drafts of the target's MTP heads for one sequence."""
 
     kind, rank = "mtp", 1
     called = "the MTP heads"
 
 
 class Heads(DraftModel):
-    """The heads of a target, for several sequences."""
+    """The MTP heads of a target, for several sequences."""
 
     kind = MtpDrafter.kind
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        """As DraftModel's, with a StateBatch."""
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take the arguments of `DraftModel`, with a `StateBatch` as the batch."""
+        super().__init__(*args, **options)
         assert isinstance(self._batch, StateBatch)
         self._states = self._batch.states
-        self._own: dict[DraftRequest, States] = {}  # after what each has just drafted
+        self._draft_states: dict[
+            DraftRequest, States
+        ] = {}  # per request, the state after its last draft
 
     def begin(self, slot: Slot) -> int:
-        """The next token, or where states are known again."""
+        """Return the first unread token, or where states are known again after a gap."""
         assert slot.hidden is not None
-        known, read = slot.hidden.start, slot.n_past_draft
-        return known if known > read + GAP else read
+        states_start, n_read = slot.hidden.start, slot.n_past_draft
+        return states_start if states_start > n_read + MAX_STATE_GAP_TOKENS else n_read
 
     def propose(self, requests: Sequence[DraftRequest]) -> None:
         try:
             super().propose(requests)
         finally:
-            self._own.clear()
-            for request in requests:  # what follows from its own states goes
+            self._draft_states.clear()
+            for request in requests:  # what was read from the heads' own states is not kept
                 self.context.remove(request.slot.draft_id, request.slot.n_past_draft)
 
     def _prefill(self, slot: Slot, end: int) -> None:
@@ -64,20 +66,20 @@ class Heads(DraftModel):
         super()._prefill(slot, end)
 
     def _add_text(
-        self, slot: Slot, start: int, end: int, place: int, sequence: int, wanted: int = 1
+        self, slot: Slot, start: int, end: int, position: int, sequence: int, n_logits: int = 1
     ) -> int:
-        last = super()._add_text(slot, start, end, place, sequence, wanted)
+        last_row = super()._add_text(slot, start, end, position, sequence, n_logits)
         assert slot.hidden is not None
-        self._states[last + 1 - (end - start) : last + 1] = slot.hidden.before(start, end)
-        return last
+        self._states[last_row + 1 - (end - start) : last_row + 1] = slot.hidden.before(start, end)
+        return last_row
 
-    def _add_draft(self, request: DraftRequest, place: int) -> int:
-        row = super()._add_draft(request, place)
-        self._states[row] = self._own[request]
+    def _add_draft(self, request: DraftRequest, position: int) -> int:
+        row = super()._add_draft(request, position)
+        self._states[row] = self._draft_states[request]
         return row
 
-    def _has_read(self, request: DraftRequest, row: int, length: int) -> None:
-        self._own[request] = self.context.states(row)[0].copy()
+    def _note_read(self, request: DraftRequest, row: int, length: int) -> None:
+        self._draft_states[request] = self.context.states(row)[0].copy()
         if not request.tokens:
             slot = request.slot
             slot.draft_has_read(length)
@@ -86,8 +88,8 @@ class Heads(DraftModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _Guess:
-    """What was guessed of the token at a place, for whom."""
+class _Prediction:
+    """A prediction of the token at position `place`, for the sequence of `belief`."""
 
     belief: Belief
     place: int
@@ -98,53 +100,53 @@ class _Guess:
 class Sidecar(Heads):
     """Heads in a file of their own, whose context borrows the cells of the target's."""
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._how = more
-        self._guesses: dict[int, _Guess] = {}  # by sequence
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._options = options
+        self._predictions: dict[int, _Prediction] = {}  # by sequence
         self.probe_ms = self._costs.ms(1)
 
     def beside(self, context: Context, make_room: Callable[[], bool]) -> Self:
-        """The same with another target's cells."""
+        """Return the same heads for the cells of another target context."""
         batch = StateBatch(self._batch.capacity, context.n_state)
         args = context, batch, self._costs, make_room, self._scratch, self._shared
-        other = type(self)(*args, **self._how)
-        other.steps = self.steps
-        return other
+        sidecar = type(self)(*args, **self._options)
+        sidecar.steps = self.steps
+        return sidecar
 
     def begin(self, slot: Slot) -> int:
-        """The token that the target has not read either."""
+        """Return the last token, which the target has not read either."""
         return len(slot.tokens) - 1
 
     def probe(self, slot: Slot, belief: Belief) -> None:
-        """Would it tell the next token? What it said at the last probe is compared with what came.
+        """Predict the next token, and compare the prediction of the last probe with what came.
 
-        It can look at a text from its end only: the target's cells end there.
+        It can look at the end of a text only, because the target's cells end there.
         """
         start = self._clock()
-        before = self._guesses.pop(slot.draft_id, None)
-        if before is not None and before.belief is belief and before.place < len(slot.tokens):
-            belief.observe(before.bucket, slot.tokens[before.place] == before.token)
-        place = len(slot.tokens)
+        previous = self._predictions.pop(slot.draft_id, None)
+        if previous is not None and previous.belief is belief and previous.place < len(slot.tokens):
+            belief.observe(previous.bucket, slot.tokens[previous.place] == previous.token)
+        position = len(slot.tokens)
         self._batch.clear()
-        row = self._add_text(slot, place - 1, place, place - 1, slot.draft_id)
-        self._pass(timed=False)
+        row = self._add_text(slot, position - 1, position, position - 1, slot.draft_id)
+        self._run_pass(timed=False)
         logits = self._proposals(row)
         best = int(logits.argmax())
-        sure = bucket(probability(logits, best))
-        self._guesses[slot.draft_id] = _Guess(belief, place, best, sure)
+        confidence = bucket(probability(logits, best))
+        self._predictions[slot.draft_id] = _Prediction(belief, position, best, confidence)
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
-    def _read(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
-        """Return those whose target has read something.
+    def _read_texts(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
+        """Return the requests whose target has read something.
 
         A sidecar at position 0 attends to no cell at all. Flash attention makes zeros of that, and
         attention without it NaN, which would end the drafts of the whole answer.
         """
         return [request for request in requests if self.begin(request.slot) > 0]
 
-    def _add_draft(self, request: DraftRequest, place: int) -> int:
+    def _add_draft(self, request: DraftRequest, position: int) -> int:
         return super()._add_draft(request, self.begin(request.slot))
 
-    def _has_read(self, request: DraftRequest, row: int, length: int) -> None:
-        self._own[request] = self.context.states(row)[0].copy()
+    def _note_read(self, request: DraftRequest, row: int, length: int) -> None:
+        self._draft_states[request] = self.context.states(row)[0].copy()

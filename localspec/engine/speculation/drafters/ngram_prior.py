@@ -1,4 +1,4 @@
-"""What is known of looked-up drafts of any pair, as `Calibration.as_dict` gives it.
+"""The calibration of n-gram drafts that fits any pair, as from `Calibration.as_dict`.
 
 Written by `scripts/bench tasks replay FOLDER --learn`, from answers of Qwen2.5-Coder 0.5B and from commits
 and pages, which `scripts/bench tasks record FOLDER --learned` and `history FOLDER` had put there.

@@ -1,8 +1,8 @@
 """Following an earlier text through the changes that an answer makes to it.
 
-A trail is a place in a text that the answer repeats. Where the answer departs from it, the trail looks a
-few tokens ahead for the place where it comes back, and what was changed on the way is expected to be
-changed again where the same tokens come: so a name that was replaced once is replaced in the drafts.
+A trail is a place in a text that the answer repeats. Where the answer departs from the text, the trail looks
+a few tokens ahead for the place where it comes back. A change on the way is expected again where the same
+tokens come, so a name that was replaced once is replaced in the drafts.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-AHEAD = 24  # tokens of the old text, or of the new one, within which it comes back
-SURE = 3  # tokens in a row that say that it is back
-# In tokens of a match: what it is worth that so many were in a row before the answer left the text, and
-# how much longer a match in another request must be to be as good.
-SOLID = ((48, 6), (6, 3))
-ELSEWHERE = 3
-_MOST_CHANGES = 64  # remembered of an answer
-_LONGEST_RUN = 48  # beyond which the length of a match says no more
+MAX_DEPARTURE_TOKENS = (
+    24  # the answer must come back within so many tokens of the old or the new text
+)
+RETURN_TOKENS = 3  # tokens in a row that show that it is back
+# Pairs (run, bonus). An answer that has repeated `run` tokens before it left the text counts as if the match
+# were longer by `bonus` tokens.
+RUN_BONUS = ((48, 6), (6, 3))
+FOREIGN_MARGIN_TOKENS = 3  # a match in another request must be longer by this to be as good
+_MAX_CHANGES = 64  # remembered per answer
+_MAX_RUN_TOKENS = 48  # a longer match is no more reliable
 
 
 class Expected(NamedTuple):
-    """Tokens that may come. strength: as the length of the match that they follow; doubtful: places
-    among them where a change is expected. disputed: elsewhere another token has followed.
+    """Tokens that may come.
+
+    strength: how reliable they are, as the length of a match. doubtful: indices at which a change is
+    expected. disputed: another token has followed elsewhere.
     """
 
     tokens: list[int]
@@ -45,14 +49,14 @@ class Change:
 
 
 class Changes:
-    """Those of one answer, by the first of the tokens that were replaced."""
+    """The changes of one answer, by the first of the tokens that were replaced."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[Change]] = {}
         self._count = 0
 
     def learn(self, old: Sequence[int], new: Sequence[int]) -> None:
-        """`new` was written where `old` stands. What was only added or removed is no rule for more."""
+        """Note that `new` was written in place of `old`. Pure insertions and deletions are ignored."""
         if not old or not new:
             return
         known = self._known.setdefault(old[0], [])
@@ -60,13 +64,13 @@ class Changes:
             if change.old == tuple(old):
                 change.new, change.wrong = tuple(new), False
                 return
-        if self._count < _MOST_CHANGES:
+        if self._count < _MAX_CHANGES:
             self._count += 1
             known.append(Change(tuple(old), tuple(new)))
             known.sort(key=lambda change: -len(change.old))
 
     def at(self, text: Sequence[int], place: int) -> Change | None:
-        """What is expected to be changed there."""
+        """Return the change that is expected at a place of a text; None: there is none."""
         for change in self._known.get(text[place], ()):
             if not change.wrong and tuple(text[place : place + len(change.old)]) == change.old:
                 return change
@@ -74,9 +78,9 @@ class Changes:
 
 
 class _Step(NamedTuple):
-    """One token that is expected. before: the place of the text that the answer has come to then.
+    """A token that is expected. before: the place of the text at which the answer then is.
 
-    change: what it is part of; done: how much of that comes before it.
+    change: the change that it belongs to. done: how much of that comes before it.
     """
 
     token: int
@@ -89,7 +93,7 @@ class _Step(NamedTuple):
 class _Departure:
     """Where the answer left the text, and what it has `written` since.
 
-    old, new: how much of the text and of what was written lies before the place where it may be back.
+    old, new: how much of the text, and of what was written, lies before the place where it may be back.
     """
 
     start: int
@@ -99,7 +103,7 @@ class _Departure:
 
 
 class Trail:
-    """A place in a text that the answer is at. run: tokens in a row that were as expected.
+    """A place in a text that the answer repeats. run: tokens in a row that were as expected.
 
     lost: the answer is somewhere else.
     """
@@ -111,26 +115,26 @@ class Trail:
         run: int,
         changes: Changes,
         *,
-        own: bool = False,
+        is_current: bool = False,
         elsewhere: bool = False,
     ) -> None:
-        """own: the text is the one that is written; elsewhere: it is none of this request's."""
-        self.text, self.own, self.elsewhere = text, own, elsewhere
-        self._end = len(text)  # of what stood there before the token that is written
-        self.run = min(run, _LONGEST_RUN)
+        """is_current: the text is that of the answer itself. elsewhere: it is of another request."""
+        self.text, self.is_current, self.elsewhere = text, is_current, elsewhere
+        self._end = len(text)  # end of the text as it was before the token that is written
+        self.run = min(run, _MAX_RUN_TOKENS)
         self.lost = False
         self._changes = changes
-        self._away: _Departure | None = None
-        self._solid = 0
-        self._steps: list[_Step] = []  # what is expected next
-        self._place = place  # of the text, after those
+        self._departure: _Departure | None = None
+        self._run_bonus = 0
+        self._steps: list[_Step] = []  # the tokens that are expected next
+        self._place = place  # the place of the text after them
 
     @property
     def strength(self) -> int:
-        """How sure it is, as the length of a match that is as sure; 0: nothing is known."""
-        if self._away is not None:
-            return self.run and self.run + min(self._solid, 2)
-        return self.run + self._solid - ELSEWHERE * self.elsewhere
+        """How reliable the trail is, as the length of a match that is as reliable; 0: not at all."""
+        if self._departure is not None:
+            return self.run and self.run + min(self._run_bonus, 2)
+        return self.run + self._run_bonus - FOREIGN_MARGIN_TOKENS * self.elsewhere
 
     @property
     def place(self) -> int:
@@ -138,20 +142,21 @@ class Trail:
         return self._steps[0].before if self._steps else self._place
 
     def at(self, text: Sequence[int], place: int) -> bool:
-        """Is the answer at this place of that text by it?"""
+        """Whether the answer is at this place of that text according to the trail."""
         return (
             self.text is text and self.place == place and not (self._steps and self._steps[0].done)
         )
 
     def expected(self, count: int) -> Expected:
-        """The next tokens, `count` at most."""
+        """Return the next tokens, at most `count`."""
         self._look_ahead(count)
         steps = self._steps[:count]
         if not steps or self.strength <= 0:
             return NOTHING
         tokens = [step.token for step in steps]
-        doubtful = tuple(at for at, step in enumerate(steps) if step.change and not step.done)
-        if self.own and 0 < len(tokens) == self._end - self.place:  # what it repeats may go on
+        doubtful = tuple(index for index, step in enumerate(steps) if step.change and not step.done)
+        # What the answer repeats of itself may go on.
+        if self.is_current and 0 < len(tokens) == self._end - self.place:
             tokens = (tokens * (count // len(tokens) + 1))[:count]
         return Expected(tokens, self.strength, doubtful)
 
@@ -164,74 +169,76 @@ class Trail:
                 steps.append(_Step(text[self._place], self._place))
                 self._place += 1
                 continue
-            new = enumerate(change.new)
-            steps.extend(_Step(token, self._place, change, done) for done, token in new)
+            replacement = enumerate(change.new)
+            steps.extend(_Step(token, self._place, change, offset) for offset, token in replacement)
             self._place += len(change.old)
 
     def wrote(self, token: int) -> None:
-        """The answer goes on with this token."""
-        self._compare(token)
-        self._end += self.own
+        """Advance by the token that the answer goes on with."""
+        self._advance(token)
+        self._end += self.is_current
 
-    def _compare(self, token: int) -> None:
+    def _advance(self, token: int) -> None:
         self._look_ahead(1)
         if not self._steps:
             self.lost = True
             return
         step = self._steps[0]
         if step.token != token:
-            self._depart(step, token)
+            self._leave_text(step, token)
             return
         del self._steps[0]
-        self.run = min(self.run + 1, _LONGEST_RUN)
-        if self._away is not None:
-            self._away.written.append(token)
-            if self.run >= SURE:
-                self._is_back(self._away)
+        self.run = min(self.run + 1, _MAX_RUN_TOKENS)
+        if self._departure is not None:
+            self._departure.written.append(token)
+            if self.run >= RETURN_TOKENS:
+                self._return_to_text(self._departure)
 
-    def _is_back(self, away: _Departure) -> None:
-        old = self.text[away.start : away.start + away.old]
-        self._changes.learn(list(old), away.written[: away.new])
-        self._away = None
-        if self._steps and self._steps[0].done == 0:  # what comes may be changed as well now
+    def _return_to_text(self, departure: _Departure) -> None:
+        old = self.text[departure.start : departure.start + departure.old]
+        self._changes.learn(list(old), departure.written[: departure.new])
+        self._departure = None
+        # The tokens to come may now be changed as well.
+        if self._steps and self._steps[0].done == 0:
             self._place = self._steps[0].before
             self._steps = []
 
-    def _depart(self, step: _Step, token: int) -> None:
+    def _leave_text(self, step: _Step, token: int) -> None:
         if step.change is not None:
             step.change.wrong = True
-        if self._away is None:
-            begun = step.change.new[: step.done] if step.change else ()
-            self._away = _Departure(step.before, list(begun))
-        self._away.written.append(token)
-        self._solid = max(self._solid, *(worth for run, worth in SOLID if self.run >= run), 0)
+        if self._departure is None:
+            written = step.change.new[: step.done] if step.change else ()
+            self._departure = _Departure(step.before, list(written))
+        self._departure.written.append(token)
+        self._run_bonus = max(
+            self._run_bonus, *(worth for run, worth in RUN_BONUS if self.run >= run), 0
+        )
         self.run = 0
-        self._come_back(self._away)
+        self._find_return(self._departure)
 
-    def _come_back(self, away: _Departure) -> None:
-        """Where in the text the answer may be now: after the same tokens, or after as many."""
-        written, text = away.written, self.text
-        if len(written) > AHEAD:
+    def _find_return(self, departure: _Departure) -> None:
+        """Find where in the text the answer may be now: after the same tokens, or after as many."""
+        written, text = departure.written, self.text
+        if len(written) > MAX_DEPARTURE_TOKENS:
             self.lost = True
             return
-        end = min(self._end, len(text)) - self.own * (
-            len(written) - 1
-        )  # what was written is no place to come back to
-        found, best = away.start + len(written), 0
-        for place in range(away.start, min(away.start + AHEAD, end)):
+        # The answer cannot come back to what it has written since it left the text.
+        end = min(self._end, len(text)) - self.is_current * (len(written) - 1)
+        position, longest = departure.start + len(written), 0
+        for place in range(departure.start, min(departure.start + MAX_DEPARTURE_TOKENS, end)):
             if text[place] == written[-1]:
-                length = self._same(place, away)
-                if length > best:
-                    found, best = place + 1, length
-        self.run = best
-        self._steps, self._place = [], found
-        away.old, away.new = found - best - away.start, len(written) - best
-        self.lost = found >= end
+                n_equal = self._count_equal(place, departure)
+                if n_equal > longest:
+                    position, longest = place + 1, n_equal
+        self.run = longest
+        self._steps, self._place = [], position
+        departure.old, departure.new = position - longest - departure.start, len(written) - longest
+        self.lost = position >= end
 
-    def _same(self, place: int, away: _Departure) -> int:
-        """How many tokens up to this place equal the last that were written, SURE - 1 at most."""
-        length, written = 0, away.written
-        most = min(SURE - 1, len(written), place - away.start + 1)
-        while length < most and self.text[place - length] == written[-1 - length]:
+    def _count_equal(self, place: int, departure: _Departure) -> int:
+        """Return how many tokens up to this place equal the last written ones, at most RETURN_TOKENS - 1."""
+        length, written = 0, departure.written
+        limit = min(RETURN_TOKENS - 1, len(written), place - departure.start + 1)
+        while length < limit and self.text[place - length] == written[-1 - length]:
             length += 1
         return length

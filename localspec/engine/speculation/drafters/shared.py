@@ -1,7 +1,7 @@
-"""The tokens that target and draft share, where they do not share all.
+"""The tokens that target and draft model share, where their vocabularies differ.
 
-Everything outside the draft's own memory speaks the target's ids: what the draft is shown and what it
-proposes is translated here. An id is shared if both vocabularies have it with the same text.
+All code but the draft's own memory uses the target's ids. What the draft reads and what it proposes is
+translated here. An id is shared if both vocabularies have it with the same text.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from localspec.engine.llama import Logits, Vocab
 
 @dataclass(frozen=True)
 class SharedTokens:
-    """What of the target's vocabulary the draft may see and propose; by default all of it.
+    """The part of the target's vocabulary that the draft can read and propose; by default all of it.
 
-    size: of the target's vocabulary, 0 where the two are the same. common, differing: as in
+    size: size of the target's vocabulary, 0 where the two are the same. common, differing: as in
     Compatibility. stand_ins: the draft's token for each that only the target has.
     """
 
@@ -30,19 +30,24 @@ class SharedTokens:
     stand_ins: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, target: Vocab, draft: Vocab, found: Compatibility) -> SharedTokens:
-        if not found.differing and target.size == draft.size:
+    def of(cls, target: Vocab, draft: Vocab, compatibility: Compatibility) -> SharedTokens:
+        if not compatibility.differing and target.size == draft.size:
             return cls()
-        differing = np.array(found.differing, dtype=np.intp)
-        return cls(target.size, found.common, differing, _stand_ins(target, draft, found))
+        differing = np.array(compatibility.differing, dtype=np.intp)
+        return cls(
+            target.size, compatibility.common, differing, _stand_ins(target, draft, compatibility)
+        )
 
     def shown(self, token: int) -> int:
-        """The draft's id for a token of the target: the same, or what stands for it."""
+        """Return the draft's id for a token of the target: the same, or its stand-in."""
         return self.stand_ins.get(token, token)
 
     def proposals(self, logits: Logits) -> Logits:
-        """The draft's logits (n_vocab of the draft,) as a row of the target's (n_vocab of the target,):
-        minus infinity for every token that is not shared."""
+        """Return the draft's logits as a row of the target's.
+
+        The argument has shape (n_vocab of the draft,), the result (n_vocab of the target,) with minus
+        infinity for every token that is not shared.
+        """
         if not self.size:
             return logits
         row = np.full(self.size, -np.inf, dtype=np.float32)
@@ -51,27 +56,29 @@ class SharedTokens:
         return row
 
 
-def _stand_ins(target: Vocab, draft: Vocab, found: Compatibility) -> Mapping[int, int]:
-    """For each token that only the target has, one of the draft's with its meaning: of the same text,
-    or also the begin or the end; else a space, which says nothing, and leaves the places as they are.
+def _stand_ins(target: Vocab, draft: Vocab, compatibility: Compatibility) -> Mapping[int, int]:
+    """Return the draft's stand-in for each token that only the target has.
+
+    It has the same text, or the same meaning as begin or end of the text. Otherwise it is a space, which
+    says little and keeps all positions as they are.
     """
-    missing = [*found.differing, *range(found.common, target.size)]
+    missing = [*compatibility.differing, *range(compatibility.common, target.size)]
     if not missing:
         return {}
-    by_text = _by_text(draft)
-    space = _space(draft)
+    by_text = _index_by_text(draft)
+    space = _find_space(draft)
     meanings = {target.bos: draft.bos, target.eos: draft.eos, target.end: draft.end}
     stand_ins = {}
     for token in missing:
-        meant = meanings.get(token, -1)
-        stand_ins[token] = by_text.get(target.text(token), meant if meant >= 0 else space)
+        equivalent = meanings.get(token, -1)
+        stand_ins[token] = by_text.get(target.text(token), equivalent if equivalent >= 0 else space)
     return stand_ins
 
 
-def _by_text(vocab: Vocab) -> Mapping[str, int]:
+def _index_by_text(vocab: Vocab) -> Mapping[str, int]:
     return {vocab.text(token): token for token in reversed(range(vocab.size))}
 
 
-def _space(vocab: Vocab) -> int:
+def _find_space(vocab: Vocab) -> int:
     tokens: Sequence[int] = vocab.tokenize(" ", add_special=False, parse_special=False)
     return tokens[-1] if tokens else 0
