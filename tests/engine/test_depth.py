@@ -23,7 +23,7 @@ from localspec.engine.speculation.acceptance import (
     Floats,
     bucket,
 )
-from localspec.engine.speculation.controller import FIRST
+from localspec.engine.speculation.controller import MAX_UNPROVEN_DRAFTS
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
@@ -505,11 +505,11 @@ def test_the_first_attempt_in_a_text_is_a_small_one_however_good_others_were(alp
     replay = Replay(steady(alpha, 200, 9), costs, calibration)
     replay.run()
     begun = next((at for at, depth in enumerate(replay.depths) if depth), 0)
-    assert 1 <= replay.depths[begun] <= FIRST
+    assert 1 <= replay.depths[begun] <= MAX_UNPROVEN_DRAFTS
     if alpha:
         assert max(replay.depths) > 8
     else:
-        assert max(replay.depths) <= FIRST
+        assert max(replay.depths) <= MAX_UNPROVEN_DRAFTS
     fixed = Replay(steady(0.0, 40), costs, calibration, depth=6)
     fixed.run()
     assert max(fixed.depths) == 6
@@ -519,13 +519,13 @@ def test_what_was_found_is_looked_for_again_at_once() -> None:
     drafting = Drafting([], MeasuredDepth())
     rests = []
     for found in (False, False, False, False, False, True, False, False):
-        drafting.looked(found, most=7)
+        drafting.looked(found, max_rest=7)
         rests.append(drafting.rest)
         while not drafting.looks():
             pass
     assert rests == [1, 2, 4, 7, 7, 0, 1, 2]
     fixed = Drafting([], FixedDepth(3))
-    fixed.looked(False, most=7)
+    fixed.looked(False, max_rest=7)
     assert fixed.looks()
 
 

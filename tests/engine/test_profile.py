@@ -18,18 +18,23 @@ from hypothesis import strategies as st
 
 from localspec.engine.pair.measuring import (
     FIRST_WIDTHS,
-    MOST_REPEATS,
-    REPEATS,
-    SETTLING,
-    WIDE,
+    MAX_REPEATS,
+    MIN_REPEATS,
+    SETTLING_PASSES,
+    WIDE_WIDTHS,
     Contention,
     Measured,
     measure,
     measure_widths,
     used_s,
 )
-from localspec.engine.pair.profile import QUIET, VERSION, ProfileStore, Stored, identity
-from localspec.engine.speculation.cost import RETRY, CostProfile, CostTable, table_from
+from localspec.engine.pair.profile import MAX_QUIET_NOISE, VERSION, ProfileStore, Stored, identity
+from localspec.engine.speculation.cost import (
+    RETRY_INTERVAL_PASSES,
+    CostProfile,
+    CostTable,
+    table_from,
+)
 from tests.support.replay import DRAFT_MS, TARGET_MS
 
 tables = st.dictionaries(st.integers(2, 32), st.floats(0.01, 1e4), min_size=0, max_size=12).flatmap(
@@ -67,7 +72,7 @@ def test_the_table_of_padded_costs_agrees_with_padding(
 def test_where_sequences_have_as_many_rows_passes_are_padded_to_widths_that_they_may_have(
     measured: dict[int, float], sequences: int, most: int
 ) -> None:
-    table = CostTable(measured, each=most).of(sequences)
+    table = CostTable(measured, max_rows_each=most).of(sequences)
     free = CostTable(measured).of(sequences)
     rows = most * sequences
     for own in range(1, most + 1):
@@ -137,14 +142,14 @@ def test_a_width_that_was_disturbed_while_it_was_measured_is_soon_taken_again(
     disturbed = {rows, *rng.sample(range(1, 17), others)}
     table = CostTable({w: costs[w] * (slower if w in disturbed else 1) for w in range(1, 17)})
     spent = []
-    for _ in range(40 * RETRY):
+    for _ in range(40 * RETRY_INTERVAL_PASSES):
         width = table.width(rows)
         assert width >= rows
         spent.append(costs[width])
         table.observe(width, costs[width] * rng.uniform(0.98, 1.1))
     # A wider one that seems dear is no concern of this: it is run when drafts want it.
     best = min(costs[w] for w in range(rows, 17) if w == rows or w not in disturbed)
-    assert sum(spent[-4 * RETRY :]) / (4 * RETRY) <= 1.06 * best
+    assert sum(spent[-4 * RETRY_INTERVAL_PASSES :]) / (4 * RETRY_INTERVAL_PASSES) <= 1.06 * best
 
 
 def test_prompts_are_no_rounds() -> None:
@@ -173,13 +178,13 @@ def test_every_width_is_measured_warm_even_without_time() -> None:
     calls: list[int] = []
     found = measure(calls.append, (1, 2, 4), deadline=0.0).ms
     assert list(found) == [1, 2, 4]
-    assert calls == [1, 2, 4, *[1] * SETTLING, 1, 2, 4]
+    assert calls == [1, 2, 4, *[1] * SETTLING_PASSES, 1, 2, 4]
 
 
 def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
     calls: list[int] = []
     measure(calls.append, (1, 4), deadline=time.monotonic() + 30)
-    assert calls == [1, 4] + [*[1] * SETTLING, 1, 4] * MOST_REPEATS
+    assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MAX_REPEATS
 
 
 def test_what_takes_long_is_run_five_times() -> None:
@@ -190,12 +195,12 @@ def test_what_takes_long_is_run_five_times() -> None:
         time.sleep(0.03)
 
     measure(slow, (1, 4), time.monotonic() + 30)
-    assert calls == [1, 4] + [*[1] * SETTLING, 1, 4] * REPEATS
+    assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MIN_REPEATS
 
 
 def test_with_time_every_width_to_sixteen_is_measured_and_two_wide_ones() -> None:
     found, _ = measure_widths(lambda width: None, budget_s=30.0)
-    assert list(found) == [*range(1, 17), *WIDE]
+    assert list(found) == [*range(1, 17), *WIDE_WIDTHS]
     assert table_from({str(width): ms for width, ms in found.items()}) is not None
 
 
@@ -223,7 +228,7 @@ def test_every_run_has_a_turn_and_waiting_for_it_costs_nothing(
 
     found = measure(run, (1, 2, 4), 60.0, lambda: now[0], turn).ms
     assert found == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
-    assert measure_widths(run, 30.0, turn).ms.keys() == {*range(1, 17), *WIDE}
+    assert measure_widths(run, 30.0, turn).ms.keys() == {*range(1, 17), *WIDE_WIDTHS}
 
 
 def disturbed(runs: random.Random, share: float) -> Measured:
@@ -253,8 +258,8 @@ def test_passes_of_one_row_cost_what_they_do_when_they_follow_each_other() -> No
 def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.engine.pair.measuring.Contention", lambda: Alone(0.0))
     for seed in range(30):
-        assert disturbed(random.Random(seed), 0.05).noise <= QUIET
-        assert disturbed(random.Random(seed), 0.65).noise > QUIET
+        assert disturbed(random.Random(seed), 0.05).noise <= MAX_QUIET_NOISE
+        assert disturbed(random.Random(seed), 0.65).noise > MAX_QUIET_NOISE
 
 
 def test_or_by_others_who_disturb_all_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:

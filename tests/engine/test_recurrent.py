@@ -250,14 +250,14 @@ def test_a_hybrids_passes_are_as_wide_as_is_cheapest_and_planned(
     decode, seen = lane.decode, set[tuple[int, int]]()
 
     def decoded(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
-        lane.costs = CostTable(ms, each=lane.context.n_rollback + 1)
+        lane.costs = CostTable(ms, max_rows_each=lane.context.n_rollback + 1)
         seen.add((sequences, lane.batch.rows))
         return decode(timed, sequences)
 
     prompts = [[1, *PROMPT], [2, *PROMPT]]
     truth = [fresh(lfm2, prompt, 24) for prompt in prompts]
     lfm2.forget()
-    monkeypatch.setattr(lane, "costs", CostTable(ms, each=lane.context.n_rollback + 1))
+    monkeypatch.setattr(lane, "costs", CostTable(ms, max_rows_each=lane.context.n_rollback + 1))
     monkeypatch.setattr(lane, "decode", decoded)
     alone = lfm2.ask(prompts[0], 24, speculative=drafting(2))
     assert_alike(lfm2.pair.files.target, prompts[0], alone.tokens, truth[0])

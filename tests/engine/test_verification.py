@@ -76,7 +76,7 @@ def test_of_one_candidate_there_is_nothing_to_draw(
     assert sampler.sample(row, place) == int(row.argmax())
     assert Truncation(one).distribution(row).ids.tolist() == [int(row.argmax())]
     assert Verifier(sampler, None, False).needs_no_logits(scored=False)
-    assert not rejects(Speculative(), sampler, None, drawn=True, scored=False)
+    assert not rejects(Speculative(), sampler, None, can_draw_drafts=True, scored=False)
 
 
 @given(drafts, st.integers(0, 100))

@@ -12,7 +12,7 @@ from localspec.engine.llama import Vocab
 from localspec.engine.pair import measuring
 from localspec.engine.speculation.acceptance import GRID, Calibration
 from localspec.engine.speculation.cost import CostTable
-from localspec.engine.speculation.warm_start import _texts
+from localspec.engine.speculation.warm_start import _tokenize_texts
 from localspec.protocol.frames import PairFiles, Speculative
 from tests.support.pairs import contextual_pair, cycle_pair, expected, target_alone
 from tests.support.running import Running, drafting
@@ -105,4 +105,4 @@ def test_a_vocabulary_that_not_all_text_can_be_read_with_is_not_tried(
         def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
             return [1] * len(text)
 
-    assert len(_texts(Pieces(), 64)) == texts
+    assert len(_tokenize_texts(Pieces(), 64)) == texts

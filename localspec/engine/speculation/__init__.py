@@ -1,14 +1,14 @@
-"""Speculative decoding: what to draft and how deep, and what of it the target keeps.
+"""Speculative decoding: what to draft and how deep, and which drafts the target keeps.
 
 verification  which drafts are kept, and what is drawn in place of a rejected one
 controller    what all sequences of the next pass draft: `next`, `observe`, `probe`
-step          what one sequence brings to a pass, and how it drafts as long as its request runs
-depth         how deep to draft: the best rate of tokens, by cost and acceptance
-cost          what a pass costs on this machine, by width
-attention     and by what is before it in the text
+step          one sequence's part of a pass, and how it drafts while its request runs
+depth         how deep to draft: the best rate of tokens, given costs and acceptance
+cost          the cost of a pass on this machine, by its width
+attention     the cost of a pass, by how much text is before it
 acceptance    how often drafts are accepted: of a pair, and of one text
-warm_start    what is expected of a draft model that nobody has seen at work
+warm_start    the acceptance expected of a draft model that was never used
 drafters      the kinds of drafts, behind one interface
 
-Nothing here knows a request's sequence, its lane or its pair: they are above.
+Nothing here knows sequences, lanes or pairs, which are built on top of it.
 """

@@ -1,7 +1,7 @@
-"""What a pass costs for the text that is before it, beside what its width costs.
+"""What a pass costs for the text before it, in addition to the cost of its width.
 
-Attention looks at every token before: at the end of a long text that is most of a pass, and there rows
-that come cheaply at its beginning may cost as much each as the first.
+Attention reads every token before. At the end of a long text that is most of a pass, and there each row may
+cost as much as the first, even where additional rows are cheap at the beginning.
 """
 
 from __future__ import annotations
@@ -13,22 +13,25 @@ import numpy as np
 
 Rows = TypeVar("Rows", float, np.ndarray)
 
-KEEP = 0.97  # of what was learned, with each pass that says all about it
-TRUST = 0.05  # passes that the guess is worth
-FIRM = 20.0  # times that, of a processor, which goes over the cache for each row
-# Of what its width costs, a pass is expected to cost for each token before it, so that what was thought
-# to cost nothing can be learned: a tenth after 32 000.
-LEAST = 3e-6
-MOST = 3.0  # times the expected that one pass may say
+OBSERVATION_DECAY = 0.97  # what remains of earlier observations after a pass that is all attention
+GUESS_WEIGHT = 0.05  # weight of the initial guess, in passes
+CPU_GUESS_FACTOR = (
+    20.0  # the guess weighs this much more on a CPU, which reads the cache once per row
+)
+# Minimal expected cost of each token before, as a share of the cost of the width. With it a cost that was
+# believed to be zero can be learned. It is a tenth after 32 000 tokens.
+MIN_SHARE_PER_TOKEN = 3e-6
+MAX_RATIO = 3.0  # one pass counts as at most this many times the expected cost
 
 
 class AttentionCost:
-    """d · (a · sequences + c · rows) milliseconds, where each row has d tokens before it, on average.
+    """The cost d · (a · sequences + c · rows) in milliseconds, where d tokens are before a row on average.
 
-    a: of going over a text's cache once, however many rows want it; c: of each row. `row_ms` guesses c:
-    in prompts rows are many, and what they share is nothing. known: (a, c) as they were learned before.
-    shares: rows may share going over the cache, as they do on a GPU; until wider passes have been seen,
-    what is dearer than the guess is then put on both alike, and without on each row.
+    a is the cost of reading a text's cache once, however many rows need it, and c that of each row.
+    row_ms: returns a guess of c. It comes from prompts, which have so many rows that a does not matter.
+    known: (a, c) as learned before.
+    shares: whether rows may share the reading of the cache, as on a GPU. Until wider passes were observed, a
+    cost above the guess is then attributed to both a and c, and otherwise to c alone.
     """
 
     def __init__(
@@ -37,22 +40,22 @@ class AttentionCost:
         known: tuple[float, float] | None = None,
         shares: bool = False,
     ) -> None:
-        self._firm = TRUST if shares else TRUST * FIRM
+        self._sequence_weight = GUESS_WEIGHT if shares else GUESS_WEIGHT * CPU_GUESS_FACTOR
         self._row_ms = row_ms
         self._known = known
         self._ss = self._sw = self._ww = self._sy = self._wy = 0.0  # weighted sums over the passes
 
     def ms(self, rows: Rows, sequences: int, depth: float) -> Rows:
-        """Expected of a pass over so many sequences, `depth` tokens before each row on average."""
-        shared, each = self.costs
-        return depth * (shared * sequences + each * rows)
+        """Return the expected cost of a pass whose rows have `depth` tokens before them on average."""
+        sequence_cost, row_cost = self.costs
+        return depth * (sequence_cost * sequences + row_cost * rows)
 
     @property
     def costs(self) -> tuple[float, float]:
-        """(a, c): least squares over the passes and the guess; neither is below zero."""
+        """(a, c): the least squares over the passes and the guess; neither is below zero."""
         a, c = self._known or (0.0, self._row_ms())
-        ss, ww, sw = self._ss + self._firm, self._ww + TRUST, self._sw
-        sy, wy = self._sy + self._firm * a, self._wy + TRUST * c
+        ss, ww, sw = self._ss + self._sequence_weight, self._ww + GUESS_WEIGHT, self._sw
+        sy, wy = self._sy + self._sequence_weight * a, self._wy + GUESS_WEIGHT * c
         det = ss * ww - sw**2
         a, c = (sy * ww - wy * sw) / det, (wy * ss - sy * sw) / det
         if a < 0:
@@ -60,28 +63,34 @@ class AttentionCost:
         return (max(sy / ss, 0.0), 0.0) if c < 0 else (a, c)
 
     def observe(self, rows: int, sequences: int, depth: float, ms: float, width_ms: float) -> float:
-        """A pass took `ms`, of which its width was to cost `width_ms`; returns what that has cost then.
+        """Learn from a pass that took `ms`, and return the part of it that its width has cost.
 
-        How much it is off the expected counts for each by its share: a pass with little before it says
-        little about attention, and a deep one little about widths.
+        width_ms: what the width was expected to cost. The deviation from the expected time is divided by
+        the shares of both: a pass with little text before it says little about attention, and a deep one
+        says little about widths.
         """
-        expected = max(self.ms(float(rows), sequences, depth), LEAST * depth * width_ms)
+        expected = max(
+            self.ms(float(rows), sequences, depth), MIN_SHARE_PER_TOKEN * depth * width_ms
+        )
         share, ratio = expected / (expected + width_ms), ms / (expected + width_ms)
         if share > 0:
-            weight, each = share**2, expected * min(max(ratio, 1 / MOST), MOST) / depth
-            keep = 1 - (1 - KEEP) * weight
+            weight, ms_per_depth = (
+                share**2,
+                expected * min(max(ratio, 1 / MAX_RATIO), MAX_RATIO) / depth,
+            )
+            keep = 1 - (1 - OBSERVATION_DECAY) * weight
             self._ss = self._ss * keep + weight * sequences**2
             self._sw = self._sw * keep + weight * sequences * rows
             self._ww = self._ww * keep + weight * rows**2
-            self._sy = self._sy * keep + weight * sequences * each
-            self._wy = self._wy * keep + weight * rows * each
+            self._sy = self._sy * keep + weight * sequences * ms_per_depth
+            self._wy = self._wy * keep + weight * rows * ms_per_depth
         return float(width_ms * ratio ** (1 - share))
 
 
 def attention_from(stored: Any) -> tuple[float, float] | None:
-    """Stored costs back; None if they are none."""
+    """Return stored costs (a, c), or None if they are not valid."""
     if not isinstance(stored, list) or len(stored) != 2:
         return None
-    if not all(isinstance(each, int | float) and 0 <= each < 1e3 for each in stored):
+    if not all(isinstance(cost, int | float) and 0 <= cost < 1e3 for cost in stored):
         return None
     return float(stored[0]), float(stored[1])

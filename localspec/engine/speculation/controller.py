@@ -1,7 +1,7 @@
-"""Which drafts each sequence brings to the next pass: of which kind, and how deep.
+"""The controller: which drafts each sequence brings to the next pass, of which kind, and how many.
 
-`next` decides and drafts for all sequences of a pass together, `observe` learns what became of it, and
-`probe` sees now and then whether drafts that do not pay would.
+`next` decides and drafts for all sequences of a pass together, `observe` learns from the verified drafts, and
+`probe` checks now and then whether drafts that did not pay would pay now.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from localspec.engine.speculation.depth import (
     best_value,
 )
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.step import MOST_REST, SequenceStep
+from localspec.engine.speculation.step import MAX_REST_ROUNDS, SequenceStep
 
-# What is lost where a passage that could be copied is seen a round later, of a pass: there is one to be
-# seen in a hundred tokens, each of which would come at half the price.
-LATE = 1 / 200
-FIRST = 3  # drafts in a text at most, until one of their kind was kept in it
-_KEPT = 0.95  # of what a look was believed to take, with each look
-# Wide passes are measured once, while a pair is loaded and whatever else goes on. Were they too dear then,
-# nobody would see it: after so many rounds (four times as many each time) in which more would likely have
-# been kept than seems to pay, all of that is verified.
-NARROW, MOST_NARROW, LIKELY = 8, 512, 0.5
+# Cost of noticing a copyable passage one round late, as a fraction of a target pass. Assumes one such passage
+# per 100 tokens, and that each copied token saves half a pass.
+NOTICE_DELAY_COST = 1 / 200
+MAX_UNPROVEN_DRAFTS = 3  # per round, until a draft of this kind was accepted in the text
+_SEARCH_TIME_DECAY = 0.95  # what remains of the estimated time of a search with each new one
+# Wide passes are measured only once, while a pair is loaded and the machine may be busy. If that gave too
+# high a cost, they would never be used and so never corrected. So after this many rounds (four times as many
+# each time) in which more tokens would likely have been accepted than seems to pay, all of them are verified.
+NARROW_ROUNDS, MAX_NARROW_ROUNDS, LIKELY_SURVIVAL = 8, 512, 0.5
 
 
 class Controller:
-    """Decides and drafts for all sequences of a round. costs: what passes cost, as it is known now."""
+    """Decides and drafts for all sequences of a round. costs: returns what passes cost now."""
 
     def __init__(
         self,
@@ -46,93 +46,99 @@ class Controller:
         self._costs = costs
         self._is_eog = is_eog
         self._clock = clock
-        self._look_ms = 0.0  # of a sequence, where nothing is drafted after it
-        self._sequences = 1  # of the present pass
-        self._rest, self._declined = 0, 0
-        self._narrow, self._patience = 0, NARROW
+        self._search_ms = (
+            0.0  # time of a sequence's search for drafts after which nothing is drafted
+        )
+        self._sequences = 1  # sequences of the present pass
+        # Rounds without costly drafts that remain, and the length of the next such pause.
+        self._pause_rounds, self._next_pause = 0, 0
+        # Rounds that seemed narrower than likely to pay, and after how many a wide pass is tried.
+        self._n_narrow, self._narrow_limit = 0, NARROW_ROUNDS
 
     def next(self, steps: list[SequenceStep], passes: PassCosts) -> None:
         """Give each step the drafts that are worth verifying, if any, up to its limit.
 
-        A step whose own lookup or grammar fails has the `error` then. What fails in deciding or drafting
-        for several together costs them their drafts only.
+        A step whose own lookup or grammar fails gets an `error`. If deciding or drafting fails for several
+        sequences together, they only lose their drafts.
 
         Raises:
-            DecodeFatal: a context is lost.
+            DecodeFatal: A context is lost.
         """
-        wanting = [step for step in steps if step.drafts.limit > 0]
-        if not wanting:
+        open_steps = [step for step in steps if step.drafts.limit > 0]
+        if not open_steps:
             return
         start = self._clock()
         rows = sum(len(step.read) for step in steps)
         if len(steps) != self._sequences:
-            self._sequences, self._rest, self._declined = len(steps), 0, 0
+            self._sequences, self._pause_rounds, self._next_pause = len(steps), 0, 0
         decoding = sum(len(step.read) == 1 for step in steps)
-        choosing = []
-        # Of equals, who has written least is first.
-        for step in sorted(wanting, key=lambda step: step.drafts.generated):
+        drafting = []
+        # Of equal steps, the one whose sequence has generated least comes first.
+        for step in sorted(open_steps, key=lambda step: step.drafts.generated):
             step.looked = True
             try:
-                if self._choose(step, passes, rows):
-                    choosing.append(step)
-            except Exception as error:  # its own lookup or grammar: no other sequence's trouble
+                if self._choose_drafter(step, passes, rows):
+                    drafting.append(step)
+            except (
+                Exception
+            ) as error:  # its own lookup or grammar failed: the other sequences go on
                 step.error = error
-        asked = any(_costly(step) for step in choosing)
-        choosing = _one_explores(choosing)
-        if not choosing:
-            self._took(False, False)
-            self._found_nothing(start, len(wanting))
+        costly_offered = any(_is_costly(step) for step in drafting)
+        drafting = _pick_explorer(drafting)
+        if not drafting:
+            self._update_pause(False, False)
+            self._time_vain_search(start, len(open_steps))
             return
         try:
-            others = decoding - len(choosing)
-            rate = self._decide(choosing, passes, rows - len(choosing), others)
-            if all(step.drafter is None for step in choosing):
-                self._found_nothing(start, len(wanting))
-            self._propose(choosing, passes, rate)
+            n_others = decoding - len(drafting)
+            rate = self._decide_depths(drafting, passes, rows - len(drafting), n_others)
+            if all(step.drafter is None for step in drafting):
+                self._time_vain_search(start, len(open_steps))
+            self._propose_drafts(drafting, passes, rate)
         except DecodeFatal:
             raise
-        except Exception as error:  # whatever it is, answers go on without drafts
-            _drop(choosing, error)
-        self._took(asked, any(_costly(step) for step in choosing))
-        for step in choosing:
+        except Exception as error:  # a bug of ours, too: answers go on without drafts
+            _stop_drafting(drafting, error)
+        self._update_pause(costly_offered, any(_is_costly(step) for step in drafting))
+        for step in drafting:
             _cut_to_grammar(step)
 
-    def _found_nothing(self, start: float, looking: int) -> None:
-        """So many sequences have looked for drafts since `start`, and none is worth it."""
-        spent_ms = (self._clock() - start) * 1e3 / looking
-        self._look_ms += (1 - _KEPT) * (spent_ms - self._look_ms)
+    def _time_vain_search(self, start: float, n_sequences: int) -> None:
+        """Note the time that sequences have searched for drafts since `start`, in vain."""
+        spent_ms = (self._clock() - start) * 1e3 / n_sequences
+        self._search_ms += (1 - _SEARCH_TIME_DECAY) * (spent_ms - self._search_ms)
 
-    def _took(self, asked: bool, taken: bool) -> None:
-        """Drafts that cost something were `asked` for, and `taken`: if not, nobody asks for some rounds.
+    def _update_pause(self, offered: bool, taken: bool) -> None:
+        """Pause costly drafts for some rounds if they were offered but not taken.
 
-        To decide takes time as well, and the next round knows nothing new, unless somebody probes.
+        Deciding takes time as well, and the next round knows nothing new, unless a probe was made.
         """
         if taken:
-            self._rest = self._declined = 0
-        elif asked:
-            self._rest = min(self._declined, MOST_REST)
-            self._declined = 2 * self._declined or 1
+            self._pause_rounds = self._next_pause = 0
+        elif offered:
+            self._pause_rounds = min(self._next_pause, MAX_REST_ROUNDS)
+            self._next_pause = 2 * self._next_pause or 1
         else:
-            self._rest = max(self._rest - 1, 0)
+            self._pause_rounds = max(self._pause_rounds - 1, 0)
 
     # ------------------------------------------------------------------------ which kind
 
-    def _choose(self, step: SequenceStep, passes: PassCosts, rows: int) -> bool:
-        """Set the step's drafter and candidate to the best this sequence could have now."""
+    def _choose_drafter(self, step: SequenceStep, passes: PassCosts, rows: int) -> bool:
+        """Set the step's drafter and candidate to the best offer. Return False if there is none."""
         fixed, offers = step.drafting.policy.fixed, []
         for drafter in step.drafting.drafters:
-            if drafter.costly and self._rest and not fixed:
+            if drafter.costly and self._pause_rounds and not fixed:
                 continue
             candidate = drafter.offer(step.drafts)
             if candidate is None:
                 continue
             if not candidate.tokens and not fixed:
-                most = MAX_DEPTH if drafter.proven else FIRST
-                candidate.limit = min(candidate.limit, most)
+                max_drafts = MAX_DEPTH if drafter.proven else MAX_UNPROVEN_DRAFTS
+                candidate.limit = min(candidate.limit, max_drafts)
             offers.append((drafter, candidate))
         if not offers:
             return False
-        if not fixed and (len(offers) > 1 or offers[0][1].tokens):  # there is something to weigh
+        if not fixed and (len(offers) > 1 or offers[0][1].tokens):  # otherwise there is no choice
             costs = passes.by_depth(rows)
             plain_ms = float(costs[0]) + self._costs().overhead(self._sequences, False)
             costs = costs - costs[0]
@@ -143,9 +149,13 @@ class Controller:
             offers = [offer for offer in offers if offer[1].limit]
         if not offers:
             return False
-        best = offers[0]  # a fixed depth ranks the kinds; the policy compares what they may give
+        best = offers[
+            0
+        ]  # with a fixed depth the order of the kinds decides, else the policy compares
         if len(offers) > 1 and not fixed:
-            offers.sort(key=lambda offer: not offer[1].tokens)  # of equals, what costs nothing
+            offers.sort(
+                key=lambda offer: not offer[1].tokens
+            )  # of equals, drafts that cost nothing first
             best = max(offers, key=lambda offer: best_value(offer[1], costs, 1 / plain_ms))
         step.drafter, step.candidate = best
         step.drafts.tokens, step.drafts.buckets = list(best[1].tokens), list(best[1].known)
@@ -153,31 +163,33 @@ class Controller:
 
     # ------------------------------------------------------------------------ how deep
 
-    def _decide(
-        self, steps: list[SequenceStep], passes: PassCosts, other: int, others: int
+    def _decide_depths(
+        self, steps: list[SequenceStep], passes: PassCosts, other_rows: int, n_others: int
     ) -> float:
-        """Fix each step's depth; those of depth 0 lose drafter and drafts. Returns the rate aimed at."""
+        """Set the depth of each step, without drafts where it is 0. Return the rate aimed at."""
         candidates = [step.candidate for step in steps if step.candidate is not None]
         limits, alike = [candidate.limit for candidate in candidates], passes.alike
-        most = alike * (1 + max(limits)) if alike else other + len(steps) + sum(limits)
+        max_rows = alike * (1 + max(limits)) if alike else other_rows + len(steps) + sum(limits)
         profile, sequences = self._costs(), self._sequences
         costs = RoundCosts(
-            passes.ms(most),
+            passes.ms(max_rows),
             profile.overhead(sequences, False),
             profile.overhead(sequences, True),
             alike,
         )
         if any(step.drafting.policy.fixed for step in steps):
-            each = [
-                step.drafting.policy.decide([candidate], costs, other, others)
+            decisions = [
+                step.drafting.policy.decide([candidate], costs, other_rows, n_others)
                 for step, candidate in zip(steps, candidates, strict=True)
             ]
-            depths, rate = [d.depths[0] for d in each], max(d.rate for d in each)
+            depths, rate = [d.depths[0] for d in decisions], max(d.rate for d in decisions)
         else:
-            decision = steps[0].drafting.policy.decide(candidates, costs, other, others)
+            decision = steps[0].drafting.policy.decide(candidates, costs, other_rows, n_others)
             rate = decision.rate
-            depths = self._at_first(steps, passes, decision.depths, other, others, rate)
-        rows = other + len(steps) + sum(depths)
+            depths = self._limit_known_tokens(
+                steps, passes, decision.depths, other_rows, n_others, rate
+            )
+        rows = other_rows + len(steps) + sum(depths)
         for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             step.base = rows - depth
             step.deepest = max([0, *depths[:at], *depths[at + 1 :]])
@@ -186,52 +198,56 @@ class Controller:
             step.drafts.cut(depth)
         return rate
 
-    def _at_first(
+    def _limit_known_tokens(
         self,
         steps: list[SequenceStep],
         passes: PassCosts,
         depths: list[int],
-        other: int,
-        others: int,
+        other_rows: int,
+        n_others: int,
         rate: float,
     ) -> list[int]:
-        """`depths`, but of known tokens only as many as this round should bring."""
-        rows, share = other + len(steps) + sum(depths), 1 / (len(steps) + others)
+        """Return `depths`, with known tokens limited to what this round should verify of them."""
+        rows, share = other_rows + len(steps) + sum(depths), 1 / (len(steps) + n_others)
         overhead = self._costs().overhead(self._sequences, True)
-        found = []
+        counts = []
         for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             candidate = step.candidate
             if not depth or candidate is None or not candidate.tokens:
-                found.append(depth)
+                counts.append(depth)
                 continue
             deepest = max([0, *depths[:at], *depths[at + 1 :]])
             ms = passes.by_depth(rows - depth, deepest)
-            # What a round costs without these drafts, each sequence pays its share of.
+            # Each sequence pays its share of what a round costs without these drafts.
             ms = ms - (1 - share) * ms[0] + share * overhead
-            count = self._wider(candidate, depth) if len(steps) == 1 else 0
+            count = self._explore_wider(candidate, depth) if len(steps) == 1 else 0
             count = count or step.drafting.policy.at_first(candidate, ms[: depth + 1], rate)
             if step.drafter is not None and not step.drafter.predicted:
                 step.price = float(ms[count] / ms[0]) - 1
-            found.append(count)
-        return found
+            counts.append(count)
+        return counts
 
-    def _wider(self, candidate: Candidate, depth: int) -> int:
-        """How many of the looked-up tokens to verify, where no more than `depth` of them seem to pay, to see
-        what that costs; 0: not now.
+    def _explore_wider(self, candidate: Candidate, depth: int) -> int:
+        """Return how many known tokens to verify to learn the cost of a wider pass; 0: none now.
+
+        No more than `depth` of them seem to pay.
         """
         survival = candidate.belief.survival(candidate.known, candidate.limit)
-        likely = int((survival >= LIKELY).sum()) - 1
+        likely = int((survival >= LIKELY_SURVIVAL).sum()) - 1
         if likely > depth:
-            self._narrow += 1
-            if self._narrow >= self._patience:
-                self._narrow, self._patience = 0, min(4 * self._patience, MOST_NARROW)
+            self._n_narrow += 1
+            if self._n_narrow >= self._narrow_limit:
+                self._n_narrow, self._narrow_limit = (
+                    0,
+                    min(4 * self._narrow_limit, MAX_NARROW_ROUNDS),
+                )
                 return likely
         return 0
 
     # ------------------------------------------------------------------------ the drafts
 
-    def _propose(self, steps: list[SequenceStep], passes: PassCosts, rate: float) -> None:
-        """Have those drafted that are not known yet, each kind's for all sequences together."""
+    def _propose_drafts(self, steps: list[SequenceStep], passes: PassCosts, rate: float) -> None:
+        """Draft the tokens that are not known yet, for all sequences of one kind of drafts together."""
         unknown = [step for step in steps if step.drafter is not None and not step.drafts.tokens]
         while unknown:
             drafter = unknown[0].drafter
@@ -239,37 +255,37 @@ class Controller:
             group = [step for step in unknown if type(step.drafter) is type(drafter)]
             unknown = [step for step in unknown if step not in group]
             costs = [passes.by_depth(step.base, step.deepest) for step in group]
-            relative = [each - each[0] for each in costs]
-            for step, own in zip(group, relative, strict=True):
+            relative = [pass_ms - pass_ms[0] for pass_ms in costs]
+            for step, extra_ms in zip(group, relative, strict=True):
                 if step.candidate is not None and step.candidate.steps is not None:
                     step.candidate.step_ms = step.candidate.steps.ms(len(group)) / len(group)
-                step.drafts.more = self._asked(step, own, rate)
+                step.drafts.more = self._make_continue(step, extra_ms, rate)
             try:
                 drafter.propose([step.drafts for step in group])
             except DecodeFatal:
                 raise
-            except Exception as error:  # as above, for this kind of drafts
-                _drop(group, error)
+            except Exception as error:  # the answers go on without this kind of drafts
+                _stop_drafting(group, error)
                 continue
-            for step, own in zip(group, relative, strict=True):
-                # Under the rejection rule a draft may not be dropped for what it turned out to be: the
-                # ones left would no longer be drawn from q, and the answer not from p.
+            for step, extra_ms in zip(group, relative, strict=True):
+                # Under the rejection rule no draft may be dropped because of its token: the remaining ones
+                # would no longer be distributed as q, and the answer not as p.
                 if not step.verifier.reject and step.candidate is not None:
                     step.candidate.known = step.drafts.buckets
                     policy = step.drafting.policy
-                    step.drafts.cut(policy.worth_verifying(step.candidate, own, rate))
+                    step.drafts.cut(policy.worth_verifying(step.candidate, extra_ms, rate))
                 if not step.drafts.tokens:
                     step.drafter = None
 
-    def _asked(
+    def _make_continue(
         self, step: SequenceStep, pass_ms: Floats, rate: float
     ) -> Callable[[DraftRequest], bool]:
-        """Whether another draft is wanted after those there are."""
+        """Return a function that says whether to draft one more token after those there are."""
         policy, candidate = step.drafting.policy, step.candidate
 
         def more(drafts: DraftRequest) -> bool:
             if not drafts.tokens:
-                return True  # that something is drafted has been decided
+                return True  # that at least one token is drafted was decided
             if candidate is None or self._is_eog(drafts.tokens[-1]):
                 return False
             candidate.known = drafts.buckets
@@ -277,38 +293,38 @@ class Controller:
 
         return more
 
-    # ------------------------------------------------------------------------ what became of it
+    # ------------------------------------------------------------------------ after the pass
 
-    def observe(self, step: SequenceStep, kept: list[int]) -> None:
-        """A step has been verified: each drafter learns from the tokens kept."""
+    def observe(self, step: SequenceStep, kept_tokens: list[int]) -> None:
+        """Let each drafter learn from the tokens that were kept of a verified step."""
         for drafter in step.drafting.drafters:
-            drafter.observe(step.drafts, kept, drafter is step.drafter)
-        step.drafting.settle(step.price or 0.0, 0 if step.price is None else len(kept) - 1)
+            drafter.observe(step.drafts, kept_tokens, drafter is step.drafter)
+        step.drafting.settle(step.price or 0.0, 0 if step.price is None else len(kept_tokens) - 1)
         if step.looked:
-            step.drafting.looked(len(kept) > 1, self._most_rest)
+            step.drafting.looked(len(kept_tokens) > 1, self._max_pause)
 
     def elapsed(self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float) -> None:
-        """A round has given this step so many tokens, in its share of the round's time."""
+        """Report to the drafters how many tokens a step got in its share of the round's time."""
         for drafter in step.drafting.drafters:
             drafter.elapsed(drafter is step.drafter, tokens, spent_ms, plain_ms)
 
     @property
-    def _most_rest(self) -> int:
-        """Rounds between looks that bring nothing, so that these and what is seen late cost least.
+    def _max_pause(self) -> int:
+        """The most rounds to pause after searches in vain, at which their total cost is least.
 
-        To look every n rounds costs c / n of a pass a round, to see n / 2 rounds later LATE · n / 2: least
-        at n = √(2 c / LATE).
+        Searching every n rounds costs c / n of a pass per round, and noticing a passage n / 2 rounds late
+        costs NOTICE_DELAY_COST · n / 2. The sum is least at n = √(2 c / NOTICE_DELAY_COST).
         """
-        look = self._sequences * self._look_ms / self._costs().target.ms(self._sequences)
-        return min(int(math.sqrt(2 * look / LATE)) - 1, MOST_REST)
+        search_cost = self._sequences * self._search_ms / self._costs().target.ms(self._sequences)
+        return min(int(math.sqrt(2 * search_cost / NOTICE_DELAY_COST)) - 1, MAX_REST_ROUNDS)
 
-    def probe(self, step: SequenceStep, left: int) -> bool:
-        """While drafts do not pay, see now and then whether they would, at a bounded share of time.
+    def probe(self, step: SequenceStep, remaining: int) -> bool:
+        """Check whether drafts that do not pay now would pay, at a bounded share of the time.
 
-        left: tokens that may still come. False: nothing was probed.
+        remaining: tokens that may still be generated. Returns False if nothing was probed.
 
         Raises:
-            DecodeFatal: a context is lost.
+            DecodeFatal: A context is lost.
         """
         if step.drafting.policy.fixed or step.first_row < 0:
             return False
@@ -317,37 +333,41 @@ class Controller:
             if drafter is step.drafter:
                 continue
             try:
-                probed |= drafter.probe(slot, left)
+                probed |= drafter.probe(slot, remaining)
                 if probed:
-                    self._rest = 0
+                    self._pause_rounds = 0
             except DecodeFatal:
                 raise
-            except Exception as error:  # as above
+            except Exception as error:  # the answer goes on without this kind of drafts
                 step.drafting.stop(drafter, slot, error)
                 probed = True
         return probed
 
 
-def _costly(step: SequenceStep) -> bool:
+def _is_costly(step: SequenceStep) -> bool:
     return step.drafter is not None and step.drafter.costly
 
 
 def _cut_to_grammar(step: SequenceStep) -> None:
-    """Under the rejection rule what a grammar forbids is rejected, and the rest made up for it."""
+    """Cut the drafts to what the grammar allows.
+
+    Drafts for the rejection rule stay as they are: it rejects what the grammar forbids, and dropping them
+    here would change the distribution.
+    """
     matcher = step.verifier.matcher
     if matcher is not None and step.drafts.tokens and not step.drafts.probs:
         try:
             step.drafts.cut(matcher.valid(step.drafts.tokens))
-        except Exception as error:  # the grammar is this step's alone
+        except Exception as error:  # the grammar belongs to this step alone
             step.error = error
 
 
-def _one_explores(steps: list[SequenceStep]) -> list[SequenceStep]:
-    """While a kind of drafts is new, one sequence tries it for all: the one it costs least to begin with.
+def _pick_explorer(steps: list[SequenceStep]) -> list[SequenceStep]:
+    """Let a single sequence try a new kind of drafts, the one that it costs least to begin with.
 
-    Each of several would pay for the same lesson. Those left out bring no drafts.
+    Otherwise each of several would pay for the same lesson. The others bring no drafts.
     """
-    trying = [
+    candidates = [
         step
         for step in steps
         if step.candidate is not None
@@ -355,17 +375,17 @@ def _one_explores(steps: list[SequenceStep]) -> list[SequenceStep]:
         and not step.drafting.policy.fixed
         and step.candidate.belief.calibration.new
     ]
-    if len(trying) < 2:
+    if len(candidates) < 2:
         return steps
-    first = min(trying, key=lambda step: step.candidate.entry_ms if step.candidate else 0.0)
-    for step in trying:
-        if step is not first:
+    explorer = min(candidates, key=lambda step: step.candidate.entry_ms if step.candidate else 0.0)
+    for step in candidates:
+        if step is not explorer:
             step.drop_drafts()
     return [step for step in steps if step.drafter is not None]
 
 
-def _drop(steps: list[SequenceStep], error: Exception) -> None:
-    """Drafting failed for these: they go on, without that kind of drafts."""
+def _stop_drafting(steps: list[SequenceStep], error: Exception) -> None:
+    """Remove a kind of drafts from these steps after it failed; their answers go on without it."""
     for step in steps:
         drafter = step.drafter
         step.drop_drafts()

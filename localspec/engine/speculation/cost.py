@@ -1,7 +1,7 @@
-"""What a pass costs on this machine, by width, and how rounds correct it.
+"""The cost of a pass on this machine, by its width, corrected by every round.
 
-A target pass of width w (rows) takes t_v(w) milliseconds: a staircase, and not even monotonic, since
-kernels work in groups of rows. So the table is of measured widths, `padded(n)` is the cheapest width
+A target pass of width w (rows) takes t_v(w) milliseconds. That is a staircase, and not even monotonic,
+because kernels work in groups of rows. So the table holds measured widths, `padded(n)` is the cheapest width
 that holds n rows, and the policy compares whole candidates.
 """
 
@@ -14,196 +14,211 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Clock = Callable[[], float]  # seconds, as time.perf_counter; a replay has one that its costs move
+Clock = Callable[
+    [], float
+]  # seconds, as time.perf_counter; a replay has one that advances by its costs
 
-WIDEST = 64  # wider passes are prompts, not rounds
-# A pass that took so much longer than expected, or shorter, says no more than this: one that another
-# program disturbed is as likely, and a wrong cost is corrected by many.
-OUTLIER = 1.65
-# How much a round changes what is expected: by its share of all rounds, and never less than this.
-LEAST_WEIGHT = 0.08
-# A pass that is padded has the width of its rows once in so many, or nobody would see that it is cheaper.
-RETRY = 32
-# How much such a pass changes what it is expected to cost where it was faster: others only slow passes down.
-SEEN_FASTER = 0.25
-# Of wider passes one of each is measured, when a pair is loaded: what the first round says of them counts
-# as much as that, and so does each that was faster, for others only slow passes down.
-OFTEN, ONCE = 16, 0.5
-# Rounds that a measured table is worth, and one that was measured for something else.
-MEASURED, GUESSED = 12, 3
+MAX_ROUND_ROWS = 64  # wider passes read prompts
+# A pass counts as at most this many times slower or faster than expected. A larger deviation is likely a
+# disturbance by another program, and a wrong cost is corrected by many passes.
+MAX_OUTLIER_RATIO = 1.65
+# A round changes the expectation by its share of all rounds, but at least by this.
+MIN_WEIGHT = 0.08
+# Once in so many times a pass is not padded, to notice if the narrower width has become cheaper.
+RETRY_INTERVAL_PASSES = 32
+# Weight of such a pass if it was faster than expected. It is large, because disturbances only slow passes
+# down.
+FASTER_WEIGHT = 0.25
+# A width above this is measured with a single pass when a pair is loaded. The first round of that width
+# weighs as much as the measurement, and so does each that was faster, because disturbances only slow passes
+# down.
+WELL_MEASURED_ROWS, SINGLE_WEIGHT = 16, 0.5
+# The weight, in rounds, of a measured table, and of one that was measured for something else.
+MEASURED_ROUNDS, GUESSED_ROUNDS = 12, 3
 
 
 class CostTable:
-    """Milliseconds of a pass by width, of one model.
+    """The milliseconds of a pass of one model, by width.
 
-    Every observed round moves its own width slowly and a common factor faster: the context grows or
-    the machine gets busy for all widths at once, so what is seen at one width is news for the others.
-    Widths that no round had yet go with their neighbours.
+    Every observed round moves its own width slowly and a common factor faster. The context grows or the
+    machine gets busy for all widths at once, so an observation at one width informs the others. Widths that
+    no round has had yet follow their neighbours.
     """
 
     def __init__(
         self,
         measured: Mapping[int, float],
-        rounds: int = MEASURED,
-        each: int = 0,
+        rounds: int = MEASURED_ROUNDS,
+        max_rows_each: int = 0,
         sequences: int = 1,
     ) -> None:
-        """rounds: how many what is given is worth; what is seen in each weighs less the more it was.
+        """Make a table of the measured milliseconds by width.
 
-        each: most rows of a sequence in a padded pass, where all `sequences` have as many; 0: any.
+        rounds: the weight of the given times, in rounds; each observation weighs less the larger it is.
+        max_rows_each: limit of a sequence's rows in a padded pass, where all `sequences` have as many; 0:
+        none.
         """
         if not measured or 1 not in measured or min(measured.values()) <= 0:
             raise ValueError("a cost table needs a positive time for width 1")
-        # Lists, not arrays: a round looks at one width or two, and the first touch of every function
-        # and array after a pass, which has emptied the processor's caches, takes microseconds.
+        # Lists, not arrays: a round looks up one or two widths, and the first use of every function and
+        # array after a pass, which has emptied the processor's caches, takes microseconds.
         self._widths = sorted(measured)
         self._ms = [float(measured[width]) for width in self._widths]
         self._measured = self._ms[:]
-        self._seen: set[int] = set()  # widths of rounds
+        self._observed_widths: set[int] = set()  # widths that rounds have had
         self._drift = 1.0
         self._table: npt.NDArray[np.float64] | None = None
-        self._padded: dict[int, int] = {}  # as the table, of what was true when it was asked for
-        self._widened = 0  # passes
-        self._observed = 0
+        self._padded: dict[int, int] = {}  # results of `padded`, valid as long as `_table`
+        self._n_padded = 0  # padded passes
+        self._n_observed = 0
         self._rounds = rounds
-        self._each, self._sequences = each, sequences
+        self._max_rows_each, self._sequences = max_rows_each, sequences
         self._shared: dict[int, CostTable] = {}
 
     def of(self, sequences: int) -> CostTable:
-        """Of passes that so many sequences share: at first as of one's, then as they turn out to be.
+        """Return the table of passes that `sequences` sequences share.
 
-        Rows of several texts are dearer than as many of one: each has its own cache to attend to.
+        It begins as a copy and then learns. Rows of several texts cost more than as many of one, because
+        each text has its own cache to attend to.
         """
         if sequences <= 1:
             return self
         if sequences not in self._shared:
-            table = CostTable(self.as_dict(), GUESSED, self._each, sequences)
+            table = CostTable(self.as_dict(), GUESSED_ROUNDS, self._max_rows_each, sequences)
             self._shared[sequences] = table
         return self._shared[sequences]
 
     def ms(self, width: int) -> float:
-        """Expected milliseconds of a pass of this width; between measured widths, linear."""
+        """Return the expected milliseconds of a pass of this width, interpolated between known widths."""
         at = bisect_left(self._widths, width)
         if at < len(self._widths) and self._widths[at] == width:
             return self._ms[at] * self._drift
-        return float(self._shape(np.array([width]))[0]) * self._drift
+        return float(self._interpolate_ms(np.array([width]))[0]) * self._drift
 
     def per_token_ms(self, width: int) -> float:
-        """Milliseconds per row of a pass of this width."""
+        """Return the milliseconds per row of a pass of this width."""
         return self.ms(width) / width
 
-    def _shape(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Milliseconds without drift, by number of rows (n,)."""
+    def _interpolate_ms(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return the milliseconds without drift, by number of rows (n,)."""
         widths, ms = self._widths, self._ms
-        # beyond the widest: per row what it costs on average, never a cliff downwards
+        # Beyond the widest, each row adds the average cost of a row, so the curve never drops.
         slope = max((ms[-1] - ms[0]) / max(widths[-1] - 1, 1), 0.0)
-        beyond = np.maximum(rows - widths[-1], 0) * slope
-        return np.asarray(np.interp(rows, widths, ms) + beyond)
+        extra_ms = np.maximum(rows - widths[-1], 0) * slope
+        return np.asarray(np.interp(rows, widths, ms) + extra_ms)
 
     def padded(self, rows: int) -> int:
-        """The cheapest measured width ≥ rows (`rows` itself if none is cheaper)."""
+        """Return the cheapest known width ≥ rows, or `rows` itself if no other is cheaper."""
         if rows not in self._padded:
-            self._padded[rows] = self._cheapest(rows)
+            self._padded[rows] = self._find_cheapest(rows)
         return self._padded[rows]
 
     def width(self, rows: int) -> int:
-        """How wide the next pass of so many rows is to be: padded, but now and then as wide as they are."""
+        """Return how wide the next pass of `rows` rows is: padded, but now and then exactly `rows`."""
         width = self.padded(rows)
         if width > rows:
-            self._widened += 1
-            if self._widened % RETRY == 0:
+            self._n_padded += 1
+            if self._n_padded % RETRY_INTERVAL_PASSES == 0:
                 return rows
         return width
 
-    def _cheapest(self, rows: int) -> int:
-        widths, ms = self._paddable()
+    def _find_cheapest(self, rows: int) -> int:
+        widths, ms = self._list_pad_widths()
         at = bisect_right(widths, rows)
         if at == len(widths):
             return rows
         best = min(range(at, len(ms)), key=ms.__getitem__)
-        # 2 %: less is noise, and padding is not free
-        own = self.ms(rows) / self._drift
-        return widths[best] if ms[best] < own * 0.98 else rows
+        # A gain below 2 % is noise, and padding is not free.
+        own_ms = self.ms(rows) / self._drift
+        return widths[best] if ms[best] < own_ms * 0.98 else rows
 
-    def _paddable(self) -> tuple[list[int], list[float]]:
-        """Widths that narrower passes may be padded to, and their milliseconds without drift."""
-        if not self._each:
+    def _list_pad_widths(self) -> tuple[list[int], list[float]]:
+        """Return the widths that passes may be padded to, and their milliseconds without drift."""
+        if not self._max_rows_each:
             return self._widths, self._ms
-        most = self._each * self._sequences
+        max_rows = self._max_rows_each * self._sequences
         pairs = zip(self._widths, self._ms, strict=True)
-        found = [(w, ms) for w, ms in pairs if w <= most and w % self._sequences == 0]
-        return [w for w, _ in found], [ms for _, ms in found]
+        allowed = [
+            (width, ms) for width, ms in pairs if width <= max_rows and width % self._sequences == 0
+        ]
+        return [width for width, _ in allowed], [ms for _, ms in allowed]
 
     def padded_ms(self, rows: int) -> npt.NDArray[np.float64]:
-        """Milliseconds (rows + 1,) of a pass that must hold 0…rows rows, padded where that is cheaper.
+        """Return the milliseconds (rows + 1,) of passes of 0…rows rows, padded where that is cheaper.
 
         Entry 0 is zero: no pass.
         """
         if self._table is None or len(self._table) <= rows:
             counts = np.arange(max(rows, 64) + 1)
-            own = self._shape(counts)
-            widths, ms = self._paddable()
+            own_ms = self._interpolate_ms(counts)
+            widths, ms = self._list_pad_widths()
             cheapest = np.append(np.minimum.accumulate(np.array(ms)[::-1])[::-1], np.inf)
-            wider = cheapest[np.searchsorted(widths, counts, side="right")]
-            own = np.where(wider < own * 0.98, wider, own)
-            own[0] = 0.0
-            self._table = own
+            wider_ms = cheapest[np.searchsorted(widths, counts, side="right")]
+            own_ms = np.where(wider_ms < own_ms * 0.98, wider_ms, own_ms)
+            own_ms[0] = 0.0
+            self._table = own_ms
         return np.asarray(self._table[: rows + 1] * self._drift)
 
     def observe(self, width: int, ms: float) -> None:
-        """One pass of `width` took `ms`. Outliers count as OUTLIER times the expected at most."""
+        """Learn from a pass of `width` rows that took `ms`, limited to MAX_OUTLIER_RATIO."""
         at = bisect_left(self._widths, width)
-        known = at < len(self._widths) and self._widths[at] == width
-        if not known and width > WIDEST:
+        is_known = at < len(self._widths) and self._widths[at] == width
+        if not is_known and width > MAX_ROUND_ROWS:
             return
         expected = self.ms(width)
-        weight = max(1 / (self._rounds + self._observed), LEAST_WEIGHT)
+        weight = max(1 / (self._rounds + self._n_observed), MIN_WEIGHT)
         ratio = ms / expected
-        clipped = min(max(ratio, 1 / OUTLIER), OUTLIER)
-        news = clipped**weight
-        self._drift *= news
-        first = width not in self._seen
-        self._seen.add(width)
-        if known:
-            retried = ratio < 1 and self.padded(width) > width
-            if width > OFTEN and (first or ratio < 1):
-                self._ms[at] *= min(max(ratio, 1 / 3), OUTLIER) ** ONCE
+        clipped = min(max(ratio, 1 / MAX_OUTLIER_RATIO), MAX_OUTLIER_RATIO)
+        shared_change = clipped**weight
+        self._drift *= shared_change
+        is_first = width not in self._observed_widths
+        self._observed_widths.add(width)
+        if is_known:
+            is_retry = ratio < 1 and self.padded(width) > width
+            if width > WELL_MEASURED_ROWS and (is_first or ratio < 1):
+                self._ms[at] *= min(max(ratio, 1 / 3), MAX_OUTLIER_RATIO) ** SINGLE_WEIGHT
             else:
-                self._ms[at] *= clipped ** (SEEN_FASTER if retried else weight / 2)
-        else:  # what is not news for all widths is this one's
-            new = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
+                self._ms[at] *= clipped ** (FASTER_WEIGHT if is_retry else weight / 2)
+        else:  # what does not apply to all widths is attributed to this one
+            new_ms = expected * min(max(ratio, 1 / 3), 3.0) / self._drift
             self._widths.insert(at, width)
-            self._ms.insert(at, new)
-            self._measured.insert(at, new)
-            self._forget()
-        self._observed += 1
-        if self._observed % 16 == 0 or self._observed < self._rounds:
-            self._forget()
+            self._ms.insert(at, new_ms)
+            self._measured.insert(at, new_ms)
+            self._invalidate()
+        self._n_observed += 1
+        if self._n_observed % 16 == 0 or self._n_observed < self._rounds:
+            self._invalidate()
 
-    def _forget(self) -> None:
-        """What was worked out is to be worked out again."""
-        if 0 < len(self._seen) < len(self._widths):
-            self._move_unseen()
+    def _invalidate(self) -> None:
+        """Discard the cached results."""
+        if 0 < len(self._observed_widths) < len(self._widths):
+            self._scale_unobserved()
         self._table = None
         self._padded.clear()
 
-    def _move_unseen(self) -> None:
-        """Widths that no round had yet cost as much more than when they were measured as their neighbours."""
+    def _scale_unobserved(self) -> None:
+        """Scale the widths that no round has had as their neighbours have changed since measuring."""
         pairs = list(zip(self._widths, self._ms, self._measured, strict=True))
-        seen = [(width, ms / before) for width, ms, before in pairs if width in self._seen]
-        moved = np.interp(self._widths, *np.transpose(seen)).tolist()
-        self._ms = [before * by for before, by in zip(self._measured, moved, strict=True)]
+        observed = [
+            (width, ms / measured)
+            for width, ms, measured in pairs
+            if width in self._observed_widths
+        ]
+        factors = np.interp(self._widths, *np.transpose(observed)).tolist()
+        self._ms = [
+            measured * factor for measured, factor in zip(self._measured, factors, strict=True)
+        ]
 
     def as_dict(self) -> dict[int, float]:
-        """Width → milliseconds as they stand now."""
+        """Return the present milliseconds by width."""
         pairs = zip(self._widths, self._ms, strict=True)
         return {width: round(ms * self._drift, 4) for width, ms in pairs}
 
 
 class CostProfile:
-    """Both models' tables, and what rounds cost outside llama.cpp, in milliseconds.
+    """The tables of both models, and the milliseconds that rounds spend outside llama.cpp.
 
-    overhead_ms: of a round of one sequence without drafts, for which the others are guessed at first.
+    overhead_ms: of a round of one sequence without drafts, from which the others are estimated at first.
     """
 
     def __init__(self, target: CostTable, draft: CostTable | None, overhead_ms: float) -> None:
@@ -213,7 +228,7 @@ class CostProfile:
         self._overheads: dict[tuple[int, bool], tuple[float, int]] = {}
 
     def overhead(self, sequences: int, drafting: bool) -> float:
-        """Of a round of so many sequences; what drafting itself takes is in the cost of its steps."""
+        """Return the overhead of a round. The time of drafting itself is in the cost of its steps."""
         known = self._overheads.get((sequences, drafting))
         if known is not None:
             return known[0]
@@ -222,10 +237,10 @@ class CostProfile:
         return self.overhead_ms * (1 + sequences) / 2
 
     def observe_overhead(self, ms: float, sequences: int = 1, drafting: bool = False) -> None:
-        known, seen = self._overheads.get((sequences, drafting), (0.0, 0))
-        known = known if seen else self.overhead(sequences, drafting)
-        known += max(1 / (2 + seen), 0.05) * (min(ms, 3 * known + 0.1) - known)
-        self._overheads[sequences, drafting] = known, seen + 1
+        known, count = self._overheads.get((sequences, drafting), (0.0, 0))
+        known = known if count else self.overhead(sequences, drafting)
+        known += max(1 / (2 + count), 0.05) * (min(ms, 3 * known + 0.1) - known)
+        self._overheads[sequences, drafting] = known, count + 1
         if sequences == 1 and not drafting:
             self.overhead_ms = known
 
@@ -238,12 +253,14 @@ class CostProfile:
 
 
 def table_from(stored: Any) -> dict[int, float] | None:
-    """A stored table back; None if it is not one."""
+    """Return a stored table, or None if it is not valid."""
     if not isinstance(stored, dict):
         return None
     try:
         table = {int(width): float(ms) for width, ms in stored.items()}
     except (TypeError, ValueError):
         return None
-    good = 1 in table and all(0 < ms < 1e7 and 0 < width <= WIDEST for width, ms in table.items())
-    return table if good else None
+    is_valid = 1 in table and all(
+        0 < ms < 1e7 and 0 < width <= MAX_ROUND_ROWS for width, ms in table.items()
+    )
+    return table if is_valid else None

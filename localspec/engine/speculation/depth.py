@@ -1,10 +1,10 @@
 """How deep to draft: pure arithmetic over measured costs and a belief about acceptance.
 
-A round that drafts K tokens yields 1 + Σ_{j≤K} S_j tokens on average, S_j being the probability that
-the first j drafts all survive, and costs K·t_d + t_v(width(K+1)) + o. The policy maximises tokens per
-second over whole candidates K = 0…K_max, K = 0 being plain decoding. Several sequences share a pass,
-so drafts are added to the round in the order of what each is worth beyond its own cost, and the best
-of all these rounds is taken: rows are alike to the pass, so no other choice of as many gains more.
+A round that drafts K tokens yields 1 + Σ_{j≤K} S_j tokens on average, where S_j is the probability that the
+first j drafts all survive. It costs K·t_d + t_v(width(K+1)) + o. The policy maximises tokens per second over
+whole candidates K = 0…K_max, where K = 0 is plain decoding. Several sequences share a pass, so drafts are
+added to the round in the order of what each is worth beyond its own cost, and the best of all these rounds is
+taken. The pass does not care whose rows it has, so no other choice of as many drafts gains more.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from numpy.lib.stride_tricks import sliding_window_view
 from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Floats
 from localspec.engine.speculation.cost import CostTable
 
-MAX_DEPTH = 15  # drafted by the policy; one pass of 16 rows
-# Drafting must promise so much more than plain decoding: the best of several estimates is an
-# optimistic one, and near the break-even the error would be paid for and nothing won.
+MAX_DEPTH = 15  # most drafts chosen by the policy, for a pass of 16 rows
+# Drafting must promise this much more than plain decoding. The best of several estimates is an optimistic
+# one, and near the break-even its error would cost more than drafting gains.
 MARGIN = 1.02
 _COUNTS = np.arange(MAX_LIMIT + 1)
-LEAST = 0.01  # chance to be kept, below which a draft is not looked at
+MIN_SURVIVAL = 0.01  # drafts that are less likely to be kept are not considered
 
 
 @dataclass(slots=True)
 class Candidate:
-    """One sequence in a round: what it may gain and what a drafted token costs it.
+    """One sequence in a round: what it may gain, and what a drafted token costs it.
 
-    limit: most tokens worth drafting (max_tokens left, room in the context). step_ms: of one more draft.
-    entry_ms: what the first one costs besides (text the draft model has not read yet). known: buckets
-    drafted already; tokens: those tokens, where drafting them cost nothing. steps: of one more draft for
-    several sequences together, by their number; None: each costs as much as alone.
+    limit: most tokens worth drafting (max_tokens left, room in the context).
+    step_ms: cost of one more draft. entry_ms: additional cost of the first one, for text that the draft
+    model has not read yet.
+    known: buckets of the tokens drafted already. tokens: these tokens, if drafting them cost nothing.
+    steps: cost of one more draft for several sequences together, by their number; None: each costs as much
+    as alone.
     """
 
     belief: Belief
@@ -48,17 +50,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PassCosts:
-    """What the target's pass of a round costs. ms: milliseconds (rows + 1,), by its rows.
+    """The cost of the target's pass of a round. ms: returns milliseconds (rows + 1,) by the pass's rows.
 
-    alike: of so many sequences each has as many rows as the one with the most; 0: each has its own.
+    alike: the number of sequences if each has as many rows as the one with most; 0: each has its own.
     """
 
     ms: Callable[[int], Floats]
     alike: int = 0
 
     def by_depth(self, rows: int, deepest: int = 0) -> Floats:
-        """(MAX_LIMIT + 1,): by the drafts of one sequence beside all other `rows`, its own token among
-        them. deepest: drafts of the other that has most.
+        """Return the milliseconds (MAX_LIMIT + 1,) by the drafts of one sequence.
+
+        rows: all other rows, its own token among them. deepest: drafts of the other sequence with most.
         """
         if not self.alike:
             return self.ms(rows + MAX_LIMIT)[rows:]
@@ -68,10 +71,12 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Milliseconds of a round. pass_ms[rows]: the target's pass of that width, padding included, long
-    enough for every candidate at its limit. plain_ms, drafting_ms: all that is neither a pass nor a
-    draft, in a round without drafts and in one with some. alike: of so many sequences each has as many
-    rows as the one with the most; 0: each has its own.
+    """The milliseconds of a round.
+
+    pass_ms[rows]: the target's pass of that width, padding included, long enough for every candidate at
+    its limit. plain_ms, drafting_ms: all that is neither a pass nor a draft, in a round without drafts and
+    in one with drafts. alike: the number of sequences if each has as many rows as the one with most; 0: each
+    has its own.
     """
 
     pass_ms: Floats
@@ -82,17 +87,17 @@ class RoundCosts:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Depth per candidate, and the rate (tokens per millisecond) they are expected to give."""
+    """The depth of each candidate, and the rate (tokens per millisecond) that they are expected to give."""
 
     depths: list[int]
     rate: float
 
 
 def best_value(candidate: Candidate, pass_ms: Floats, rate: float) -> float:
-    """The most that gain - rate·cost comes to at any depth, in tokens.
+    """Return the maximum over all depths of gain - rate·cost, in tokens.
 
-    pass_ms[k]: what the target pass costs when this sequence brings k drafted tokens. Drafting the tokens of
-    `known` is paid.
+    pass_ms[k]: what the target pass costs when this sequence brings k drafted tokens. The cost of drafting
+    the tokens of `known` is already paid.
     """
     limit = min(candidate.limit, len(pass_ms) - 1)
     cost = pass_ms[: limit + 1]
@@ -106,7 +111,7 @@ def best_value(candidate: Candidate, pass_ms: Floats, rate: float) -> float:
 
 
 class DepthPolicy(Protocol):
-    """How deep each sequence drafts. fixed: whatever it costs."""
+    """How deep each sequence drafts. fixed: the depth is used whatever it costs."""
 
     fixed: bool
 
@@ -117,28 +122,27 @@ class DepthPolicy(Protocol):
         other_rows: int = 0,
         others: int = 0,
     ) -> Decision:
-        """Depths for all sequences of a round together.
+        """Choose the depths for all sequences of a round together.
 
-        other_rows: of the same pass, of prompts and of sequences that bring no drafts; others: of those,
-        sequences that get a token each.
+        other_rows: rows of the same pass that belong to prompts and to sequences without drafts.
+        others: how many of those sequences get a token each.
         """
 
     def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
-        """How many known tokens to verify in this round, where the rest may come with the next one; 0: none.
+        """Return how many known tokens to verify in this round; 0: none. The rest may follow in the next.
 
-        round_ms[k]: what a round costs in which this sequence brings k of them, the most they may be at the
-        end.
+        round_ms[k]: what a round costs in which this sequence brings k of them. Its length limits k.
         """
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-        """Is one more draft worth its time, now that the confidence of the last ones is known?"""
+        """Whether one more draft is worth its time, given the confidence of those so far."""
 
     def worth_verifying(self, candidate: Candidate, pass_ms: Floats, rate: float) -> int:
-        """How many of the drafted tokens to verify: the last ones may have turned out too doubtful."""
+        """Return how many drafted tokens to verify, because the last ones may be too doubtful."""
 
 
 class MeasuredDepth:
-    """As deep as it pays by the measured costs and the belief, down to not at all."""
+    """As deep as it pays by the measured costs and the belief, which may be not at all."""
 
     fixed = False
 
@@ -150,44 +154,45 @@ class MeasuredDepth:
         others: int = 0,
     ) -> Decision:
         n, rows = len(candidates), len(candidates) + other_rows
-        gain, spent = float(n + others), costs.drafting_ms
-        plain = gain / (float(costs.pass_ms[rows]) + costs.plain_ms)
-        depths, taken = [0] * n, list[int]()
-        together = _Together()
-        best, count = plain * MARGIN, 0
-        for survival, at in _by_worth(candidates, plain, costs.alike > 0):
-            taken.append(at)
-            depths[at] += 1
-            gain += survival
-            spent += together.added_ms(candidates[at], depths[at])
-            rows = max(rows, costs.alike * (1 + depths[at])) if costs.alike else rows + 1
-            reached = gain / (spent + float(costs.pass_ms[rows]))
-            if reached > best:
-                best, count = reached, len(taken)
+        n_tokens, spent_ms = float(n + others), costs.drafting_ms
+        plain_rate = n_tokens / (float(costs.pass_ms[rows]) + costs.plain_ms)
+        depths, order = [0] * n, list[int]()
+        shared_steps = _SharedSteps()
+        best_rate, count = plain_rate * MARGIN, 0
+        for survival, index in _rank_drafts(candidates, plain_rate, costs.alike > 0):
+            order.append(index)
+            depths[index] += 1
+            n_tokens += survival
+            spent_ms += shared_steps.added_ms(candidates[index], depths[index])
+            rows = max(rows, costs.alike * (1 + depths[index])) if costs.alike else rows + 1
+            round_rate = n_tokens / (spent_ms + float(costs.pass_ms[rows]))
+            if round_rate > best_rate:
+                best_rate, count = round_rate, len(order)
         if not count:
-            return Decision([0] * n, plain)
-        return Decision([taken[:count].count(at) for at in range(n)], best)
+            return Decision([0] * n, plain_rate)
+        return Decision([order[:count].count(index) for index in range(n)], best_rate)
 
     def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
-        """The k that gains most in two rounds: Σ_{j≤k} S_j - rate·cost(k), and what the next round gains
-        at its best depth, if these and the token after them come (S_{k+1}).
+        """Return the k that gains most in two rounds.
 
-        Whether a passage is repeated shows in its first tokens. They tell it at a small part of the price,
-        or, as the target's own, for nothing; then all the rest is surer.
+        The gain is Σ_{j≤k} S_j - rate·cost(k), and, with the probability S_{k+1} that these tokens and the
+        one after them are right, what the next round gains at its best depth. Whether a passage is repeated
+        shows in its first tokens. They are a small part of the cost, or free where the target generates
+        them, and make the rest surer.
         """
-        most = len(round_ms) - 1
-        known = [*candidate.known[: 2 * most + 1]]
-        known += known[-1:] * (2 * most + 1 - len(known))
-        survival = candidate.belief.survival(known, 2 * most + 1)
+        limit = len(round_ms) - 1
+        known = [*candidate.known[: 2 * limit + 1]]
+        known += known[-1:] * (2 * limit + 1 - len(known))
+        survival = candidate.belief.survival(known, 2 * limit + 1)
         cost = rate * round_ms
-        kept = survival.cumsum()
-        # later[k, j]: Σ_{i≤j} S_{k+1+i}, the tokens of the next round with j drafts
-        later = sliding_window_view(kept[1:], most + 1) - kept[: most + 1, None]
-        after = (later - survival[1 : most + 2, None] * cost).max(axis=1)
-        return int((kept[: most + 1] - cost + after.clip(min=0)).argmax())
+        n_kept = survival.cumsum()
+        # next_tokens[k, j]: Σ_{i≤j} S_{k+1+i}, the tokens of the next round with j drafts
+        next_tokens = sliding_window_view(n_kept[1:], limit + 1) - n_kept[: limit + 1, None]
+        next_gain = (next_tokens - survival[1 : limit + 2, None] * cost).max(axis=1)
+        return int((n_kept[: limit + 1] - cost + next_gain.clip(min=0)).argmax())
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:
-        drafted = len(candidate.known)  # what those have cost is paid
+        drafted = len(candidate.known)  # their cost is already paid
         limit = min(candidate.limit, len(pass_ms) - 1)
         if drafted >= limit:
             return False
@@ -202,44 +207,47 @@ class MeasuredDepth:
         return int((gain - rate * pass_ms[: limit + 1]).argmax())
 
 
-def _by_worth(candidates: Sequence[Candidate], rate: float, alike: bool) -> list[tuple[float, int]]:
-    """(chance to be kept, whose) of each draft there may be, what is worth most beyond its step first.
+def _rank_drafts(
+    candidates: Sequence[Candidate], rate: float, alike: bool
+) -> list[tuple[float, int]]:
+    """Return (survival, index of the candidate) of each possible draft, in the order of their worth.
 
-    Of one sequence the earlier ones first: they are likelier to be kept. alike: rows up to the deepest
-    cost nothing, so all that are as deep come together, and what is not worth its step does not come.
+    The worth is the survival beyond the cost of its step. Earlier drafts of a sequence come first, because
+    they are likelier to be kept. alike: rows up to the deepest cost nothing, so drafts of equal depth come
+    together, and those that are not worth their step do not come.
     """
-    found = []
-    for at, candidate in enumerate(candidates):
+    drafts = []
+    for index, candidate in enumerate(candidates):
         cost = rate * candidate.step_ms
         survival = candidate.belief.survival(candidate.known, candidate.limit)[1:].tolist()
-        for depth, each in enumerate(survival):
-            if each > (max(LEAST, cost) if alike else LEAST):
-                found.append((depth if alike else 0, cost - each, each, at))
-    found.sort(key=lambda each: each[:2])
-    return [(survival, at) for *_, survival, at in found]
+        for depth, chance in enumerate(survival):
+            if chance > (max(MIN_SURVIVAL, cost) if alike else MIN_SURVIVAL):
+                drafts.append((depth if alike else 0, cost - chance, chance, index))
+    drafts.sort(key=lambda draft: draft[:2])
+    return [(survival, index) for *_, survival, index in drafts]
 
 
-class _Together:
-    """What drafts cost where several sequences take each step in one pass of the draft."""
+class _SharedSteps:
+    """The cost of drafts where several sequences take each step in one pass of the draft model."""
 
     def __init__(self) -> None:
-        self._drafting: dict[int, int] = {}  # how many draft so deep
+        self._drafting: dict[int, int] = {}  # by depth, the number of sequences that draft so deep
 
     def added_ms(self, candidate: Candidate, depth: int) -> float:
-        """Of the draft that takes this one to `depth`."""
+        """Return the cost of the draft that takes this candidate to `depth`."""
         if depth <= len(candidate.known):
             return 0.0
         entry_ms = candidate.entry_ms if depth == 1 else 0.0
         if candidate.steps is None:
             return candidate.step_ms + entry_ms
-        others = self._drafting.get(depth, 0)
-        self._drafting[depth] = others + 1
-        before = candidate.steps.ms(others) if others else 0.0
-        return max(candidate.steps.ms(others + 1) - before, 0.0) + entry_ms
+        n_others = self._drafting.get(depth, 0)
+        self._drafting[depth] = n_others + 1
+        others_ms = candidate.steps.ms(n_others) if n_others else 0.0
+        return max(candidate.steps.ms(n_others + 1) - others_ms, 0.0) + entry_ms
 
 
 class FixedDepth:
-    """Always the same number of drafts: what other engines do, and what we measure against."""
+    """Always the same number of drafts, as other engines have it and as a baseline for measurements."""
 
     fixed = True
 

@@ -1,4 +1,4 @@
-"""What one sequence brings to a pass, and how it drafts as long as its request runs."""
+"""What one sequence brings to a pass, and how it drafts while its request runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from localspec.engine.speculation.depth import Candidate, DepthPolicy, FixedDept
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
 
-MOST_REST = 8  # rounds in which no drafts are asked for, after many that did not pay
-# What drafts that were looked up may lose an answer, in rounds without any: so many at first, this share of
-# all that come, and what they have gained, up to so many (a pass of 64 rows takes 20).
-LOSS, LOSS_SHARE, MOST_LOSS = 2.0, 0.02, 32.0
+MAX_REST_ROUNDS = 8  # longest pause in searching for drafts, after many searches that did not pay
+# Loss budget for drafts from lookup, in plain rounds per answer: initial budget, refill per round, cap. Gains
+# refill it as well. A pass of 64 rows costs about 20 rounds.
+LOSS_BUDGET_ROUNDS, LOSS_REFILL_ROUNDS, MAX_LOSS_BUDGET_ROUNDS = 2.0, 0.02, 32.0
 
 
 @dataclass(slots=True)
 class Drafting:
-    """How one sequence drafts, as long as its request runs. reason: why it cannot at all.
+    """How one sequence drafts while its request runs. reason: why it cannot draft at all.
 
-    rest: rounds in which it does not look for drafts; missed: looks in a row that brought nothing. spare:
-    what drafts that were looked up may still lose, in rounds without any.
+    rest: rounds in which it does not search for drafts. missed: searches in a row that found nothing.
+    spare: what is left of the loss budget for drafts from lookup, in plain rounds.
     """
 
     drafters: list[Drafter]
@@ -34,66 +34,70 @@ class Drafting:
     reason: str | None = None
     rest: int = 0
     missed: int = 0
-    spare: float = LOSS
+    spare: float = LOSS_BUDGET_ROUNDS
 
     @classmethod
     def of(
         cls,
-        given: Resources,
+        resources: Resources,
         calibrations: Mapping[str, Calibration],
-        usual_depth: int | None,
-        impossible: str | None,
-        no_model: str,
+        default_depth: int | None,
+        why_impossible: str | None,
+        why_no_model: str,
     ) -> Drafting:
-        """For a new sequence. usual_depth: where the request names none; None: as it pays.
+        """Set up the drafting of a new sequence.
 
-        impossible: why this pair cannot speculate at all, if so; no_model: why no model drafts for it.
+        default_depth: depth where the request names none; None: the policy decides.
+        why_impossible: why this pair cannot speculate at all, if so. why_no_model: why no model drafts.
         """
-        asked = given.asked
-        depth = asked.depth if asked.depth is not None else usual_depth
+        speculative = resources.asked
+        depth = speculative.depth if speculative.depth is not None else default_depth
         policy: DepthPolicy = (
             MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
         )
-        if asked.enabled and depth != 0 and impossible is None:
+        if speculative.enabled and depth != 0 and why_impossible is None:
             drafters = [
-                kind(given, Belief(calibrations[kind.kind]))
+                kind(resources, Belief(calibrations[kind.kind]))
                 for kind in Drafter.kinds
-                if kind.serves(given)
+                if kind.serves(resources)
             ]
             if drafters:
                 return cls(drafters, policy)
-        if not asked.enabled:
+        if not speculative.enabled:
             reason = "disabled by the request"
-        elif asked.depth == 0 or usual_depth == 0:
+        elif speculative.depth == 0 or default_depth == 0:
             reason = "depth 0 was requested"
         else:
-            reason = impossible or no_model
+            reason = why_impossible or why_no_model
         return cls([], policy, reason)
 
     def looks(self) -> bool:
-        """Does it look for drafts in this round? To be asked once in each."""
+        """Whether to search for drafts in this round. Must be called once per round."""
         self.rest -= 1
         return self.rest < 0 or self.policy.fixed
 
-    def looked(self, found: bool, most: int) -> None:
-        """A look has brought tokens, or none. most: rounds to rest, after many that brought none."""
-        self.missed = 0 if found else min(self.missed + 1, MOST_REST)
-        self.rest = min(2**self.missed // 2, most)
+    def looked(self, has_found: bool, max_rest: int) -> None:
+        """Note whether a search has found drafts. max_rest: limit of the pause after searches in vain."""
+        self.missed = 0 if has_found else min(self.missed + 1, MAX_REST_ROUNDS)
+        self.rest = min(2**self.missed // 2, max_rest)
 
     def affords(self, price: Floats) -> int:
-        """The most known tokens that it may try. price[k]: what a round with k of them costs more, in rounds
-        without any.
+        """Return how many known tokens the loss budget allows to try.
+
+        price[k]: additional cost of a round with k of them, in plain rounds.
         """
         return int(np.flatnonzero(price <= self.spare)[-1])
 
     def settle(self, price: float, gained: int) -> None:
-        """A round has brought so many tokens more, at this price."""
-        self.spare = min(max(self.spare + LOSS_SHARE + gained - price, 0.0), MOST_LOSS)
+        """Book the price of a round with known tokens, and the tokens that it has gained."""
+        self.spare = min(
+            max(self.spare + LOSS_REFILL_ROUNDS + gained - price, 0.0), MAX_LOSS_BUDGET_ROUNDS
+        )
 
     def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
-        """A kind of drafts cannot serve this sequence any more; its answer goes on without."""
+        """Remove a kind of drafts that failed for this sequence; its answer goes on without it."""
         drafter.close(slot)
-        self.drafters = [each for each in self.drafters if each is not drafter]
+        self.drafters = [other for other in self.drafters if other is not drafter]
         if isinstance(error, NoKvSlot):
             self.reason = f"the context of {drafter.called} is full"
         elif isinstance(error, NotFinite):
@@ -107,12 +111,13 @@ class Drafting:
 class SequenceStep:
     """One sequence's part of a pass: tokens to read, then drafts to verify.
 
-    drafter, candidate: what it was decided to draft, None for nothing. base: rows of the pass, as it was
-    decided, but for this step's drafts; deepest: drafts of the other step that has most. price: of known
-    tokens, in rounds without them; None: none are tried, or the caller foretold them. looked: whether it was
-    asked for drafts. first_row: the row of the last token read; -1 for a chunk in the middle of a
-    prompt. read_row: the row of the first token read. repeats: the pass brought nothing and is made again.
-    error: what ends this sequence alone.
+    drafter, candidate: the chosen kind of drafts; None: no drafts.
+    base: rows of the pass without this step's drafts, as decided. deepest: drafts of the other step with
+    most. price: cost of known tokens in plain rounds; None: none are tried, or the request predicted them.
+    looked: whether a search for drafts was made.
+    first_row: row of the last token read; -1 for a chunk in the middle of a prompt. read_row: row of the
+    first token read.
+    repeats: the pass brought nothing and is made again. error: an error that ends this sequence alone.
     """
 
     read: list[int]
@@ -135,6 +140,6 @@ class SequenceStep:
         return len(self.read) + len(self.drafts.tokens)
 
     def drop_drafts(self) -> None:
-        """The pass brings one token for this step."""
+        """Remove the drafts, so that the pass brings one token for this step."""
         self.drafter = self.candidate = None
         self.drafts.cut(0)

@@ -1,9 +1,9 @@
 """The core of speculative decoding: which of the drafted tokens the target keeps.
 
-A round has drafted K tokens d_1…d_K and the target has read them in one pass, so there are K+1 rows
-of logits: row i is the target's opinion on what follows the first i of them. Every rule gives the
-tokens to keep: the accepted drafts, then exactly one token of the target's own (a correction, or the
-bonus token after the last draft). What else the pass has read is rolled back (`Slots.commit`).
+A round has drafted K tokens d_1…d_K and the target has read them in one pass. So there are K+1 rows of
+logits, where row i is the target's prediction after the first i of them. Every rule returns the tokens to
+keep: the accepted drafts, then exactly one token of the target's own (a correction, or the bonus token after
+the last draft). What else the pass has read is rolled back (`Slots.commit`).
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.protocol.frames import Speculative
 
-# Row i, adjusted for the tokens kept so far in this round (penalties, grammar).
+# Returns the logits of row i, adjusted for the tokens kept so far in this round (penalties, grammar).
 Rows = Callable[[int, list[int]], Logits]
 
 
-def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler, place: int) -> list[int]:
-    """Keep drafts while they equal what the target samples: the tokens of plain decoding with the
-    same seed, whatever was drafted. Greedy decoding is the case of temperature 0.
+def verify_match(rows: Rows, drafted: Sequence[int], sampler: Sampler, n_before: int) -> list[int]:
+    """Keep drafts while they equal what the target samples.
 
-    place: how many tokens of the answer come before this round's.
+    The tokens are those of plain decoding with the same seed, whatever was drafted. Greedy decoding is the
+    case of temperature 0.
+
+    n_before: tokens of the answer before this round.
     """
-    kept: list[int] = []
+    kept_tokens: list[int] = []
     for i in range(len(drafted) + 1):
-        token = sampler.sample(rows(i, kept), place + i)
-        kept.append(token)
+        token = sampler.sample(rows(i, kept_tokens), n_before + i)
+        kept_tokens.append(token)
         if i == len(drafted) or token != drafted[i]:
             break
-    return kept
+    return kept_tokens
 
 
-def verify_sampled(sampled: Callable[[int], int], drafted: Sequence[int]) -> list[int]:
-    """`verify_match` for greedy decoding where nothing but row i's likeliest token counts."""
-    kept: list[int] = []
+def verify_sampled(sample_row: Callable[[int], int], drafted: Sequence[int]) -> list[int]:
+    """Verify as `verify_match` does, for greedy decoding where only the likeliest token of a row counts."""
+    kept_tokens: list[int] = []
     for i in range(len(drafted) + 1):
-        kept.append(sampled(i))
-        if i == len(drafted) or kept[-1] != drafted[i]:
+        kept_tokens.append(sample_row(i))
+        if i == len(drafted) or kept_tokens[-1] != drafted[i]:
             break
-    return kept
+    return kept_tokens
 
 
 def verify_rejection(
@@ -53,51 +55,55 @@ def verify_rejection(
     drafted: Sequence[int],
     draft_probs: Sequence[Distribution],
     sampler: Sampler,
-    place: int,
+    n_before: int,
 ) -> list[int]:
-    """Keep draft x with probability min(1, p(x)/q(x)), else draw from norm(max(0, p - q)): the
-    target's distribution exactly, with more drafts kept (Leviathan et al. 2022, algorithm 1).
+    """Keep draft x with probability min(1, p(x)/q(x)), else draw from norm(max(0, p - q)).
 
-    draft_probs: for each draft the distribution q it was drawn from. place: as in `verify_match`.
+    The result has exactly the target's distribution, and more drafts are kept than by `verify_match`
+    (Leviathan et al. 2022, algorithm 1).
+
+    draft_probs: for each draft, the distribution q that it was drawn from. n_before: tokens of the answer
+    before this round.
     """
-    kept: list[int] = []
+    kept_tokens: list[int] = []
     for i, token in enumerate(drafted):
-        target = sampler.distribution(rows(i, kept), place + i)
+        target = sampler.distribution(rows(i, kept_tokens), n_before + i)
         draft = draft_probs[i]
         if sampler.uniform() * draft.of(token) < target.of(token):
-            kept.append(token)
+            kept_tokens.append(token)
             continue
-        kept.append(residual(target, draft).pick(sampler.uniform()))
-        return kept
-    kept.append(sampler.sample(rows(len(drafted), kept), place + len(drafted)))
-    return kept
+        kept_tokens.append(residual(target, draft).pick(sampler.uniform()))
+        return kept_tokens
+    kept_tokens.append(sampler.sample(rows(len(drafted), kept_tokens), n_before + len(drafted)))
+    return kept_tokens
 
 
 def residual(target: Distribution, draft: Distribution) -> Distribution:
-    """norm(max(0, p - q)): what to draw from after a rejection (Leviathan et al. 2022, Chen et al. 2023)."""
+    """Return norm(max(0, p - q)), drawn from after a rejection (Leviathan et al. 2022, Chen et al. 2023)."""
     order = np.argsort(draft.ids)
     at = np.searchsorted(draft.ids, target.ids, sorter=order)
     at = order[np.minimum(at, len(order) - 1)]
     q = np.where(draft.ids[at] == target.ids, draft.probs[at], 0.0)
-    left = np.maximum(target.probs - q, 0.0)
-    total = left.sum()
+    excess = np.maximum(target.probs - q, 0.0)
+    total = excess.sum()
     if total <= 0.0:  # p == q up to rounding: a rejection had probability zero
         return target
-    return Distribution(target.ids, left / total)
+    return Distribution(target.ids, excess / total)
 
 
 # ------------------------------------------------------------------------------- of one sequence
 
 
 class Doubtful(Exception):
-    """A token sampled on the device may come from logits that are no numbers."""
+    """A token sampled on the device may come from NaN or infinite logits."""
 
 
 class Verifier:
     """Verifies the drafts of one sequence, and advances its grammar with what is kept.
 
-    reject: by the rejection rule where drafts were drawn, else by match. likeliest: nobody looks at a row
-    but for its likeliest token. on_device: the pass itself gives that, and no logits.
+    reject: use the rejection rule for drafts that were drawn from a distribution, else match.
+    likeliest: only the likeliest token of each row matters. on_device: the pass itself computes that token,
+    and gives no logits.
     """
 
     def __init__(self, sampler: Sampler, matcher: Guide | None, reject: bool) -> None:
@@ -105,60 +111,62 @@ class Verifier:
         self.matcher = matcher
         self.reject = reject
         self.likeliest = self.on_device = False
-        # those that were looked at, valid until the target's next pass: its own, and adjusted
+        # The rows that were used, original and adjusted. They are valid until the target's next pass.
         self.rows: list[Logits] = []
         self.adjusted: list[Logits] = []
-        self._consumed = 0  # tokens of a round not kept yet that the grammar has seen
+        self._consumed = 0  # tokens of an unfinished round that the grammar has consumed
 
     def verify(
         self, context: Context, first_row: int, tokens: list[int], drafts: DraftRequest
     ) -> list[int]:
-        """What to keep of the last pass. tokens: the text before; its last one has `first_row`.
+        """Return the tokens to keep of the last pass.
+
+        tokens: the text before; its last token was read in `first_row`.
 
         Raises:
-            Doubtful: a token is not to be trusted without its logits.
-            NotFinite: the logits are no numbers.
-            GrammarRejected: the grammar ran into its limits.
+            Doubtful: A token cannot be trusted without its logits.
+            NotFinite: The logits are NaN or infinite.
+            GrammarRejected: The grammar ran into its limits.
         """
         self.rows, self.adjusted = [], []
 
-        def rows(i: int, kept: list[int]) -> Logits:
+        def rows(i: int, kept_tokens: list[int]) -> Logits:
             row = context.finite(first_row + i)
             self.rows.append(row)
             mask = None
             if self.matcher is not None:
-                self._consume(kept)
+                self._consume(kept_tokens)
                 mask = self.matcher.mask()
-            history = tokens + kept if self.sampler.settings.penalised else tokens
+            history = tokens + kept_tokens if self.sampler.settings.penalised else tokens
             self.adjusted.append(self.sampler.adjusted(row, history, mask))
             return self.adjusted[-1]
 
         if self.on_device:
-            kept = verify_sampled(lambda i: _sampled(context, first_row + i), drafts.tokens)
+            kept_tokens = verify_sampled(lambda i: _sampled(context, first_row + i), drafts.tokens)
         elif self.likeliest:
-            kept = verify_sampled(lambda i: context.likeliest(first_row + i), drafts.tokens)
+            kept_tokens = verify_sampled(lambda i: context.likeliest(first_row + i), drafts.tokens)
         elif drafts.probs:
-            kept = verify_rejection(
+            kept_tokens = verify_rejection(
                 rows, drafts.tokens, drafts.probs, self.sampler, drafts.generated
             )
         else:
-            kept = verify_match(rows, drafts.tokens, self.sampler, drafts.generated)
-        self._consume(kept)
+            kept_tokens = verify_match(rows, drafts.tokens, self.sampler, drafts.generated)
+        self._consume(kept_tokens)
         self._consumed = 0
-        return kept
+        return kept_tokens
 
-    def _consume(self, kept: list[int]) -> None:
-        """Tell the grammar of tokens kept in this round that it has not seen."""
+    def _consume(self, kept_tokens: list[int]) -> None:
+        """Advance the grammar by the kept tokens of this round that it has not consumed."""
         if self.matcher is None:
             return
-        for token in kept[self._consumed :]:
+        for token in kept_tokens[self._consumed :]:
             self.matcher.consume(token)
-        self._consumed = len(kept)
+        self._consumed = len(kept_tokens)
 
     def needs_no_logits(self, *, scored: bool) -> bool:
-        """Does the highest logit of each row decide, and nobody look at the row itself?
+        """Whether only the likeliest token of each row is needed, and never the logits themselves.
 
-        scored: log-probabilities are wanted.
+        scored: the request wants log-probabilities.
         """
         settings = self.sampler.settings
         touched = settings.penalised or settings.infill or bool(settings.logit_bias)
@@ -166,15 +174,16 @@ class Verifier:
         return settings.greedy and not touched and not scored and self.matcher is None
 
     def take_back(self) -> None:
-        """The round that failed is not kept: the grammar is where it was before."""
+        """Move the grammar back to where it was before a round that failed."""
         if self.matcher is not None and self._consumed:
             self.matcher.take_back(self._consumed)
         self._consumed = 0
 
 
 def _sampled(context: Context, row: int) -> int:
-    """The token sampled on the device, unless it is what a search for the highest NaN ends with: the first
-    token on some, none on CUDA.
+    """Return the token sampled on the device. Raises Doubtful if it may be the result of NaN logits.
+
+    A search for the highest of NaN logits gives the first token on some devices, and none on CUDA.
     """
     try:
         token = context.sampled_token(row)
@@ -189,18 +198,23 @@ def _sampled(context: Context, row: int) -> int:
 
 
 def rejects(
-    asked: Speculative, sampler: Sampler, matcher: Guide | None, *, drawn: bool, scored: bool
+    speculative: Speculative,
+    sampler: Sampler,
+    matcher: Guide | None,
+    *,
+    can_draw_drafts: bool,
+    scored: bool,
 ) -> bool:
-    """Verify by the rejection rule? `auto`: where nothing asks for the tokens of plain decoding.
+    """Whether to verify by the rejection rule. `auto` does unless the request needs plain decoding's tokens.
 
-    drawn: a draft model may serve the request, whose drafts can be drawn. scored: it wants tokens'
-    log-probabilities.
+    can_draw_drafts: a draft model may serve the request, and its drafts can be drawn from a distribution.
+    scored: the request wants log-probabilities.
     """
-    settings, rule = sampler.settings, asked.verification
-    if settings.greedy or not drawn:
+    settings, rule = sampler.settings, speculative.verification
+    if settings.greedy or not can_draw_drafts:
         return False
     if rule != "auto":
         return rule == "rejection"
     narrowed = matcher is not None and matcher.narrows
     fixed = settings.seed is not None or narrowed or settings.penalised
-    return not fixed and not scored and not asked.prediction
+    return not fixed and not scored and not speculative.prediction

@@ -1,8 +1,7 @@
-"""What is expected of a draft model that nobody has seen at work: how well it foresees the target in two
-short texts.
+"""The initial acceptance of a draft model: how well it predicts the target in two short texts.
 
-Without that its first answer tries it on trust: a bad one costs that answer some hundredths of its time,
-and a good one is not used until it has shown that it is.
+Without this the first answer would try the draft model on trust. A bad one would cost that answer a few per
+cent of its time, and a good one would not be used until it had proved itself.
 """
 
 from __future__ import annotations
@@ -33,10 +32,11 @@ winter nobody went there but the keeper and his two daughters, who walked to sch
 home in the dark. They knew every stone of the way, and they were never afraid of
 """
 TEXTS = (CODE, PROSE)
-TOKENS = 48  # of each text
-# Of its last ones it is compared what both models choose next: of as many as a draft's pass has logits for.
-LOOKED_AT = 16
-LEAST = 2 * LOOKED_AT  # tokens that a text has at least, so that there is something to foresee from
+MAX_TEXT_TOKENS = 48  # of each text
+# At how many of the last tokens the predictions of both models are compared. A draft's pass has logits for
+# this many.
+COMPARED_TOKENS = 16
+MIN_TEXT_TOKENS = 2 * COMPARED_TOKENS  # shorter texts give too little to predict from
 
 
 def warm_start(
@@ -46,42 +46,44 @@ def warm_start(
     calibration: Calibration,
     turn: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    """Let a calibration that knows nothing begin with what two short texts show. target: with nothing in it,
-    as afterwards; a text is read in a `turn`. A text without numbers is passed over.
+    """Set an unused calibration to what two short texts show.
 
-    What a model chooses in a text that it has not written is not what it would have written: so this
-    is half of what is expected, the other half is hope, and the first rounds correct both.
+    target: an empty context, which is empty again afterwards. turn: each text is read inside one. A text
+    that gives NaN or infinite values is skipped.
+
+    What a model predicts in a text is not what it would have written itself. So these texts are half of the
+    expectation, the hopeful prior is the other half, and the first rounds correct both.
     """
     expected = []
-    most = min(batch.capacity, target.n_ctx, model.context.n_ctx)
-    for tokens in _texts(target.model.vocab, most):
+    max_tokens = min(batch.capacity, target.n_ctx, model.context.n_ctx)
+    for tokens in _tokenize_texts(target.model.vocab, max_tokens):
         belief = Belief(calibration)
         with turn(), suppress(NotFinite):
-            for at, hit in model.foresees(tokens, _chosen(target, batch, tokens)):
-                belief.observe(at, hit)
+            for bucket_index, hit in model.foresees(tokens, _predict_target(target, batch, tokens)):
+                belief.observe(bucket_index, hit)
             expected.append(belief.weights)
     if expected:
         calibration.expect(np.mean(expected, axis=0))
 
 
-def _texts(vocab: Vocab, most: int) -> list[list[int]]:
-    """The beginnings that are read, in tokens, `most` of each; none that is too short, or may not be read."""
+def _tokenize_texts(vocab: Vocab, max_tokens: int) -> list[list[int]]:
+    """Return the tokens of the texts, at most `max_tokens` of each; none that is too short."""
     if not vocab.reads_all:
         return []
-    found = []
+    tokenized = []
     for text in TEXTS:
         with suppress(InvalidRequest):
-            found.append(vocab.tokenize(text, add_special=True, parse_special=False))
-    cut = min(TOKENS, most)
-    return [tokens[:cut] for tokens in found if min(len(tokens), cut) >= LEAST]
+            tokenized.append(vocab.tokenize(text, add_special=True, parse_special=False))
+    limit = min(MAX_TEXT_TOKENS, max_tokens)
+    return [tokens[:limit] for tokens in tokenized if min(len(tokens), limit) >= MIN_TEXT_TOKENS]
 
 
-def _chosen(target: Context, batch: Batch, tokens: Sequence[int]) -> list[int]:
-    """What it would write after each of the last tokens."""
+def _predict_target(target: Context, batch: Batch, tokens: Sequence[int]) -> list[int]:
+    """Return what the target predicts after each of the last tokens."""
     batch.clear()
-    first = len(tokens) - LOOKED_AT
-    for at, token in enumerate(tokens):
-        batch.add(token, at, 0, at >= first)
+    first = len(tokens) - COMPARED_TOKENS
+    for position, token in enumerate(tokens):
+        batch.add(token, position, 0, position >= first)
     try:
         target.decode(batch)
         target.synchronize()
